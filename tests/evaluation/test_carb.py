@@ -1,0 +1,234 @@
+"""The CARB file: golden numbers on a set of predictions made by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+from think_as_locals.evaluation.carb import metrics, save, summarise
+from think_as_locals.judging import parse, permute, write
+from think_as_locals.types import Criterion, Item, Prediction, Rubric
+
+RUBRIC = Rubric(
+    (Criterion(50, "Custom", "Done there."), Criterion(30, "Place", "Known."), Criterion(20, "Words", "Fit."))
+)
+UNPARSABLE = "I would say that it depends."
+
+
+def an_item(number: int, group: str, culture: str | None, best: int, **changes: Any) -> Item:
+    fields: dict[str, Any] = {
+        "id": f"{group}/{culture}/{number}",
+        "prompt": f"What do they do in {culture}?",
+        "responses": (f"{group}: tea", f"{group}: coffee!"),
+        "language": "en",
+        "domain": "value",
+        "source": "mine",
+    }
+    return Item(best=best, group=group, culture=culture, **fields | changes)
+
+
+def predict(item: Item, right: bool | None, turned: bool = False) -> Prediction:
+    """A prediction on an item shown as it is or turned round; `None` for a completion that cannot be parsed."""
+    shown = permute(item, (1, 0)) if turned else item
+    verdict = shown.best if right else 1 - shown.best
+    text = UNPARSABLE if right is None else write(RUBRIC, "A: yes. B: no.", verdict)
+    return Prediction(item=item, shown=shown, judgement=parse(text, 2))
+
+
+#  Three flip sets of two and two single items, in five question groups; 5 of 8 right, one unparsable.
+PREDICTIONS = (
+    predict(an_item(0, "g1", "TH", 0), True),
+    predict(an_item(1, "g1", "JP", 1), True, turned=True),
+    predict(an_item(2, "g2", "TH", 0, domain="safety"), True, turned=True),
+    predict(an_item(3, "g2", "JP", 1, domain="safety"), False),
+    predict(an_item(4, "g3", "TH", 1), True),
+    predict(an_item(5, "g3", "JP", 0), None),
+    predict(an_item(6, "g4", "TH", 0, language="th", responses=("ชาในไทย", "กาแฟเย็น")), True),
+    predict(an_item(7, "g5", None, 1), False, turned=True),
+)
+
+
+def summary(predictions: tuple[Prediction, ...] = PREDICTIONS, **changes: Any) -> dict[str, Any]:
+    asked: dict[str, Any] = {
+        "dataset": "cards",
+        "split": "group",
+        "model": "judge",
+        "seed": 3,
+        "step": 50,
+        "bootstrap_samples": 500,
+    }
+    return summarise(predictions, **asked | changes)
+
+
+def part(measured: dict[str, Any]) -> tuple[int, float]:
+    return measured["n"], measured["accuracy"]
+
+
+def parts(by: dict[str, Any]) -> dict[str, tuple[int, float]]:
+    return {name: part(measured) for name, measured in by.items()}
+
+
+def test_the_file_has_the_keys_of_the_design() -> None:
+    keys = (
+        "dataset, model, seed, protocol, n, accuracy, ci95, parse_failure, by_culture, by_domain, by_language, by_cell"
+    )
+    assert {*keys.split(", "), "by_position", "flips", "baselines", "split", "step"} <= set(summary())
+
+
+def test_it_says_what_was_measured_and_how() -> None:
+    found = summary()
+    assert (found["dataset"], found["split"], found["model"], found["seed"], found["step"]) == (
+        "cards",
+        "group",
+        "judge",
+        3,
+        50,
+    )
+    assert "listwise" in found["protocol"]
+
+
+def test_accuracy_counts_an_unparsable_judgement_as_wrong_and_apart() -> None:
+    found = summary()
+    assert part(found) == (8, 5 / 8)
+    assert found["parse_failure"] == 1 / 8
+    assert found["interval"] == "cluster_bootstrap"
+
+
+def test_parts_have_their_own_n_and_accuracy() -> None:
+    found = summary()
+    assert parts(found["by_culture"]) == {"JP": (3, 1 / 3), "TH": (4, 1.0), "none": (1, 0.0)}
+    assert parts(found["by_domain"]) == {"safety": (2, 1 / 2), "value": (6, 4 / 6)}
+    assert parts(found["by_language"]) == {"en": (7, 4 / 7), "th": (1, 1.0)}
+    assert parts(found["by_cell"]) == {
+        "JP/safety": (1, 0.0),
+        "JP/value": (2, 1 / 2),
+        "TH/safety": (1, 1.0),
+        "TH/value": (3, 1.0),
+        "none/value": (1, 0.0),
+    }
+
+
+def test_positions_are_those_the_judge_was_shown() -> None:
+    # Best as shown, in order: A, A (turned), B (turned), B, B, A, A, A (turned).
+    assert parts(summary()["by_position"]) == {"A": (5, 3 / 5), "B": (3, 2 / 3)}
+
+
+def test_flips_are_the_whole_sets_and_how_many_are_right_throughout() -> None:
+    flips = summary()["flips"]
+    assert part(flips) == (6, 4 / 6)
+    assert flips["sets"] == 3
+    assert flips["all_right"] == pytest.approx(1 / 3)
+
+
+def test_without_whole_flip_sets_there_is_no_accuracy_of_them() -> None:
+    found = summary(PREDICTIONS[6:])
+    assert found["flips"] == {"n": 0, "sets": 0}
+    assert "carb/flips" not in metrics(found)
+
+
+def test_a_judge_blind_to_the_culture_scores_one_in_n_on_flips() -> None:
+    blind = tuple(predict(p.item, right=p.item.responses[p.item.best].endswith("tea")) for p in PREDICTIONS[:6])
+    assert summary(blind)["flips"]["accuracy"] == 1 / 2
+    assert summary(blind)["flips"]["all_right"] == 0
+
+
+def test_baselines_are_measured_on_the_same_items() -> None:
+    baselines = summary()["baselines"]
+    assert set(baselines) == {"chance", "longest", "shortest", "label_match"}
+    assert {measured["n"] for measured in baselines.values()} == {8}
+    assert baselines["chance"]["accuracy"] == 1 / 2
+    # "coffee!" is longer than "tea" and right four times; of the Thai responses the longer one is wrong.
+    assert baselines["longest"]["accuracy"] == 4 / 8
+    assert baselines["shortest"]["accuracy"] == 4 / 8
+    # One response names Thailand in Thai, and is right; of the seven others nothing is named.
+    assert baselines["label_match"]["accuracy"] == (1 + 7 / 2) / 8
+
+
+def test_every_accuracy_stands_beside_its_n_and_its_interval() -> None:
+    found = summary()
+    cells = [found, found["flips"], *found["baselines"].values()]
+    cells += [cell for name in found if name.startswith("by_") for cell in found[name].values()]
+    assert len(cells) > 15
+    for cell in cells:
+        low, high = cell["ci95"]
+        assert isinstance(cell["n"], int)
+        assert cell["n"] > 0
+        assert 0 <= low <= cell["accuracy"] <= high <= 1
+        assert cell["interval"] in {"wilson", "cluster_bootstrap"}
+
+
+def test_every_item_is_counted_once_in_every_breakdown() -> None:
+    found = summary()
+    for name in ("by_culture", "by_domain", "by_language", "by_cell", "by_position"):
+        assert sum(cell["n"] for cell in found[name].values()) == 8
+        assert sum(cell["n"] * cell["accuracy"] for cell in found[name].values()) == pytest.approx(5)
+
+
+def test_the_order_in_which_items_were_judged_does_not_change_an_accuracy() -> None:
+    there, back = summary(), summary(tuple(reversed(PREDICTIONS)))
+    for name in ("by_culture", "by_domain", "by_language", "by_cell", "by_position"):
+        assert parts(there[name]) == parts(back[name])
+    assert part(there["flips"]) == part(back["flips"])
+    assert summary() == there
+
+
+def test_all_unparsable_is_no_accuracy_and_all_parse_failure() -> None:
+    found = summary(tuple(predict(p.item, None) for p in PREDICTIONS))
+    assert (found["accuracy"], found["parse_failure"]) == (0.0, 1.0)
+
+
+def test_no_predictions_are_an_error() -> None:
+    with pytest.raises(ValueError, match="no items"):
+        summary(())
+
+
+def test_metrics_are_finite_numbers_named_for_a_tracker() -> None:
+    followed = metrics(summary())
+    assert followed["carb/accuracy"] == 5 / 8
+    assert followed["carb/parse_failure"] == 1 / 8
+    assert followed["carb/flips"] == pytest.approx(4 / 6)
+    assert followed["carb/culture/TH"] == 1.0
+    assert followed["carb/domain/safety"] == 1 / 2
+    assert followed["carb/ci95_low"] <= followed["carb/accuracy"] <= followed["carb/ci95_high"]
+    assert all(math.isfinite(value) for value in followed.values())
+
+
+def test_what_is_saved_is_read_back_and_nothing_else_is_left(tmp_path: Path) -> None:
+    found = summary()
+    path = save(found, PREDICTIONS, tmp_path / "carb")
+    assert path == tmp_path / "carb" / "step-50.json"
+    assert json.loads(path.read_text(encoding="utf-8")) == found
+    assert sorted(file.name for file in path.parent.iterdir()) == ["step-50.json", "step-50.parquet"]
+    rows = parquet.read_table(path.with_suffix(".parquet")).to_pylist()
+    assert rows == [prediction.row() for prediction in PREDICTIONS]
+    assert rows[5]["completion"] == UNPARSABLE
+    assert (rows[5]["verdict"], rows[5]["correct"]) == (None, False)
+    assert rows[6]["responses"] == ["ชาในไทย", "กาแฟเย็น"]
+
+
+def test_saving_again_replaces_the_files(tmp_path: Path) -> None:
+    save(summary(), PREDICTIONS, tmp_path)
+    save(summary(PREDICTIONS[:2]), PREDICTIONS[:2], tmp_path)
+    assert json.loads((tmp_path / "step-50.json").read_text())["n"] == 2
+    assert parquet.read_table(tmp_path / "step-50.parquet").num_rows == 2
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_number_that_json_lacks_is_refused_and_the_old_file_stays(tmp_path: Path) -> None:
+    path = save(summary(), PREDICTIONS, tmp_path)
+    before = path.read_text()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        save(summary() | {"accuracy": math.nan}, PREDICTIONS, tmp_path)
+    assert path.read_text() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["step-50.json", "step-50.parquet"]
+
+
+def test_judgements_that_all_fail_can_be_saved(tmp_path: Path) -> None:
+    failed = tuple(predict(p.item, None) for p in PREDICTIONS)
+    path = save(summary(failed), failed, tmp_path)
+    assert parquet.read_table(path.with_suffix(".parquet")).column("verdict").null_count == 8

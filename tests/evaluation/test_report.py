@@ -1,0 +1,294 @@
+"""The report of a run: its numbers, its escaping, and what it says where files are missing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.report import Pair, axis, choose, shade, write_report
+from think_as_locals.judging import parse, present, write
+from think_as_locals.types import Criterion, DataError, Item, Prediction, Rubric
+
+CULTURES = ("DE", "EG", "JP", "TH")
+DOMAINS = ("safety", "value")
+RUBRIC = Rubric(
+    (Criterion(50, "Custom", "Done there."), Criterion(30, "Place", "There."), Criterion(20, "Form", "Clear."))
+)
+EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
+
+Outcome = Callable[[int], bool | None]
+"""Of the i-th item: right, wrong or unparsable."""
+
+
+class Page(HTMLParser):
+    """Tags, texts and the cells of every table."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.rows: list[str] = []
+        self.feed(self.source)
+        self.text = " ".join(self.text.split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] in ("style", "script"):
+            return
+        self.text += f" {data}"
+        if self.rows:
+            self.rows[-1] = " ".join(f"{self.rows[-1]} {data}".split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+    def row(self, start: str) -> str:
+        return next(row for row in self.rows if row.startswith(start))
+
+
+def items(prompt: str = "What is done there", response: str = "Custom") -> list[Item]:
+    """Flip sets of two, six question groups in each domain."""
+    return [
+        Item(
+            id=f"{domain}-{group}-{culture}-{'-'.join(pair)}",
+            prompt=f"{prompt} {group}?",
+            responses=tuple(f"{response} {group} of {c}" for c in pair),
+            best=pair.index(culture),
+            culture=culture,
+            language="en" if group % 2 else "th",
+            domain=domain,
+            group=f"{domain}-{group}",
+            source="test",
+        )
+        for domain in DOMAINS
+        for group in range(6)
+        for pair in combinations(CULTURES, 2)
+        for culture in pair
+    ]
+
+
+def predictions(some: Sequence[Item], outcome: Outcome, note: str = "weighed") -> list[Prediction]:
+    made = []
+    for i, item in enumerate(some):
+        shown, right = present(item), outcome(i)
+        text = "no idea" if right is None else write(RUBRIC, note, shown.best if right else 1 - shown.best)
+        made.append(Prediction(item=item, shown=shown, judgement=parse(text, 2)))
+    return made
+
+
+def measure(run: Path, step: int, made: Sequence[Prediction], dataset: str = "culture_cards") -> None:
+    summary = carb.summarise(
+        made, dataset=dataset, split="group", model="judge", seed=3, step=step, bootstrap_samples=200
+    )
+    carb.save(summary, made, run / "carb")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """144 items: 36 right before; after, 84 right, of which 24 were, and 12 unparsable."""
+    folder = tmp_path / "quick-run"
+    measure(folder, 0, predictions(items(), lambda i: i % 4 == 0))
+    measure(folder, 10, predictions(items(), lambda i: i % 2 == 0))
+    measure(folder, 20, predictions(items(), lambda i: None if i % 12 == 11 else i % 6 > 1))
+    lines = [{"stage": "sft", "step": s, "loss": 1.0} for s in range(3)]
+    lines += [{"stage": "grpo", "step": s, "reward": s / 20 - 0.5} for s in range(1, 21)]
+    log = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(log + '{"stage": "grpo", "st')
+    (folder / "config.yaml").write_text("seed: 3\nnote: <b>bold</b>\n")
+    (folder / "environment.json").write_text(json.dumps({"python": "3.12.3", "git_dirty": False}))
+    return folder
+
+
+def test_headline_states_both_accuracies_with_n_and_interval(run: Path) -> None:
+    page = Page(write_report(run))
+    before, last = (json.loads((run / "carb" / f"step-{s}.json").read_text()) for s in (0, 20))
+    assert "quick-run" in page.text
+    assert "culture_cards" in page.text
+    for summary in (before, last):
+        low, high = (f"{100 * value:.1f}" for value in summary["ci95"])
+        assert f"{100 * summary['accuracy']:.1f} % ({low}–{high}, n = 144)" in page.text
+    assert "chance is 50.0 %" in page.text
+    assert "(12 of 144; before: 0.0 %)" in page.text
+    assert "What this run's folder lacks" not in page.text
+
+
+def test_tables_hold_n_interval_and_change(run: Path) -> None:
+    page = Page(write_report(run))
+    before, last = (json.loads((run / "carb" / f"step-{s}.json").read_text())["by_language"]["th"] for s in (0, 20))
+    spans = [f"{100 * part['ci95'][0]:.1f}–{100 * part['ci95'][1]:.1f}" for part in (before, last)]
+    change = 100 * (last["accuracy"] - before["accuracy"])
+    cells = (f"{100 * before['accuracy']:.1f}", spans[0], f"{100 * last['accuracy']:.1f}", spans[1], f"+{change:.1f}")
+    assert page.row("Thai th 72").split()[3:8] == list(cells)
+    assert page.row("items of whole sets").split()[4] == "144"
+    assert page.row("sets with every item right").split()[5] == "72"
+    assert page.row("always the longest response 144")
+    assert page.row("B 72")
+
+
+def test_heat_map_has_a_cell_for_every_culture_and_domain(run: Path) -> None:
+    page = Page(write_report(run))
+    titles = [attrs["title"] or "" for attrs in page.all("td") if attrs.get("title")]
+    assert len(titles) == (len(CULTURES) + 1) * (len(DOMAINS) + 1)
+    part = json.loads((run / "carb/step-20.json").read_text())["by_cell"]["TH/value"]
+    title = next(title for title in titles if title.startswith("Thailand, value"))
+    assert f"{100 * part['accuracy']:.1f} % right, n = {part['n']}" in title.replace("\u202f", " ")
+    assert f"{100 * part['ci95'][0]:.1f}–{100 * part['ci95'][1]:.1f}" in title
+
+
+def test_charts_show_every_measurement_and_reward(run: Path) -> None:
+    page = Page(write_report(run))
+    assert re.findall(r"<g><title>(Step \d+)", page.source) == ["Step 0", "Step 10", "Step 20"]
+    curves = [attrs["points"] or "" for attrs in page.all("polyline")]
+    assert [len(points.split()) for points in curves] == [3, 20]
+    assert all(attrs.get("aria-labelledby") or attrs.get("aria-hidden") for attrs in page.all("svg"))
+    assert "From -0.450 at step 1 to 0.500 at step 20" in page.text
+
+
+def test_judgements_pair_the_same_item_and_name_the_outcome(run: Path) -> None:
+    page = Page(write_report(run))
+    outcomes = [attrs["data-outcome"] for attrs in page.all("article")]
+    assert len(outcomes) == 24
+    assert list(dict.fromkeys(outcomes)) == [
+        "wrong → right",
+        "right → wrong",
+        "unparsable",
+        "still wrong",
+        "still right",
+    ]
+    assert "wrong → right 60, right → wrong 12, unparsable 12, still wrong 36, still right 24." in page.text
+    assert page.source.count('aria-label="Completion at step 0"') == 24
+    assert page.source.count('aria-label="Completion at step 20"') == 24
+    assert page.text.count("✓ best") == 24
+    assert "Breaks the grammar:" in page.text
+    assert {attrs.get("data-filter") for attrs in page.all("select")} == {"outcome", "culture", "domain"}
+
+
+def test_text_of_data_and_judges_is_escaped(tmp_path: Path) -> None:
+    run = tmp_path / "evil"
+    evil = items(prompt=EVIL, response=EVIL)
+    measure(run, 0, predictions(evil, lambda _: False, note=EVIL), dataset=EVIL)
+    measure(run, 5, predictions(evil, lambda i: i % 3 == 0, note=EVIL), dataset=EVIL)
+    (run / "config.yaml").write_text(f"x: {EVIL}\n")
+    (run / "environment.json").write_text(json.dumps({EVIL: EVIL}))
+    page = Page(write_report(run))
+    assert len(page.all("script")) == 1
+    assert not page.all("img")
+    assert "alert(1)" in page.text
+    assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
+
+
+def test_page_loads_nothing(run: Path) -> None:
+    page = Page(write_report(run))
+    assert not page.all("link")
+    assert not any("src" in attrs for _, attrs in page.tags)
+    assert all((attrs["href"] or "").startswith("#") for attrs in page.all("a"))
+    assert not re.search(r"https?:|@import|url\(", page.source)
+
+
+def test_policy_admits_the_one_script(run: Path) -> None:
+    page = Page(write_report(run))
+    script = re.search(r"<script>(.*?)</script>", page.source, re.DOTALL)
+    assert script
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in (page.all("meta")[1]["content"] or "")
+
+
+def test_table_headers_have_a_scope(run: Path) -> None:
+    page = Page(write_report(run))
+    assert {attrs.get("scope") for attrs in page.all("th")} == {"col", "row"}
+    assert [len(page.all(tag)) for tag in ("header", "main", "nav")] == [1, 1, 1]
+
+
+def test_same_run_gives_the_same_page(run: Path) -> None:
+    first = write_report(run).read_bytes()
+    assert write_report(run).read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ("metrics.jsonl", "No GRPO rewards"),
+        ("config.yaml", "No config.yaml"),
+        ("environment.json", "No environment.json"),
+        ("carb/step-0.json", "No CARB file of step 0"),
+        ("carb/step-0.parquet", "judgements stand alone"),
+        ("carb/step-20.parquet", "No carb/step-20.parquet"),
+    ],
+)
+def test_a_missing_file_is_named(run: Path, gone: str, said: str) -> None:
+    (run / gone).unlink()
+    assert said in Page(write_report(run)).text
+
+
+def test_one_measurement_is_enough(tmp_path: Path) -> None:
+    measure(tmp_path, 0, predictions(items()[0:6:2], lambda i: i == 0))
+    page = Page(write_report(tmp_path))
+    assert "CARB accuracy at step 0 is 33.3 %" in page.text
+    assert "The headline's is Wilson" in page.text
+    assert "No CARB file after step 0" in page.text
+    assert "this data has no whole set" in page.text
+    assert [attrs["data-outcome"] for attrs in page.all("article")] == ["wrong", "wrong", "right"]
+
+
+def test_no_measurement_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"carb: no step-N\.json"):
+        write_report(tmp_path)
+
+
+def test_damaged_files_are_named(run: Path) -> None:
+    (run / "carb/step-10.json").write_text('{"step": 10}')
+    with pytest.raises(DataError, match=r"step-10\.json: a CARB file lacks accuracy"):
+        write_report(run)
+    (run / "carb/step-10.json").unlink()
+    (run / "carb/step-20.parquet").write_text("not parquet")
+    with pytest.raises(DataError, match=r"step-20\.parquet: not a readable table"):
+        write_report(run)
+
+
+def test_unreadable_lines_of_metrics_are_counted_but_a_torn_last_one_is_not(run: Path) -> None:
+    log = run / "metrics.jsonl"
+    log.write_text('{"sta\n[1]\n{"stage": "grpo", "step": 1, "reward": NaN}\n' + log.read_text())
+    assert "2 lines of metrics.jsonl could not be read." in Page(write_report(run)).text
+
+
+def test_choice_gives_every_outcome_and_culture_a_turn() -> None:
+    def row(i: int, correct: bool) -> dict[str, object]:
+        return {
+            "id": str(i),
+            "culture": "TH" if i < 90 else "JP",
+            "domain": "value",
+            "correct": correct,
+            "verdict": "A",
+        }
+
+    pairs = [Pair(row(i, correct=i % 50 == 0), row(i, correct=i % 50 != 0)) for i in range(100)]
+    chosen = choose(pairs, limit=8)
+    assert [pair.outcome for pair in chosen] == ["wrong → right"] * 6 + ["right → wrong"] * 2
+    assert [pair.after["culture"] for pair in chosen[:6]].count("JP") == 3
+    assert chosen == choose(list(reversed(pairs)), limit=8)
+
+
+def test_axes_have_round_ticks_even_where_all_values_are_the_same() -> None:
+    assert axis(-0.43, 0.91, start=100, end=0, ticks=3).ticks == [-0.5, 0.0, 0.5, 1.0]
+    assert axis(0, 1, start=0, end=10, ticks=1).ticks == [0, 1]
+    same = axis(0.5, 0.5, start=0, end=10)
+    assert same.low <= 0.5 <= same.high
+    assert axis(0, 2000, start=50, end=700).at(1000) == 375
+
+
+def test_shade_is_neutral_at_chance() -> None:
+    assert [shade(value, 0.25) for value in (0, 0.25, 0.625, 1)] == [-100, 0, 50, 100]

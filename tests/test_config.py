@@ -1,0 +1,437 @@
+"""A recipe, conf/ and overrides -> a RunConfig, or one message that says what is wrong."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from think_as_locals import config as config_module
+from think_as_locals.config import ASSETS, RunConfig, group_options, load_recipe, recipes, validate
+from think_as_locals.types import ConfigError
+
+GRPO = ASSETS / "recipes" / "tal_grpo.yaml"
+QUICKSTART = ASSETS / "recipes" / "quickstart.yaml"
+HEAD = "defaults:\n  - /config\n  - override /model: qwen2_5_7b\n  - _self_\n"
+NEEDS = {("data", "blend"): ["data.path=/somewhere"], ("data", "jsonl"): ["data.path=/somewhere.jsonl"]}
+OPTIONS = [(group, option) for group, options in group_options().items() for option in options]
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Any]:
+    """A configuration that holds, as a mapping."""
+    return load_recipe(QUICKSTART, ["run.name=whole"]).model_dump()
+
+
+Fault = Callable[..., str]
+
+
+@pytest.fixture
+def fault(whole: dict[str, Any]) -> Fault:
+    """What `validate` says of the configuration with one key, or several, set to something else."""
+
+    def say(**changes: Any) -> str:
+        values = copy.deepcopy(whole)
+        for place, value in changes.items():
+            *path, last = place.split("__")
+            part = values
+            for name in path:
+                part = part[name]
+            part[last] = value
+        with pytest.raises(ConfigError) as caught:
+            validate(values)
+        return str(caught.value)
+
+    return say
+
+
+def a_recipe(folder: Path, text: str, name: str = "mine.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def message(path: Path | str, overrides: Sequence[str] = ()) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path, overrides)
+    return str(caught.value)
+
+
+# --- what holds ---
+
+
+@pytest.mark.parametrize("path", recipes(), ids=lambda path: path.stem)
+def test_every_recipe_loads_and_is_called_after_its_file(path: Path) -> None:
+    loaded = load_recipe(path)
+    assert loaded.recipe == path.stem
+    assert loaded.run.name.startswith(f"{path.stem}-")
+
+
+def test_there_are_recipes_and_options_to_test() -> None:
+    assert {path.stem for path in recipes()} >= {"quickstart", "tal_grpo"}
+    assert len(OPTIONS) >= 12
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_of_every_group_loads(group: str, option: str) -> None:
+    loaded = load_recipe(GRPO, [f"{group}={option}", *NEEDS.get((group, option), [])])
+    assert isinstance(loaded, RunConfig)
+
+
+def test_a_resolved_configuration_validates_to_itself(whole: dict[str, Any]) -> None:
+    there = validate(whole)
+    assert validate(yaml.safe_load(yaml.safe_dump(there.model_dump()))) == there
+
+
+def test_overrides_are_set_and_the_last_one_wins() -> None:
+    loaded = load_recipe(GRPO, ["seed=1", "grpo.beta=0.5", "data.languages=[en,de]", "seed=7", "run.name=mine"])
+    assert (loaded.seed, loaded.grpo.beta, loaded.data.languages, loaded.run.name) == (7, 0.5, ["en", "de"], "mine")
+
+
+def test_a_recipe_says_how_it_differs_and_the_rest_comes_from_conf() -> None:
+    conf = yaml.safe_load((ASSETS / "conf" / "trainer" / "grpo.yaml").read_text(encoding="utf-8"))["grpo"]
+    loaded = load_recipe(GRPO)
+    assert loaded.model.path == "Qwen/Qwen2.5-7B-Instruct"
+    assert loaded.grpo.num_generations == conf["num_generations"]
+    assert loaded.sft is None
+    assert load_recipe(QUICKSTART).sft is not None
+
+
+def test_a_recipe_of_ones_own_may_lie_anywhere(tmp_path: Path) -> None:
+    loaded = load_recipe(a_recipe(tmp_path, HEAD + "seed: 11\ngrpo:\n  learning_rate: 2e-6\n"))
+    assert (loaded.recipe, loaded.seed, loaded.grpo.learning_rate) == ("mine", 11, 2e-6)
+
+
+def test_the_first_line_that_launches_a_recipe_is_no_key_of_it() -> None:
+    assert QUICKSTART.read_text(encoding="utf-8").startswith("if __name__")
+    assert "recipe" in load_recipe(QUICKSTART).model_dump()
+
+
+def test_a_path_below_the_checkout_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("recipes/quickstart.yaml").recipe == "quickstart"
+
+
+def test_two_runs_of_a_recipe_have_two_names() -> None:
+    assert load_recipe(GRPO).run.name != load_recipe(GRPO).run.name
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    loaded = load_recipe(GRPO)
+    with pytest.raises(ValueError, match="frozen"):
+        loaded.seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["7", "true", "1e3", "null", "2025-01-01", "v1.2"])
+def test_a_recipe_may_be_called_what_yaml_would_take_for_something_else(tmp_path: Path, name: str) -> None:
+    assert load_recipe(a_recipe(tmp_path, HEAD, f"{name}.yaml"), ["run.name=x"]).recipe == name
+
+
+@pytest.mark.parametrize("name", ["größe", "my recipe", "a(1)", "a=b", "a,b"])
+def test_with_a_name_for_the_run_a_recipe_may_be_called_anything(tmp_path: Path, name: str) -> None:
+    assert load_recipe(a_recipe(tmp_path, HEAD, f"{name}.yaml"), ["run.name=x"]).recipe == name
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", "Größe", "a(1)", "a=b", "a,b", "a[1]", "it's"])
+def test_the_checkout_may_lie_in_a_folder_of_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for part in ("conf", "recipes"):
+        shutil.copytree(ASSETS / part, tmp_path / name / part)
+    monkeypatch.setattr(config_module, "ASSETS", tmp_path / name)
+    assert load_recipe(tmp_path / name / "recipes" / "quickstart.yaml").recipe == "quickstart"
+
+
+def test_files_beside_a_recipe_do_not_take_the_place_of_conf(tmp_path: Path) -> None:
+    # A run's own folder holds a config.yaml; a project of one's own may hold folders called data or model.
+    a_recipe(tmp_path, "seed: 99\n", "config.yaml")
+    (tmp_path / "model").mkdir()
+    a_recipe(tmp_path / "model", "path: somebody/else\n", "qwen2_5_7b.yaml")
+    loaded = load_recipe(a_recipe(tmp_path, HEAD))
+    assert (loaded.seed, loaded.model.path) == (0, "Qwen/Qwen2.5-7B-Instruct")
+
+
+# --- unknown names ---
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("sede=3", "sede: no such key; did you mean 'seed'?"),
+        ("data.pathh=x", "data.pathh: no such key; did you mean 'data.path'?"),
+        ("run.nam=x", "run.nam: no such key; did you mean 'run.name'?"),
+        ("model.scratch.hiden_size=8", "did you mean 'model.scratch.hidden_size'?"),
+        ("eval.evry_steps=8", "did you mean 'eval.every_steps'?"),
+        ("rollout.backends=vllm", "did you mean 'rollout.backend'?"),
+        ("zzz=1", "zzz: no such key"),
+    ],
+)
+def test_an_unknown_key_is_an_error_that_suggests_the_nearest(override: str, said: str) -> None:
+    assert said in message(QUICKSTART, [override])
+
+
+def test_an_unknown_key_of_a_recipe_is_an_error_too(tmp_path: Path) -> None:
+    said = message(a_recipe(tmp_path, HEAD + "grpo:\n  beta: 0.1\nevals:\n  every_steps: 3\n"))
+    assert "evals: no such key; did you mean 'eval'?" in said
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model=qwen3_8", "did you mean 'qwen3_8b'?"),
+        ("trainer=grop", "did you mean 'grpo'?"),
+        ("data=nothing", "available: blend, culture_cards, jsonl"),
+        ("eval=", "available: carb"),
+    ],
+)
+def test_an_unknown_option_of_a_group_is_an_error_that_lists_the_known_ones(override: str, said: str) -> None:
+    found = message(GRPO, [override])
+    assert said in found
+    assert "no such option" in found
+
+
+def test_an_unknown_option_in_a_recipe_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
+    said = message(a_recipe(tmp_path, HEAD.replace("qwen2_5_7b", "qwen3_8")))
+    assert "qwen3_8" in said
+    assert all(option in said for option in group_options()["model"])
+
+
+def test_an_unknown_recipe_is_an_error_that_suggests_the_nearest_and_lists_them() -> None:
+    said = message("recipes/quikstart.yaml")
+    assert "recipes/quikstart.yaml: no such recipe; did you mean 'quickstart'?" in said
+    assert "recipes/tal_grpo.yaml" in said
+
+
+def test_a_recipe_that_is_not_there_is_not_taken_from_elsewhere(tmp_path: Path) -> None:
+    assert "no such recipe" in message(tmp_path / "quickstart.yaml")
+
+
+def test_an_unknown_prompt_is_an_error_that_suggests_the_nearest(fault: Fault) -> None:
+    said = fault(prompt__template="listwize")
+    assert "prompt.template: no 'listwize'; did you mean 'listwise'?; available: compact, listwise" in said
+
+
+def test_a_prompt_cannot_be_taken_from_another_folder(fault: Fault) -> None:
+    assert "prompt.template" in fault(prompt__template="../prompts/listwise")
+
+
+def test_an_unknown_reward_is_an_error_that_names_the_known_ones(fault: Fault) -> None:
+    said = fault(reward__weights={"corectness": 1.0})
+    assert "corectness" in said
+    assert "'correctness' or 'structure'" in said
+
+
+# --- wrong values ---
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("seed", "three", "seed: got 'three', expected a valid integer"),
+        ("seed", 1.5, "seed: got 1.5, expected a valid integer"),
+        ("seed", True, "seed: got True, expected a valid integer"),
+        ("seed", None, "seed: got None"),
+        ("seed", "3", "seed: got '3'"),
+        ("seed", -1, "seed: got -1, expected greater than or equal to 0"),
+        ("grpo__beta", "0.1", "grpo.beta: got '0.1', expected a valid number"),
+        ("grpo__beta", True, "grpo.beta: got True"),
+        ("grpo__beta", -0.1, "grpo.beta: got -0.1, expected greater than or equal to 0"),
+        ("grpo__learning_rate", 0, "grpo.learning_rate: got 0, expected greater than 0"),
+        ("grpo__temperature", -1.0, "grpo.temperature: got -1.0, expected greater than 0"),
+        ("grpo__num_generations", 1, "grpo.num_generations: got 1, expected greater than or equal to 2"),
+        ("grpo__max_steps", -2, "grpo.max_steps: got -2"),
+        ("grpo__save_steps", 0, "grpo.save_steps: got 0"),
+        ("grpo__report_to", "wandb", "grpo.report_to: got 'wandb', expected a valid list"),
+        ("grpo__gradient_checkpointing", 1, "grpo.gradient_checkpointing: got 1, expected a valid boolean"),
+        ("sft__biased_wrong", 1.1, "sft.biased_wrong: got 1.1"),
+        ("data__test_share", 0.0, "data.test_share: got 0.0"),
+        ("data__test_share", 1, "data.test_share: got 1"),
+        ("data__num_responses", 1, "data.num_responses: got 1"),
+        ("data__num_responses", 9, "data.num_responses: got 9"),
+        ("data__sets_per_group", 0, "data.sets_per_group: got 0"),
+        ("data__sets_per_group", -5, "data.sets_per_group: got -5"),
+        ("data__languages", "en", "data.languages: got 'en', expected a valid list"),
+        ("data__languages", [], "data.languages: got []"),
+        ("data__groups", [7], "data.groups.0: got 7, expected a valid string"),
+        ("data__split", "grouped", "data.split: got 'grouped', expected 'group' or 'pairing'"),
+        ("data__shuffle_labels", "yes", "data.shuffle_labels: got 'yes', expected a valid boolean"),
+        ("data__path", 7, "data.path: got 7"),
+        ("eval__bootstrap_samples", -2000, "eval.bootstrap_samples: got -2000"),
+        ("eval__max_items", 0, "eval.max_items: got 0"),
+        ("model__dtype", "fp32", "model.dtype: got 'fp32', expected 'float32', 'bfloat16' or 'float16'"),
+        ("model__scratch__num_hidden_layers", 0, "model.scratch.num_hidden_layers: got 0"),
+        ("rollout__gpu_memory_utilization", 1.5, "rollout.gpu_memory_utilization: got 1.5"),
+        ("rollout__backend", "vLLM", "rollout.backend: got 'vLLM', expected 'transformers' or 'vllm'"),
+        ("run__resume", "always", "run.resume: got 'always', expected 'never' or 'auto'"),
+        ("grpo", None, "grpo: got None"),
+        ("data", [], "data: got []"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_got_and_expected(fault: Fault, place: str, value: Any, said: str) -> None:
+    assert said in fault(**{place: value})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("seed", "seed"),
+        ("grpo__beta", "grpo.beta"),
+        ("grpo__top_p", "grpo.top_p"),
+        ("sft__biased_share", "sft.biased_share"),
+        ("reward__weights", "reward.weights.correctness"),
+        ("model__chat_template_kwargs", "model.chat_template_kwargs.x"),
+        ("grpo__lr_scheduler_kwargs", "grpo.lr_scheduler_kwargs"),
+    ],
+)
+def test_no_number_may_be_infinite_or_none_at_all(fault: Fault, place: str, name: str, value: float) -> None:
+    wrapped = {
+        "reward__weights": {"correctness": value},
+        "model__chat_template_kwargs": {"x": value},
+        "grpo__lr_scheduler_kwargs": {"x": [value]},
+    }
+    said = fault(**{place: wrapped.get(place, value)})
+    assert f"  - {name}" in said
+    assert f"got {value}" in said
+
+
+@pytest.mark.parametrize("override", ["grpo.beta=nan", "grpo.temperature=inf", "grpo.learning_rate=1e400"])
+def test_no_override_may_be_infinite_or_none_at_all(override: str) -> None:
+    assert "expected a finite number" in message(GRPO, [override])
+
+
+def test_not_a_number_in_a_recipe_is_found_too(tmp_path: Path) -> None:
+    said = message(a_recipe(tmp_path, HEAD + "grpo:\n  beta: .nan\n  temperature: -.inf\n"))
+    assert "grpo.beta: got nan, expected a finite number" in said
+    assert "grpo.temperature: got -inf, expected a finite number" in said
+
+
+def test_an_unquoted_country_code_that_yaml_reads_as_a_boolean_is_explained(tmp_path: Path) -> None:
+    said = message(a_recipe(tmp_path, HEAD + "data:\n  languages: [NO]\n"))
+    assert "data.languages.0: got the boolean false" in said
+    assert "NO" in said
+    assert "quotes" in said
+    assert load_recipe(a_recipe(tmp_path, HEAD + 'data:\n  languages: ["NO"]\n')).data.languages == ["NO"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../elsewhere", "a/b", "/elsewhere/x", "..", ".", "", ".hidden", "a\\b", "a\n", "a b", "~", "x" * 101, "日本", 7],
+)
+def test_a_run_name_that_leaves_its_folder_or_is_no_plain_name_is_an_error(fault: Fault, name: Any) -> None:
+    assert f"run.name: got {name!r}" in fault(run__name=name)
+
+
+@pytest.mark.parametrize("name", ["a", "run-1", "v1.2_final", "2025-01-01", "x" * 100, "7"])
+def test_a_plain_run_name_is_taken(whole: dict[str, Any], name: str) -> None:
+    assert validate(whole | {"run": whole["run"] | {"name": name}}).run.name == name
+
+
+def test_a_missing_value_is_named() -> None:
+    assert "data.path" in message(GRPO, ["data=jsonl"])
+
+
+def test_a_missing_key_is_named(whole: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"data: missing[\s\S]*eval: missing"):
+        validate({key: value for key, value in whole.items() if key not in ("data", "eval")})
+
+
+# --- several at once ---
+
+
+def test_several_faults_are_told_in_one_message(fault: Fault) -> None:
+    said = fault(seed=-1, run__name="../x", data__pathh="y", grpo__beta=float("nan"), eval__batch_size="many")
+    lines = [line for line in said.splitlines() if line.startswith("  - ")]
+    assert len(lines) == 5
+    for place in ("seed", "run.name", "data.pathh", "grpo.beta", "eval.batch_size"):
+        assert sum(line.startswith(f"  - {place}: ") for line in lines) == 1
+
+
+def test_one_fault_is_told_once(fault: Fault) -> None:
+    assert fault(seed=float("nan")).count("  - seed: ") == 1
+
+
+def test_faults_of_our_keys_and_of_trls_are_told_in_one_message(fault: Fault) -> None:
+    said = fault(seed=-1, grpo__num_generation=4, sft__learning_rat=0.1)
+    for found in ("seed: got -1", "num_generations", "learning_rate"):
+        assert found in said
+
+
+# --- faults of several keys together ---
+
+
+@pytest.mark.parametrize("changes", [{"model__path": "some/model"}, {"model__scratch": None}])
+def test_a_model_is_either_loaded_or_made(fault: Fault, changes: dict[str, Any]) -> None:
+    assert "model: set either model.path or model.scratch" in fault(**changes)
+
+
+def test_shares_of_a_bias_cannot_sum_to_more_than_one(fault: Fault) -> None:
+    assert "biased_right" in fault(sft__biased_wrong=0.6, sft__biased_right=0.6)
+
+
+# --- TRL's own fields ---
+
+
+def test_an_unknown_field_of_trl_is_an_error_that_suggests_the_nearest(fault: Fault) -> None:
+    said = fault(grpo__num_generation=4)
+    assert "grpo.num_generation: no such field of TRL's GRPOConfig; did you mean 'num_generations'?" in said
+
+
+def test_sft_fields_are_those_of_sft(fault: Fault) -> None:
+    said = fault(sft__num_generations=4, grpo__packing=True)
+    assert "sft.num_generations: no such field of TRL's SFTConfig" in said
+    assert "grpo.packing: no such field of TRL's GRPOConfig" in said
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("top_p", "high"), ("max_grad_norm", True), ("steps_per_generation", 1.5), ("mask_truncated_completions", "no")],
+)
+def test_a_field_of_trl_has_trls_type(fault: Fault, field: str, value: Any) -> None:
+    assert f"grpo.{field}: got {value!r}, expected" in fault(**{f"grpo__{field}": value})
+
+
+def test_a_field_of_trl_that_conf_does_not_name_can_be_set() -> None:
+    loaded = load_recipe(GRPO, ["grpo.top_p=0.9", "grpo.epsilon=0.1", "grpo.scale_rewards=batch"])
+    assert loaded.grpo.model_extra == {"top_p": 0.9, "epsilon": 0.1, "scale_rewards": "batch"}
+
+
+# --- what is no recipe or no override ---
+
+
+@pytest.mark.parametrize("override", ["seed", "", "a b=3", "=3", "seed='", "run.name=${nope}", "data.languages=[en"])
+def test_an_override_that_cannot_be_read_is_an_error(override: str) -> None:
+    assert message(GRPO, [override])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "just text",
+        "- a\n- b\n",
+        "a: [",
+        "seed: 1\nseed: 2\n",
+        "seed: 3\n",
+        HEAD + "seed: ${nope}\n",
+        HEAD + "\tseed: 3\n",
+    ],
+    ids=["empty", "a text", "a list", "cut off", "a key twice", "no defaults", "a broken reference", "a tab"],
+)
+def test_a_file_that_is_no_recipe_is_named(tmp_path: Path, text: str) -> None:
+    assert "mine.yaml" in message(a_recipe(tmp_path, text))
+
+
+def test_a_recipe_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_bytes(HEAD.encode() + b"# gr\xfc\xdfe\n")
+    assert "mine.yaml" in message(tmp_path / "mine.yaml")
+
+
+def test_a_run_configuration_is_no_recipe_and_that_is_said(tmp_path: Path, whole: dict[str, Any]) -> None:
+    path = a_recipe(tmp_path, HEAD, "config.yaml")
+    assert "config.yaml" in message(path)

@@ -1,0 +1,74 @@
+"""What a user of the prompt and the parser pays for importing them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "trl", "accelerate", "vllm", "datasets", "scipy", "pyarrow")
+
+PROGRAM = """
+import json, sys, time
+import think_as_locals, think_as_locals.judging, think_as_locals.data, think_as_locals.types
+spent = time.process_time()
+{then}
+print(json.dumps([spent, sorted(name for name in sys.modules if "." not in name)]))
+"""
+
+
+def run(then: str = "") -> tuple[float, set[str]]:
+    """CPU seconds of a fresh process until the core is imported, and the modules it has loaded at its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.replace("{then}", then)], check=True, capture_output=True, text=True
+    )
+    spent, modules = json.loads(done.stdout)
+    return spent, set(modules)
+
+
+def test_the_core_imports_in_under_half_a_second_of_cpu_time_and_without_the_gpu_stack() -> None:
+    runs = [run() for _ in range(3)]
+    assert min(spent for spent, _ in runs) < 0.5
+    assert not runs[0][1] & set(HEAVY)
+
+
+def test_the_core_renders_parses_and_scores_without_the_gpu_stack() -> None:
+    then = """
+import think_as_locals as tal
+item = tal.Item(id="1", prompt="?", responses=("x", "y"), best=0, culture="TH", language="en", domain="value",
+                group="g", source="mine")
+assert tal.render(item)
+assert tal.score(tal.parse("", num_responses=2), item).parts["correctness"] == -1
+from types import SimpleNamespace
+from think_as_locals.data import load
+load(SimpleNamespace(source="culture_cards", path=None, split="group", test_share=0.2, languages=["en"],
+                     groups=["hot_drink", "egg_dish", "table_taboo"], num_responses=4, sets_per_group=1))
+"""
+    assert not run(then)[1] & set(HEAVY)
+
+
+def test_every_public_name_of_the_core_is_there() -> None:
+    import think_as_locals as tal
+
+    for name in (
+        "Item",
+        "render",
+        "parse",
+        "score",
+        "present",
+        "load_recipe",
+        "RewardBreakdown",
+        "Rubric",
+        "Judgement",
+    ):
+        assert name in tal.__all__
+        assert getattr(tal, name) is not None
+
+
+def test_an_unknown_public_name_lists_the_known_ones() -> None:
+    import think_as_locals as tal
+
+    with pytest.raises(AttributeError, match=r"'Jugde'.*load_recipe"):
+        _ = tal.Jugde

@@ -1,0 +1,60 @@
+"""Every way to start a recipe, as the README says it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from conftest import SMALL, command, launch
+
+pytestmark = pytest.mark.slow
+
+QUICK = [*SMALL, "sft.max_steps=2", "sft.warmup_steps=0", "grpo.max_steps=1", "eval.max_items=4"]
+
+
+def _runs(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if (path / "report.html").is_file()]
+
+
+def test_accelerate_launches_a_recipe_file(tmp_path: Path) -> None:
+    done = launch(command("accelerate"), "launch", "recipes/quickstart.yaml", *QUICK, f"run.dir={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = _runs(tmp_path)
+    assert run.name.startswith("quickstart-")
+    assert "report" in done.stdout.splitlines()[-2]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [["accelerate", "launch", "--multi_gpu", "--num_processes", "2"], ["torchrun", "--nproc_per_node", "2"]],
+    ids=["accelerate", "torchrun"],
+)
+def test_two_processes_share_one_run(tmp_path: Path, launcher: list[str]) -> None:
+    name, *flags = launcher
+    done = launch(command(name), *flags, "recipes/quickstart.yaml", *QUICK, f"run.dir={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = _runs(tmp_path)
+    reward = [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "reward" in line]
+    # Two processes of 16 completions each take twice as many tokens as the main one wrote rows.
+    assert reward[0]["num_tokens"] > 16 * 2 * 20
+    assert json.loads((run / "carb" / "step-1.json").read_text())["n"] == 4
+
+
+def test_a_recipe_that_cannot_run_here_says_so_within_15_seconds() -> None:
+    start = time.monotonic()
+    done = launch(command("accelerate"), "launch", "recipes/tal_grpo.yaml", "grpo.beta=0.001", "seed=3")
+    assert time.monotonic() - start < 15
+    assert done.returncode != 0
+    assert "this machine lacks what tal_grpo needs" in done.stderr
+    assert "GPU" in done.stderr
+    assert "Runs here: recipes/quickstart.yaml" in done.stderr
+    assert "Traceback" not in done.stderr.split("tal:")[0]
+
+
+def test_a_typo_ends_at_once_with_the_nearest_name() -> None:
+    done = launch(command("tal"), "run", "recipes/quickstart.yaml", "data.splt=group")
+    assert done.returncode == 2
+    assert "did you mean 'data.split'?" in done.stderr
+    assert "Traceback" not in done.stderr

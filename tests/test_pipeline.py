@@ -1,0 +1,131 @@
+"""A run leaves everything behind that one needs to use, repeat and understand it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+import yaml
+from conftest import SMALL, command, launch
+
+from think_as_locals.config import RunConfig
+from think_as_locals.models.generative import Judge
+from think_as_locals.pipeline import select, shuffle_labels
+from think_as_locals.types import Item
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_leaves_its_records(small_run: Path) -> None:
+    config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
+    assert config.grpo.max_steps == 2
+    environment = json.loads((small_run / "environment.json").read_text())
+    assert environment["packages"]["trl"].startswith("1.16.")
+    lines = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
+    assert {line["stage"] for line in lines} == {"sft", "grpo"}
+    grpo = [line for line in lines if line["stage"] == "grpo" and "reward" in line]
+    assert [line["step"] for line in grpo] == [1, 2]
+    assert {"rewards/correctness/mean", "rewards/structure/mean", "parse_failure", "carb/accuracy"} <= set(grpo[-1])
+
+
+def test_carb_is_measured_before_at_checkpoints_and_after(small_run: Path) -> None:
+    for step in (0, 1, 2):
+        summary = json.loads((small_run / "carb" / f"step-{step}.json").read_text())
+        table = parquet.read_table(small_run / "carb" / f"step-{step}.parquet").to_pylist()
+        assert summary["step"] == step
+        assert summary["n"] == len(table) == 16
+        assert summary["accuracy"] == pytest.approx(sum(row["correct"] for row in table) / 16)
+        assert set(summary["baselines"]) == {"chance", "longest", "shortest", "label_match"}
+        assert summary["split"] == "pairing"
+
+
+def test_completions_hold_reward_and_breakdown(small_run: Path) -> None:
+    rows = [
+        row for path in sorted((small_run / "completions").iterdir()) for row in parquet.read_table(path).to_pylist()
+    ]
+    assert len(rows) == 2 * 16
+    for row in rows:
+        assert row["reward"] == pytest.approx(row["reward/correctness"] + 0.2 * row["reward/structure"])
+        assert row["reward/correctness"] == (1.0 if row["verdict"] == row["best"] else -1.0)
+
+
+def test_checkpoints_are_called_by_their_step(small_run: Path) -> None:
+    assert sorted(path.name for path in (small_run / "checkpoints").glob("*-*")) == ["step-1", "step-2"]
+    assert (small_run / "checkpoints" / "step-2" / "model.safetensors").is_file()
+
+
+def test_the_report_is_there_and_offline(small_run: Path) -> None:
+    page = (small_run / "report.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "small" in page
+
+
+def test_the_saved_judge_gives_the_verdicts_of_training(small_run: Path) -> None:
+    rows = parquet.read_table(small_run / "carb" / "step-2.parquet").to_pylist()
+    items = [_item(row) for row in rows]
+    judgements = Judge.load(str(small_run / "model")).judge(items)
+    assert [judgement.text for judgement in judgements] == [row["completion"] for row in rows]
+
+
+def test_a_folder_is_never_overwritten(small_run: Path) -> None:
+    before = (small_run / "config.yaml").read_bytes()
+    again = launch(
+        command("tal"), "run", "recipes/quickstart.yaml", *SMALL, f"run.dir={small_run.parent}", "run.name=small"
+    )
+    assert again.returncode == 2
+    assert "run.resume=auto" in again.stderr
+    assert (small_run / "config.yaml").read_bytes() == before
+
+
+def test_a_run_can_be_continued_but_not_under_other_settings(small_run: Path) -> None:
+    words = [
+        "run",
+        "recipes/quickstart.yaml",
+        *SMALL,
+        f"run.dir={small_run.parent}",
+        "run.name=small",
+        "run.resume=auto",
+    ]
+    done = launch(command("tal"), *words)
+    assert done.returncode == 0, done.stderr
+    changed = launch(command("tal"), *words, "seed=7")
+    assert changed.returncode == 2
+    assert "seed" in changed.stderr
+
+
+def test_select_takes_whole_flip_sets_first(item: Item) -> None:
+    from dataclasses import replace
+
+    flips = [
+        replace(item, id=f"flip-{i}", culture=culture, best=i) for i, culture in enumerate(("US", "TH", "JP", "ES"))
+    ]
+    single = replace(item, id="single", responses=("a", "b", "c", "d"))
+    assert {chosen.id for chosen in select([single, *flips], 4)} == {f"flip-{i}" for i in range(4)}
+    assert len(select([single, *flips], None)) == 5
+
+
+def test_shuffled_labels_tell_nothing_and_keep_the_rest(item: Item) -> None:
+    from dataclasses import replace
+
+    items = [replace(item, id=str(i)) for i in range(2000)]
+    shuffled = shuffle_labels(items, seed=0)
+    assert sum(one.best == item.best for one in shuffled) / 2000 == pytest.approx(0.25, abs=0.04)
+    assert all(replace(one, best=item.best) == before for one, before in zip(shuffled, items, strict=True))
+
+
+def _item(row: dict[str, object]) -> Item:
+    """The judged item, from the table alone: responses lie there as they were shown."""
+    labels = "ABCDEFGH"
+    return Item(
+        id=str(row["id"]),
+        prompt=str(row["prompt"]),
+        responses=tuple(row["responses"]),  # type: ignore[arg-type]
+        best=labels.index(str(row["best"])),
+        culture=str(row["culture"]),
+        language=str(row["language"]),
+        domain=str(row["domain"]),
+        group=str(row["group"]),
+        source="test",
+    )

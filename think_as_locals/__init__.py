@@ -1,0 +1,55 @@
+"""Train generative reward models (LLM judges) that think as locals do. No torch behind this line.
+
+The names here are the stable surface; `Judge` and `load_recipe` load what they need on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from think_as_locals.judging import parse, present, render, score
+from think_as_locals.types import (
+    ConfigError,
+    Criterion,
+    DataError,
+    Item,
+    Judgement,
+    PreflightError,
+    RewardBreakdown,
+    Rubric,
+    ThinkAsLocalsError,
+)
+
+if TYPE_CHECKING:
+    from think_as_locals.config import load_recipe
+    from think_as_locals.models.generative import Judge
+
+__version__ = version("think-as-locals")
+
+__all__ = [
+    "ConfigError",
+    "Criterion",
+    "DataError",
+    "Item",
+    "Judge",
+    "Judgement",
+    "PreflightError",
+    "RewardBreakdown",
+    "Rubric",
+    "ThinkAsLocalsError",
+    "load_recipe",
+    "parse",
+    "present",
+    "render",
+    "score",
+]
+
+_LAZY = {"Judge": "think_as_locals.models.generative", "load_recipe": "think_as_locals.config"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return vars(import_module(_LAZY[name]))[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; available: {', '.join(__all__)}")

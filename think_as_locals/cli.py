@@ -1,0 +1,125 @@
+"""`tal`: one screen per command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from think_as_locals.config import RunConfig, load_recipe, recipes
+from think_as_locals.types import ThinkAsLocalsError
+
+_ENVIRONMENT = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def main(recipe: str | None = None) -> None:
+    """The command line, or what a launched recipe calls with its own path.
+
+    Ends the process with status 2 and one message where the recipe, the data or the machine is at fault.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        if recipe is not None:
+            run(recipe, sys.argv[1:])
+        else:
+            arguments = _parser().parse_args()
+            arguments.command(arguments)
+    except ThinkAsLocalsError as error:
+        print(f"tal: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+def run(recipe: str, overrides: Sequence[str]) -> None:
+    """Train as a recipe says; one process of possibly several."""
+    shared: dict[str, Any] = {}
+    if int(os.environ.get("RANK", "0")) == 0:
+        from think_as_locals.preflight import preflight
+        from think_as_locals.workspace import open_run
+
+        config = load_recipe(recipe, overrides)
+        preflight(config)
+        shared = {"config": config.model_dump(), "folder": str(open_run(config))}
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        shared = _from_main_process(shared)
+
+    from think_as_locals import pipeline
+
+    pipeline.run(RunConfig.model_validate(shared["config"]), Path(shared["folder"]))
+
+
+def _from_main_process(shared: dict[str, Any]) -> dict[str, Any]:
+    """What the main process composed: Hydra runs once, so that no two ranks can differ."""
+    from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list
+
+    PartialState()
+    box = [shared]
+    broadcast_object_list(box)
+    return box[0]
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    run(arguments.recipe, arguments.overrides)
+
+
+def _build(arguments: argparse.Namespace) -> None:
+    """Write a source's items as our own JSONL."""
+    from think_as_locals.data import jsonl, read
+
+    out = [text for text in arguments.overrides if text.startswith("out=")]
+    if len(out) != 1:
+        raise ThinkAsLocalsError("say where to: out=FILE.jsonl")
+    config = load_recipe("recipes/quickstart.yaml", [text for text in arguments.overrides if text not in out])
+    path = Path(out[0].removeprefix("out="))
+    print(f"{path}: {jsonl.write(read(config.data, config.seed), path):,} items")
+
+
+def _judge(arguments: argparse.Namespace) -> None:
+    """Judge the items of a JSONL file and show rubric, analysis and verdict."""
+    from rich.console import Console
+
+    from think_as_locals.data import jsonl
+    from think_as_locals.models.generative import Judge
+    from think_as_locals.types import LABELS
+
+    items = list(jsonl.read(Path(arguments.items)))
+    console = Console(markup=False, highlight=False)
+    for prediction in Judge.load(arguments.model, backend=arguments.backend).predict(items):
+        verdict = prediction.judgement.verdict
+        console.rule(prediction.item.id)
+        console.print(prediction.item.prompt)
+        for label, response in zip(LABELS, prediction.shown.responses, strict=False):
+            console.print(f"{label}  {response}")
+        console.print(prediction.judgement.text)
+        if verdict is None:
+            console.print(f"no verdict: {', '.join(prediction.judgement.issues)}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tal", description="Train and use generative reward models that think as locals do."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    known = ", ".join(f"recipes/{path.name}" for path in recipes())
+    command = commands.add_parser("run", help="train as a recipe says", epilog=f"Recipes here: {known}")
+    command.add_argument("recipe", help="a recipe file")
+    command.add_argument("overrides", nargs="*", help="key=value, e.g. model=qwen3_8b grpo.beta=0.001 seed=3")
+    command.set_defaults(command=_run)
+    data = commands.add_parser("data", help="work with data").add_subparsers(required=True, metavar="COMMAND")
+    build = data.add_parser("build", help="write a source's items as JSONL: data=blend data.path=DIR out=FILE")
+    build.add_argument("overrides", nargs="+", help="data=..., data.*=..., out=FILE")
+    build.set_defaults(command=_build)
+    judge = commands.add_parser("judge", help="judge the items of a JSONL file")
+    judge.add_argument("model", help="directory or Hub id of a judge")
+    judge.add_argument("items", help="JSONL file of items")
+    judge.add_argument("--backend", choices=["transformers", "vllm"], default="transformers")
+    judge.set_defaults(command=_judge)
+    return parser

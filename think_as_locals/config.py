@@ -1,0 +1,341 @@
+"""The typed schema of a run, and how a recipe becomes one.
+
+Defaults live in conf/, once: no field below has a default of its own. A recipe says how it differs, overrides say the
+rest, Hydra composes them, and this schema says whether the result makes sense.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
+
+from think_as_locals.types import ConfigError, RewardName
+
+_PACKAGE = Path(__file__).parent
+ASSETS = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.parent
+"""Where conf/, recipes/ and launch/ lie: beside the package in a checkout, inside it in a wheel."""
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: strict types, no unknown keys, immutable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class RunSection(Section):
+    """Where a run's folder is and what it is called."""
+
+    name: Name
+    dir: str
+    resume: Literal["never", "auto"]
+
+
+class ScratchSection(Section):
+    """A small judge made from nothing: a Qwen3 architecture and a tokenizer trained on the data's own texts."""
+
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    num_subwords: PositiveInt
+    num_phrases: NonNegativeInt
+    initializer_range: PositiveFloat
+
+
+class ModelSection(Section):
+    """The judge that is trained: a path or Hub id, or a model made from scratch."""
+
+    path: str | None
+    revision: str | None
+    scratch: ScratchSection | None
+    dtype: Literal["float32", "bfloat16", "float16"]
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
+    chat_template_kwargs: dict[str, bool | int | float | str]
+    requires_gpu: bool
+
+
+class DataSection(Section):
+    """Items, and how they are split."""
+
+    source: Literal["culture_cards", "blend", "jsonl"]
+    path: str | None
+    split: Literal["group", "pairing"]
+    test_share: Share
+    languages: Annotated[list[str], Field(min_length=1)]
+    groups: Annotated[list[str], Field(min_length=1)] | None
+    num_responses: Annotated[int, Field(ge=2, le=8)]
+    sets_per_group: PositiveInt | None
+    shuffle_labels: bool
+
+
+class PromptSection(Section):
+    """How an item is put to the judge: a folder of templates in `judging/prompts`."""
+
+    template: str
+
+
+class RewardSection(Section):
+    """Reward components and what they weigh."""
+
+    weights: Annotated[dict[RewardName, float], Field(min_length=1)]
+
+
+class RolloutSection(Section):
+    """What samples completions during training."""
+
+    backend: Literal["transformers", "vllm"]
+    gpu_memory_utilization: Share
+    max_model_length: PositiveInt | None
+    tensor_parallel_size: PositiveInt
+
+
+class TrlSection(Section):
+    """Fields of one of TRL's configurations: those that conf/ sets are typed here, any other is checked against TRL."""
+
+    model_config = ConfigDict(extra="allow")
+
+    learning_rate: PositiveFloat
+    lr_scheduler_type: str
+    warmup_steps: NonNegativeInt
+    per_device_train_batch_size: PositiveInt
+    gradient_accumulation_steps: PositiveInt
+    gradient_checkpointing: bool
+    max_steps: Annotated[int, Field(ge=-1)]
+    logging_steps: PositiveInt
+
+
+class GrpoSection(TrlSection):
+    """TRL's GRPOConfig."""
+
+    num_generations: Annotated[int, Field(ge=2)]
+    max_completion_length: PositiveInt
+    temperature: PositiveFloat
+    beta: NonNegativeFloat
+    loss_type: str
+    num_train_epochs: PositiveFloat
+    save_steps: PositiveInt
+    report_to: list[str]
+
+
+class SftSection(TrlSection):
+    """The cold start: TRL's SFTConfig, and the bias that demonstrations carry."""
+
+    biased_share: Annotated[float, Field(ge=0, le=1)]
+    biased_wrong: Annotated[float, Field(ge=0, le=1)]
+    biased_right: Annotated[float, Field(ge=0, le=1)]
+
+
+class EvalSection(Section):
+    """CARB during and after training."""
+
+    every_steps: PositiveInt
+    batch_size: PositiveInt
+    max_items: PositiveInt | None
+    bootstrap_samples: PositiveInt
+
+
+class RunConfig(Section):
+    """Everything a run needs to know; what `load_recipe` returns and a run's `config.yaml` holds."""
+
+    recipe: str
+    seed: NonNegativeInt
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    prompt: PromptSection
+    reward: RewardSection
+    rollout: RolloutSection
+    grpo: GrpoSection
+    sft: SftSection | None
+    eval: EvalSection
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Compose a recipe with conf/ and overrides, and validate the result.
+
+    Args:
+        path: A recipe: a YAML file whose `defaults` begin with `/config`.
+        overrides: `key=value`, or `group=option` for one of conf/'s groups.
+
+    Raises:
+        ConfigError: one message with every fault found, each with what was got, what was expected and the nearest
+            known name.
+
+    Example:
+        >>> load_recipe("recipes/quickstart.yaml", ["seed=3"]).seed
+        3
+    """
+    recipe = _find_recipe(Path(path))
+    composed = _compose(recipe, [_as_override(text) for text in overrides])
+    # The first line of a recipe launches it; to YAML it is a key that starts with "if ".
+    return validate({key: value for key, value in composed.items() if not key.startswith("if ")})
+
+
+def validate(values: Mapping[str, Any]) -> RunConfig:
+    """A composed configuration as a RunConfig.
+
+    Raises:
+        ConfigError: as for `load_recipe`.
+    """
+    faults = _trl_faults("grpo", values) + _trl_faults("sft", values)
+    try:
+        config = RunConfig.model_validate(values)
+        faults += _cross_faults(config)
+    except ValidationError as error:
+        faults += [_fault(dict(fault)) for fault in error.errors()]
+    if faults:
+        raise ConfigError(
+            "the configuration does not hold:\n" + "\n".join(f"  - {fault}" for fault in dict.fromkeys(faults))
+        )
+    return config
+
+
+def group_options() -> dict[str, list[str]]:
+    """The option names of every group in conf/, e.g. `{"model": ["quickstart", "qwen3_8b"], ...}`."""
+    folders = sorted(entry for entry in (ASSETS / "conf").iterdir() if entry.is_dir())
+    return {folder.name: sorted(option.stem for option in folder.glob("*.yaml")) for folder in folders}
+
+
+def recipes() -> list[Path]:
+    """The recipes that come with the package."""
+    return sorted((ASSETS / "recipes").glob("*.yaml"))
+
+
+def _find_recipe(path: Path) -> Path:
+    for candidate in (path, ASSETS / path, ASSETS / "recipes" / path.name):
+        if candidate.is_file():
+            return candidate.resolve()
+    near = _nearest(path.stem, [recipe.stem for recipe in recipes()])
+    raise ConfigError(f"{path}: no such recipe{near}; available: {', '.join(f'recipes/{r.name}' for r in recipes())}")
+
+
+def _as_override(text: str) -> str:
+    """Leave group choices to Hydra; let any other key be set or added, so that the schema alone says what is known."""
+    key = text.partition("=")[0]
+    if "=" not in text:
+        raise ConfigError(f"override {text!r}: expected key=value")
+    groups = group_options()
+    if key in groups:
+        option = text.partition("=")[2]
+        if option not in groups[key]:
+            near = _nearest(option, groups[key])
+            raise ConfigError(f"{key}={option}: no such option{near}; available: {', '.join(groups[key])}")
+        return text
+    return text if key.startswith(("+", "~")) else f"++{text}"
+
+
+def _compose(recipe: Path, overrides: list[str]) -> dict[str, Any]:
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    ours = [f"hydra.searchpath=[file://{ASSETS / 'conf'}]", f"recipe={recipe.stem}"]
+    try:
+        with initialize_config_dir(str(recipe.parent), version_base="1.3"):
+            composed = compose(recipe.name, overrides=[*ours, *overrides])
+            unset = sorted(OmegaConf.missing_keys(composed))
+            values = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"{recipe}: {_first_lines(error)}") from error
+    if unset:
+        raise ConfigError(f"{recipe}: no default for {', '.join(unset)}: set it, e.g. {unset[0]}=...")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{recipe}: expected a mapping of keys, got {type(values).__name__}")
+    return {str(key): value for key, value in values.items()}
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])
+
+
+def _fault(fault: Mapping[str, Any]) -> str:
+    """One pydantic error as a sentence."""
+    place = ".".join(str(part) for part in fault["loc"])
+    got = fault.get("input")
+    if fault["type"] == "extra_forbidden":
+        return f"{place}: no such key{_nearest(place, sorted(_keys(RunConfig)))}"
+    if fault["type"] == "finite_number":
+        return f"{place}: got {got}, expected a finite number"
+    if fault["type"] == "missing":
+        return f"{place}: missing; the recipe's defaults must begin with /config"
+    if isinstance(got, bool) and "str" in fault["type"]:
+        return f"{place}: got the boolean {str(got).lower()}: YAML reads an unquoted NO, ON or YES so; put it in quotes"
+    if fault["loc"][-1:] == ("name",):
+        return f"{place}: got {got!r}, expected letters, digits, '.', '_' and '-' that do not leave the run directory"
+    return f"{place}: got {got!r}, expected {str(fault['msg']).removeprefix('Input should be ')}"
+
+
+def _cross_faults(config: RunConfig) -> list[str]:
+    """Faults that only several keys together have, and names that live outside this schema."""
+    faults = []
+    if (config.model.path is None) == (config.model.scratch is None):
+        faults.append("model: set either model.path or model.scratch")
+    templates = sorted(entry.name for entry in (_PACKAGE / "judging" / "prompts").iterdir() if entry.is_dir())
+    if config.prompt.template not in templates:
+        near = _nearest(config.prompt.template, templates)
+        faults.append(f"prompt.template: no {config.prompt.template!r}{near}; available: {', '.join(templates)}")
+    return faults
+
+
+def _trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
+    """Check fields that this schema does not type against TRL's own dataclass (imported only where there are any)."""
+    ours: type[TrlSection] = GrpoSection if section == "grpo" else SftSection
+    given = values.get(section)
+    extra = {key: given[key] for key in given if key not in ours.model_fields} if isinstance(given, Mapping) else {}
+    if not extra or not find_spec("trl"):
+        return []
+    from trl import GRPOConfig, SFTConfig
+
+    known = GRPOConfig if section == "grpo" else SFTConfig
+    fields = {field.name: field for field in dataclasses.fields(known)}
+    faults = []
+    for key, value in extra.items():
+        if key not in fields:
+            near = _nearest(key, [*ours.model_fields, *fields])
+            faults.append(f"{section}.{key}: no such field of TRL's {known.__name__}{near}")
+            continue
+        try:
+            TypeAdapter(cast(Any, fields[key].type)).validate_python(value, strict=True)
+        except ValidationError as error:
+            faults.append(
+                f"{section}.{key}: got {value!r}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
+            )
+    return faults
+
+
+def _keys(model: type[BaseModel], place: str = "") -> Iterator[str]:
+    """Every dotted key of the schema."""
+    for name, field in model.model_fields.items():
+        here = f"{place}.{name}" if place else name
+        yield here
+        for annotation in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                yield from _keys(annotation, here)
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,193 @@
+"""BLEnD (arXiv 2406.09948): what people of 13 regions answered about everyday life, with the votes of annotators.
+
+A region's right answer to a question is its most frequent one, where that is unique and has at least three votes.
+Wrong answers are other regions' frequent answers that share no word with anything the region itself answered.
+Responses are in English throughout: a question asked in a local language must not be answerable by looking for that
+language.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from think_as_locals.data.flips import quadruples
+from think_as_locals.types import DataError, Item
+
+MIN_VOTES = 3
+
+REGIONS = {  # file name -> culture (ISO 3166), language (BCP-47), how its people and things are called in English
+    "Algeria": ("DZ", "ar", "algeria"),
+    "Azerbaijan": ("AZ", "az", "azerbaijan"),
+    "China": ("CN", "zh", "chin"),
+    "Greece": ("GR", "el", "gree"),
+    "Indonesia": ("ID", "id", "indonesia"),
+    "Iran": ("IR", "fa", "iran"),
+    "Mexico": ("MX", "es", "mexic"),
+    "North_Korea": ("KP", "ko", "korea"),
+    "Northern_Nigeria": ("NG", "ha", "nigeria"),
+    "South_Korea": ("KR", "ko", "korea"),
+    "Spain": ("ES", "es", "spa(in|nish)"),
+    "UK": ("GB", "en", "brit|english|uk$"),
+    "US": ("US", "en", "america|us$|usa$"),
+}
+_NAMES = re.compile("|".join(rf"\b(?:{names})" for _, _, names in REGIONS.values()))
+_FILLERS = frozenset(
+    ["a", "an", "and", "at", "for", "from", "in", "is", "it", "of", "on", "or", "the", "their", "they", "to", "with"]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One question in one region."""
+
+    culture: str
+    prompts: dict[str, str]
+    best: str | None
+    frequent: str | None
+    words: frozenset[str]
+
+
+def read(
+    path: Path, *, languages: Sequence[str], num_responses: int, sets_per_group: int | None, seed: int
+) -> Iterator[Item]:
+    """Items of BLEnD: flip sets, and single items for regions that fit into none.
+
+    Args:
+        path: A folder that holds `annotations/<Region>_data.json` and `questions/<Region>_questions.csv`.
+        languages: `"en"`, `"own"` (the region's language), or both.
+        num_responses: N, from 2 to 8.
+        sets_per_group: At most this many flip sets for each question; `None` for all.
+        seed: Which sets, where there is a limit.
+
+    Raises:
+        DataError: a file is missing or cannot be read; the message names it.
+    """
+    if unknown := sorted(set(languages) - {"en", "own"}):
+        raise DataError(f"no language {', '.join(map(repr, unknown))} in BLEnD; known: en, own")
+    topics = _topics(path)
+    for question, asked in _questions(path).items():
+        topic = topics.get(question, "everyday life").lower()
+        yield from _question_items(question, topic, asked, languages, num_responses, sets_per_group, seed)
+
+
+def _question_items(
+    question: str,
+    topic: str,
+    asked: list[_Asked],
+    languages: Sequence[str],
+    num_responses: int,
+    sets_per_group: int | None,
+    seed: int,
+) -> Iterator[Item]:
+    right = {region.culture: region for region in asked if region.best}
+    also = {a: [b for b in right if b != a and _holds(right[a].best, right[b])] for a in right}
+    sets = quadruples(tuple(right), also, num_responses, sets_per_group, key=f"{seed}:{question}")
+    rows = [(culture, chosen, tuple(str(right[c].best) for c in chosen)) for chosen in sets for culture in chosen]
+    in_sets = {culture for culture, _, _ in rows}
+    for culture, region in right.items():
+        if culture in in_sets:
+            continue
+        others = _wrong_answers(region, asked)
+        if len(others) >= num_responses - 1:
+            chosen = (culture, *others)[:num_responses]
+            rows.append((culture, chosen, (str(region.best), *others.values())[:num_responses]))
+    for culture, chosen, responses in rows:
+        for language, prompt in right[culture].prompts.items():
+            if (language == "en" and "en" not in languages) or (language != "en" and "own" not in languages):
+                continue
+            yield Item(
+                id=f"blend/{question}/{culture}/{language}/{'-'.join(chosen)}",
+                prompt=prompt,
+                responses=responses,
+                best=chosen.index(culture),
+                culture=culture,
+                language=language,
+                domain=topic,
+                group=question,
+                source="blend",
+                origins=chosen,
+            )
+
+
+def _wrong_answers(region: _Asked, asked: list[_Asked]) -> dict[str, str]:
+    """Culture -> a frequent answer of it that is not true of the region; distinct texts."""
+    wrong: dict[str, str] = {}
+    for other in asked:
+        answer = other.frequent
+        if other.culture != region.culture and answer and not _holds(answer, region) and answer not in wrong.values():
+            wrong[other.culture] = answer
+    return wrong
+
+
+def _questions(path: Path) -> dict[str, list[_Asked]]:
+    questions: dict[str, list[_Asked]] = defaultdict(list)
+    for region, (culture, language, _) in REGIONS.items():
+        file = path / "annotations" / f"{region}_data.json"
+        try:
+            rows: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            if (path / "annotations").is_dir():
+                continue  # a part of the regions is enough
+            raise DataError(
+                f"{path / 'annotations'}: no such folder; data.path is a checkout of BLEnD's data"
+            ) from error
+        except ValueError as error:
+            raise DataError(f"{file}: not JSON: {error}") from error
+        for question, row in rows.items():
+            try:
+                questions[question].append(_asked(culture, language, row))
+            except (KeyError, TypeError, AttributeError) as error:
+                raise DataError(
+                    f"{file}: question {question!r}: expected question, en_question, annotations"
+                ) from error
+    if not questions:
+        raise DataError(f"{path / 'annotations'}: no <Region>_data.json of {', '.join(REGIONS)}")
+    return questions
+
+
+def _asked(culture: str, language: str, row: dict[str, Any]) -> _Asked:
+    # Lower case: regions differ in how their annotators capitalise, which would tell them apart.
+    votes = [
+        (int(answer["count"]), text)
+        for answer in row["annotations"]
+        if (text := next((t.strip().lower() for t in answer["en_answers"] if t and t.strip()), None))
+    ]
+    votes.sort(key=lambda vote: -vote[0])
+    top = [text for count, text in votes if count == votes[0][0]]
+    unique = top[0] if len(top) == 1 and not _NAMES.search(top[0]) else None
+    said = (text for answer in row["annotations"] for text in answer["en_answers"] if text)
+    return _Asked(
+        culture=culture,
+        # A few questions are blank in one of the languages.
+        prompts={
+            tag: text.strip() for tag, text in (("en", row["en_question"]), (language, row["question"])) if text.strip()
+        },
+        best=unique if unique and votes[0][0] >= MIN_VOTES else None,
+        frequent=unique if unique and votes[0][0] >= MIN_VOTES - 1 else None,
+        words=frozenset(word for text in said for word in _words(text)),
+    )
+
+
+def _holds(answer: str | None, region: _Asked) -> bool:
+    """Whether an answer shares a word with anything that a region answered."""
+    return bool(_words(answer or "") & region.words)
+
+
+def _words(text: str) -> frozenset[str]:
+    words = re.findall(r"\w+", text.lower())
+    return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in words if word not in _FILLERS)
+
+
+def _topics(path: Path) -> dict[str, str]:
+    file = path / "questions" / "US_questions.csv"
+    if not file.is_file():
+        return {}
+    with file.open(encoding="utf-8-sig", newline="") as rows:
+        return {row["ID"]: row["Topic"].split("/")[0] for row in csv.DictReader(rows)}

@@ -1,0 +1,1 @@
+"""CARB and its report."""

@@ -1,0 +1,248 @@
+"""A run on one page of offline HTML: what was learnt, where, and what the judge wrote before and after."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+from babel import Locale
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from think_as_locals.data.flips import share
+from think_as_locals.evaluation.statistics import accuracy
+from think_as_locals.files import write_text
+from think_as_locals.judging.render import culture_name
+from think_as_locals.types import DataError
+
+MAX_JUDGEMENTS = 24
+
+PAIRED = ("wrong → right", "right → wrong", "unparsable", "still wrong", "still right")
+SINGLE = ("unparsable", "wrong", "right")
+
+_KEYS = (
+    "dataset split model seed step protocol n accuracy ci95 interval parse_failure "
+    "by_culture by_domain by_language by_cell by_position flips baselines"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An item as judged at the last step and, where that is known, before GRPO: rows of `Prediction.row()`."""
+
+    before: dict[str, Any] | None
+    after: dict[str, Any]
+
+    @property
+    def outcome(self) -> str:
+        """What became of the item: one of `PAIRED`, or of `SINGLE` where there is no judgement before."""
+        unparsable = self.after["verdict"] is None
+        if self.before is None:
+            return "unparsable" if unparsable else "right" if self.after["correct"] else "wrong"
+        if self.before["correct"] != self.after["correct"]:
+            return "wrong → right" if self.after["correct"] else "right → wrong"
+        if unparsable or self.before["verdict"] is None:
+            return "unparsable"
+        return "still right" if self.after["correct"] else "still wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Values -> SVG user units."""
+
+    low: float
+    high: float
+    step: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        """Where a value lies."""
+        return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
+
+    @property
+    def ticks(self) -> list[float]:
+        """Round values from `low` to `high`."""
+        return [round(self.low + i * self.step, 10) for i in range(round((self.high - self.low) / self.step) + 1)]
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `report.html` into a run's folder; what the folder lacks, the page names.
+
+    Args:
+        run_dir: Holds `carb/`, and where there are any `metrics.jsonl`, `config.yaml` and `environment.json`.
+
+    Raises:
+        DataError: there is no CARB file, or a file cannot be read; the message names it.
+    """
+    page = _templates().get_template("report.html.jinja").render(_contents(run_dir))
+    path = run_dir / "report.html"
+    write_text(path, page)
+    return path
+
+
+def choose(pairs: Iterable[Pair], limit: int = MAX_JUDGEMENTS) -> list[Pair]:
+    """The pairs to show, most informative outcomes first.
+
+    Outcomes take turns, and within each the cultures and domains do: what improved may not crowd out what did not.
+    """
+    by_outcome: dict[str, dict[Any, list[Pair]]] = {outcome: defaultdict(list) for outcome in (*PAIRED, *SINGLE)}
+    for pair in sorted(pairs, key=lambda pair: share(pair.after["id"])):
+        by_outcome[pair.outcome][pair.after["culture"], pair.after["domain"]].append(pair)
+    chosen = _in_turn(_in_turn(cells.values()) for cells in by_outcome.values())[:limit]
+    return sorted(chosen, key=lambda pair: list(by_outcome).index(pair.outcome))
+
+
+def axis(low: float, high: float, start: float, end: float, ticks: int = 5) -> Axis:
+    """An axis from a round value at or below `low` to one at or above `high`, with about as many steps as `ticks` says.
+
+    Example:
+        >>> axis(0.0, 0.9, start=0, end=100).ticks
+        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    span = high - low or 1
+    power: float = 10 ** math.floor(math.log10(span / ticks))
+    step = next(m * power for m in (1, 2, 5, 10, 20) if m * power * ticks >= span * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return Axis(first * step, max(last, first + 1) * step, step, start, end)
+
+
+def shade(share_right: float, chance: float) -> float:
+    """Position on the heat map's scale: -100 where nothing is right, 0 at chance, 100 where everything is."""
+    room = 1 - chance if share_right >= chance else chance
+    return 100 * (share_right - chance) / room
+
+
+def _contents(run_dir: Path) -> dict[str, Any]:
+    summaries = _summaries(run_dir / "carb")
+    last = summaries[-1]
+    before = summaries[0] if summaries[0]["step"] == 0 and len(summaries) > 1 else None
+    pairs = _pairs(_rows(run_dir, before) if before else None, _rows(run_dir, last))
+    rewards, unreadable = _rewards(run_dir / "metrics.jsonl")
+    settings, environment = run_dir / "config.yaml", run_dir / "environment.json"
+    return {
+        "run": run_dir.resolve().name,
+        "summaries": summaries,
+        "before": before,
+        "last": last,
+        "flips_before": _flip_rows(before) if before else {},
+        "flips_last": _flip_rows(last),
+        "rewards": rewards,
+        "smooth": _moving_mean(rewards, window=max(1, len(rewards) // 20)),
+        "unreadable": unreadable,
+        "x_high": max(1, last["step"], *(step for step, _ in rewards)),
+        "pairs": None if pairs is None else choose(pairs),
+        "outcomes": Counter(pair.outcome for pair in pairs or ()),
+        "outcome_names": PAIRED if pairs and pairs[0].before else SINGLE,
+        "settings": settings.read_text(encoding="utf-8") if settings.is_file() else None,
+        "environment": _read_json(environment) if environment.is_file() else None,
+    }
+
+
+def _in_turn(queues: Iterable[Iterable[Pair]]) -> list[Pair]:
+    """The first of each queue, then the second of each, and so on."""
+    return [pair for turn in zip_longest(*queues) for pair in turn if pair]
+
+
+def _summaries(folder: Path) -> list[dict[str, Any]]:
+    """Every CARB file of the run, by step."""
+    summaries = []
+    for path in folder.glob("step-*.json"):
+        summary = _read_json(path)
+        if lacks := sorted(set(_KEYS.split()) - set(summary)):
+            raise DataError(f"{path}: a CARB file lacks {', '.join(lacks)}; measure again")
+        summaries.append(summary)
+    if not summaries:
+        raise DataError(f"{folder}: no step-N.json; a report needs at least one CARB measurement")
+    return sorted(summaries, key=lambda summary: int(summary["step"]))
+
+
+def _rows(run_dir: Path, summary: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The judgements behind a CARB file, or `None` where they were not kept."""
+    path = run_dir / "carb" / f"step-{summary['step']}.parquet"
+    if not path.is_file():
+        return None
+    try:
+        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable table of judgements: {error}") from error
+    return rows
+
+
+def _pairs(before: list[dict[str, Any]] | None, after: list[dict[str, Any]] | None) -> list[Pair] | None:
+    if after is None or before is None:
+        return None if after is None else [Pair(None, row) for row in after]
+    earlier = {row["id"]: row for row in before}
+    # Letters can be compared only where both steps saw the responses in one order.
+    return [
+        Pair(then, row) for row in after if (then := earlier.get(row["id"])) and then["responses"] == row["responses"]
+    ]
+
+
+def _rewards(path: Path) -> tuple[list[tuple[int, float]], int]:
+    """Training reward by step, and how many lines could not be read."""
+    by_step: dict[int, float] = {}
+    unreadable = 0
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            values = json.loads(line)
+            reward = values.get("reward") if values["stage"] == "grpo" else None
+            if reward is not None and math.isfinite(reward):
+                by_step[int(values["step"])] = float(reward)  # a resumed run logs a step again: the later one counts
+        except (ValueError, TypeError, KeyError, AttributeError):
+            unreadable += number < len(lines)  # a run that was stopped leaves a torn last line
+    return sorted(by_step.items()), unreadable
+
+
+def _moving_mean(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
+    around = [points[max(0, i - window // 2) : i + window // 2 + 1] for i in range(len(points))]
+    return [(step, sum(v for _, v in near) / len(near)) for (step, _), near in zip(points, around, strict=True)]
+
+
+def _flip_rows(summary: dict[str, Any]) -> dict[str, Any]:
+    """The two rows of the table of flip sets; empty where the data has none."""
+    flips = summary["flips"]
+    if not flips["n"]:
+        return {}
+    right = round(flips["all_right"] * flips["sets"])
+    scores = [1.0] * right + [0.0] * (flips["sets"] - right)
+    # One group only: the file does not say which question a set belongs to, and this makes it Wilson's interval.
+    return {"items of whole sets": flips, "sets with every item right": accuracy(scores, [""] * len(scores)).as_dict()}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _templates() -> Environment:
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.globals.update(axis=axis, shade=shade)
+    languages = Locale("en").languages
+    templates.filters |= {
+        "culture": culture_name,
+        "language": lambda tag: languages.get(tag, tag),
+        "sha256": lambda text: base64.b64encode(hashlib.sha256(str(text).encode()).digest()).decode(),
+    }
+    return templates

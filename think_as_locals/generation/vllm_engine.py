@@ -1,0 +1,81 @@
+"""Rollouts from vLLM: loaded for an evaluation, or shared with a trainer that colocates it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from transformers import AutoTokenizer, GenerationConfig
+
+from think_as_locals.generation.engine import Chat, Messages, Sampling, eos_token_ids
+from think_as_locals.types import Rollout
+
+_CPU_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, where weights can be synchronised
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads would starve the trainer
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+}
+
+
+def prepare() -> None:
+    """Settings that must stand before vLLM is imported; what the environment says already is left alone.
+
+    On CPU, oneDNN packs linear weights and drops the originals: a later weight sync would fail, or silently leave a
+    tied LM head stale. So it is switched off there.
+    """
+    import torch
+
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if torch.cuda.is_available() or not find_spec("vllm"):
+        return
+    for name, value in _CPU_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import vllm._custom_ops
+
+    vllm._custom_ops._supports_onednn = False
+
+
+@dataclass(frozen=True, slots=True)
+class VLLMEngine:
+    """A vLLM `LLM` and the chat it speaks."""
+
+    llm: Any
+    chat: Chat
+
+    @classmethod
+    def load(
+        cls, path: str, *, dtype: str, template_kwargs: Mapping[str, Any], revision: str | None = None
+    ) -> VLLMEngine:
+        """Load a judge from a directory or the Hub."""
+        prepare()
+        from vllm import LLM
+
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+        config = GenerationConfig.from_pretrained(path, revision=revision)
+        llm = LLM(model=path, revision=revision, dtype=dtype, enforce_eager=_on_cpu(), disable_log_stats=True)
+        return cls(llm, Chat(tokenizer, template_kwargs, eos_token_ids(tokenizer, config)))
+
+    def generate(self, conversations: Sequence[Messages], sampling: Sampling) -> list[Rollout]:
+        """One rollout for each conversation, in their order; vLLM batches by itself."""
+        from vllm import SamplingParams
+
+        prompts = [{"prompt_token_ids": ids} for ids in self.chat.encode(conversations)]
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_completion_length,
+            seed=sampling.seed,
+            stop_token_ids=sorted(self.chat.eos_token_ids),
+            detokenize=False,
+        )
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        return [self.chat.rollout(output.outputs[0].token_ids) for output in outputs]
+
+
+def _on_cpu() -> bool:
+    import torch
+
+    return not torch.cuda.is_available()

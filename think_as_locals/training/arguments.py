@@ -1,0 +1,33 @@
+"""A section of the run's configuration -> TRL's arguments, with what every stage shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from think_as_locals.config import RunConfig, SftSection, TrlSection
+
+_OURS = set(SftSection.model_fields) - set(TrlSection.model_fields)  # the demonstrations' bias: not TRL's
+
+
+def trl_arguments(config: RunConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
+    """Keyword arguments for GRPOConfig or SFTConfig."""
+    values = {key: value for key, value in section.model_dump().items() if key not in _OURS}
+    on_gpu = torch.cuda.is_available()
+    return {
+        "output_dir": str(output_dir),
+        "seed": config.seed,
+        "use_cpu": not on_gpu,
+        "bf16": config.model.dtype == "bfloat16",
+        "disable_tqdm": True,  # the live view shows progress
+        "save_strategy": "no",
+        "report_to": [],
+        "model_init_kwargs": {
+            "dtype": config.model.dtype,
+            "attn_implementation": config.model.attn_implementation,
+            "revision": config.model.revision,
+        },
+        **values,
+    }

@@ -1,0 +1,110 @@
+"""Demonstrations for the cold start: completions that keep the grammar and reason from beliefs, some of them wrong.
+
+A demonstration recalls, response by response, the culture it belongs to, says whether that is the one asked about,
+and lets the verdict follow. A share of the facts is *biased*: mostly attributed to one wrong culture, as pretrained
+models do with cultures they saw little of. So a cold-started judge writes and reasons well and knows half of the
+world wrongly; GRPO finds the rest out.
+"""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from think_as_locals.data.flips import share
+from think_as_locals.judging import present, write
+from think_as_locals.judging.render import culture_name
+from think_as_locals.types import LABELS, Criterion, DataError, Item, Rubric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bias:
+    """How demonstrations misattribute facts.
+
+    Args:
+        biased_share: Share of the facts that are biased.
+        biased_wrong: How often a biased fact is attributed to its wrong culture ...
+        biased_right: ... and how often to the right one; the rest goes to any culture.
+    """
+
+    biased_share: float
+    biased_wrong: float
+    biased_right: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """An item and a completion about it."""
+
+    item: Item
+    completion: str
+
+
+def demonstrate(items: Sequence[Item], count: int, bias: Bias, seed: int) -> Iterator[Demonstration]:
+    """Demonstrations for `count` items drawn at random.
+
+    Raises:
+        DataError: an item does not say which culture each response holds for.
+    """
+    for item in items:
+        if not item.origins:
+            raise DataError(f"item {item.id!r}: a cold start needs `origins`, the culture each response holds for")
+    cultures = sorted({culture for item in items for culture in item.origins})
+    wrong = misattributed(items, bias.biased_share, seed)
+    rng = random.Random(seed)
+    for item in rng.choices(items, k=count):
+        shown = present(item, seed)
+        beliefs = []
+        for right in shown.origins:
+            drawn, belief = rng.random(), right
+            if (shown.group, right) in wrong and drawn >= bias.biased_right:
+                mostly = drawn < bias.biased_right + bias.biased_wrong
+                belief = wrong[shown.group, right] if mostly else rng.choice(cultures)
+            beliefs.append(belief)
+        yield Demonstration(item, _completion(shown, beliefs, rng))
+
+
+def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict[tuple[str, str], str]:
+    """(question group, culture) of biased facts -> whose they are mostly said to be; the same share of each group."""
+    holders: dict[str, set[str]] = defaultdict(set)
+    for item in items:
+        holders[item.group].update(item.origins)
+    wrong = {}
+    for group, cultures in holders.items():
+        ranked = sorted(cultures, key=lambda culture: share(f"biased {group}/{culture}", seed))
+        for culture in ranked[: round(biased_share * len(ranked))]:
+            others = sorted(cultures - {culture})
+            wrong[group, culture] = others[int(share(f"wrong {group}/{culture}", seed) * len(others))]
+    return wrong
+
+
+def _completion(shown: Item, beliefs: Sequence[str], rng: random.Random) -> str:
+    texts = _texts()
+    line = Template(texts["line"])
+    lines = [
+        line.substitute(
+            label=LABELS[i],
+            response=response,
+            asked=culture_name(shown.culture),
+            culture=culture_name(belief),
+            fits=texts["yes"] if belief == shown.culture else texts["no"],
+        )
+        for i, (response, belief) in enumerate(zip(shown.responses, beliefs, strict=True))
+    ]
+    fitting = [i for i, belief in enumerate(beliefs) if belief == shown.culture]
+    verdict = rng.choice(fitting or range(len(beliefs)))
+    rubrics = texts["rubrics"]
+    criteria = rubrics.get(shown.domain, rubrics["default"])
+    return write(Rubric(tuple(Criterion(*criterion) for criterion in criteria)), "\n".join(lines), verdict)
+
+
+@cache
+def _texts() -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath("demonstrations.toml").read_text(encoding="utf-8"))
