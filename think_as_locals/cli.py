@@ -16,7 +16,10 @@ _ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Idle threads sleep instead of spinning: on a machine with few or busy cores that is several times faster.
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
+"""Settings that must stand before torch is imported; what the environment says already is left alone."""
 
 
 def main(recipe: str | None = None) -> None:

@@ -7,10 +7,12 @@ rest, Hydra composes them, and this schema says whether the result makes sense.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, cast
 
 import yaml
@@ -223,7 +225,7 @@ def recipes() -> list[Path]:
 
 
 def _find_recipe(path: Path) -> Path:
-    for candidate in (path, ASSETS / path, ASSETS / "recipes" / path.name):
+    for candidate in (path, ASSETS / path):
         if candidate.is_file():
             return candidate.resolve()
     near = _nearest(path.stem, [recipe.stem for recipe in recipes()])
@@ -251,14 +253,17 @@ def _compose(recipe: Path, overrides: list[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    ours = [f"hydra.searchpath=[file://{ASSETS / 'conf'}]", f"recipe={recipe.stem}"]
+    ours = [f"hydra.searchpath=[{_quoted(f'file://{ASSETS}/conf')}]", f"recipe={_quoted(recipe.stem)}"]
     try:
-        with initialize_config_dir(str(recipe.parent), version_base="1.3"):
-            composed = compose(recipe.name, overrides=[*ours, *overrides])
+        # In a folder of its own: whatever lies beside a recipe must not take the place of conf/.
+        with TemporaryDirectory() as folder:
+            (Path(folder) / "a_recipe.yaml").write_text(recipe.read_text(encoding="utf-8"), encoding="utf-8")
+            with initialize_config_dir(folder, version_base="1.3"):
+                composed = compose("a_recipe", overrides=[*ours, *overrides])
             unset = sorted(OmegaConf.missing_keys(composed))
             values = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(f"{recipe}: {_first_lines(error)}") from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{recipe}: {_reason(error)}") from error
     if unset:
         raise ConfigError(f"{recipe}: no default for {', '.join(unset)}: set it, e.g. {unset[0]}=...")
     if not isinstance(values, dict):
@@ -266,9 +271,16 @@ def _compose(recipe: Path, overrides: list[str]) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-def _first_lines(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])
+def _quoted(text: str) -> str:
+    """A text as Hydra's override grammar takes it, whatever it holds."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, on one line, without where Hydra looked."""
+    said = str(error).partition("Config search path")[0].replace("'a_recipe'", "the recipe")
+    return " ".join(said.split())
 
 
 def _fault(fault: Mapping[str, Any]) -> str:
@@ -293,6 +305,8 @@ def _cross_faults(config: RunConfig) -> list[str]:
     faults = []
     if (config.model.path is None) == (config.model.scratch is None):
         faults.append("model: set either model.path or model.scratch")
+    if config.sft and config.sft.biased_wrong + config.sft.biased_right > 1:
+        faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")
     templates = sorted(entry.name for entry in (_PACKAGE / "judging" / "prompts").iterdir() if entry.is_dir())
     if config.prompt.template not in templates:
         near = _nearest(config.prompt.template, templates)
@@ -317,6 +331,9 @@ def _trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
             near = _nearest(key, [*ours.model_fields, *fields])
             faults.append(f"{section}.{key}: no such field of TRL's {known.__name__}{near}")
             continue
+        if infinite := [number for number in _numbers(value) if not math.isfinite(number)]:
+            faults.append(f"{section}.{key}: got {infinite[0]}, expected a finite number")
+            continue
         try:
             TypeAdapter(cast(Any, fields[key].type)).validate_python(value, strict=True)
         except ValidationError as error:
@@ -324,6 +341,14 @@ def _trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
                 f"{section}.{key}: got {value!r}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
             )
     return faults
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(part)
 
 
 def _keys(model: type[BaseModel], place: str = "") -> Iterator[str]:

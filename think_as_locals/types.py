@@ -6,10 +6,13 @@ source row -> Item -> messages -> Rollout -> Judgement -> RewardBreakdown -> adv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 LABELS = "ABCDEFGH"
 """What responses are called when shown to a judge; an item has at most this many."""
@@ -75,8 +78,11 @@ class Item:
     origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "responses", tuple(self.responses))
-        object.__setattr__(self, "origins", tuple(self.origins))
+        for name in ("responses", "origins"):
+            value = getattr(self, name)
+            if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+                raise DataError(f"item {self.id!r}: {name} must be a sequence of texts, got {value!r}")
+            object.__setattr__(self, name, tuple(value))
         for fault in self._faults():
             raise DataError(f"item {self.id!r}: {fault}")
 
@@ -84,22 +90,26 @@ class Item:
         n, faults = len(self.responses), []
         text = {name: getattr(self, name) for name in ("id", "prompt", "language", "domain", "group", "source")}
         text |= {f"responses[{i}]": response for i, response in enumerate(self.responses)}
+        text |= {f"origins[{i}]": origin for i, origin in enumerate(self.origins)}
         faults += [
-            f"{name} must be a non-blank string, got {value!r}"
-            for name, value in text.items()
-            if not (isinstance(value, str) and value.strip())
+            f"{name} must be a non-blank string, got {value!r}" for name, value in text.items() if not _is_text(value)
         ]
-        if self.culture is not None and not (isinstance(self.culture, str) and self.culture.strip()):
+        if self.culture is not None and not _is_text(self.culture):
             faults.append(f"culture must be a non-blank string or None, got {self.culture!r} (quote codes in YAML)")
         if not 2 <= n <= len(LABELS):
             faults.append(f"expected 2 to {len(LABELS)} responses, got {n}")
-        if len(set(self.responses)) != n:
+        if not faults and len(set(self.responses)) != n:
             faults.append("responses must be distinct: two of them are the same text")
         if isinstance(self.best, bool) or not isinstance(self.best, int) or not 0 <= self.best < n:
             faults.append(f"best must be an index from 0 to {n - 1}, got {self.best!r}")
         if self.origins and len(self.origins) != n:
             faults.append(f"origins must be empty or name a culture per response: got {len(self.origins)} for {n}")
         return faults
+
+
+def _is_text(value: object) -> bool:
+    """A string that says something and that a file can hold (half of a surrogate pair cannot be written)."""
+    return isinstance(value, str) and bool(value.strip()) and not _SURROGATE.search(value)
 
 
 @dataclass(frozen=True, slots=True)

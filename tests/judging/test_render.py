@@ -16,7 +16,7 @@ from think_as_locals.judging.render import UnknownPromptError, culture_name
 from think_as_locals.types import LABELS, Item
 
 quick = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
-thorough = settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 RESERVED = ("rubric", "analysis", "verdict", "question", "response")
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "[INST]", "[/INST]", "<think>", "<｜User｜>")

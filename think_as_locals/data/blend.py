@@ -22,22 +22,22 @@ from think_as_locals.types import DataError, Item
 
 MIN_VOTES = 3
 
-REGIONS = {  # file name -> culture (ISO 3166), language (BCP-47), how its people and things are called in English
-    "Algeria": ("DZ", "ar", "algeria"),
-    "Azerbaijan": ("AZ", "az", "azerbaijan"),
-    "China": ("CN", "zh", "chin"),
-    "Greece": ("GR", "el", "gree"),
-    "Indonesia": ("ID", "id", "indonesia"),
-    "Iran": ("IR", "fa", "iran"),
-    "Mexico": ("MX", "es", "mexic"),
-    "North_Korea": ("KP", "ko", "korea"),
-    "Northern_Nigeria": ("NG", "ha", "nigeria"),
-    "South_Korea": ("KR", "ko", "korea"),
-    "Spain": ("ES", "es", "spa(in|nish)"),
-    "UK": ("GB", "en", "brit|english|uk$"),
-    "US": ("US", "en", "america|us$|usa$"),
+REGIONS = {  # file name -> culture (ISO 3166), language (BCP-47), what its people and things are called in English
+    "Algeria": ("DZ", "ar", "algerian?"),
+    "Azerbaijan": ("AZ", "az", "azerbaijani?"),
+    "China": ("CN", "zh", "china|chinese"),
+    "Greece": ("GR", "el", "greece|greek"),
+    "Indonesia": ("ID", "id", "indonesian?"),
+    "Iran": ("IR", "fa", "iranian|iran|persian"),
+    "Mexico": ("MX", "es", "mexico|mexican"),
+    "North_Korea": ("KP", "ko", "korean?"),
+    "Northern_Nigeria": ("NG", "ha", "nigerian?"),
+    "South_Korea": ("KR", "ko", "korean?"),
+    "Spain": ("ES", "es", "spain|spanish"),
+    "UK": ("GB", "en", "uk|britain|british|england|english"),
+    "US": ("US", "en", "us|usa|america|american"),
 }
-_NAMES = re.compile("|".join(rf"\b(?:{names})" for _, _, names in REGIONS.values()))
+_NAMES = re.compile("|".join(rf"\b(?:{names})s?\b" for _, _, names in REGIONS.values()))
 _FILLERS = frozenset(
     ["a", "an", "and", "at", "for", "from", "in", "is", "it", "of", "on", "or", "the", "their", "they", "to", "with"]
 )
@@ -48,6 +48,7 @@ class _Asked:
     """One question in one region."""
 
     culture: str
+    language: str
     prompts: dict[str, str]
     best: str | None
     frequent: str | None
@@ -73,7 +74,7 @@ def read(
         raise DataError(f"no language {', '.join(map(repr, unknown))} in BLEnD; known: en, own")
     topics = _topics(path)
     for question, asked in _questions(path).items():
-        topic = topics.get(question, "everyday life").lower()
+        topic = topics.get(question, "everyday").lower()
         yield from _question_items(question, topic, asked, languages, num_responses, sets_per_group, seed)
 
 
@@ -99,12 +100,14 @@ def _question_items(
             chosen = (culture, *others)[:num_responses]
             rows.append((culture, chosen, (str(region.best), *others.values())[:num_responses]))
     for culture, chosen, responses in rows:
-        for language, prompt in right[culture].prompts.items():
-            if (language == "en" and "en" not in languages) or (language != "en" and "own" not in languages):
+        prompts = right[culture].prompts
+        spoken = dict.fromkeys(right[culture].language if tag == "own" else tag for tag in languages)
+        for language in spoken:
+            if language not in prompts:
                 continue
             yield Item(
                 id=f"blend/{question}/{culture}/{language}/{'-'.join(chosen)}",
-                prompt=prompt,
+                prompt=prompts[language],
                 responses=responses,
                 best=chosen.index(culture),
                 culture=culture,
@@ -130,48 +133,49 @@ def _questions(path: Path) -> dict[str, list[_Asked]]:
     questions: dict[str, list[_Asked]] = defaultdict(list)
     for region, (culture, language, _) in REGIONS.items():
         file = path / "annotations" / f"{region}_data.json"
+        if not file.is_file():
+            continue  # a part of the regions is enough
         try:
-            rows: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            if (path / "annotations").is_dir():
-                continue  # a part of the regions is enough
-            raise DataError(
-                f"{path / 'annotations'}: no such folder; data.path is a checkout of BLEnD's data"
-            ) from error
+            rows = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise DataError(f"{file}: not JSON: {error}") from error
+        if not isinstance(rows, dict):
+            raise DataError(f"{file}: expected an object of questions, got {type(rows).__name__}")
         for question, row in rows.items():
             try:
                 questions[question].append(_asked(culture, language, row))
-            except (KeyError, TypeError, AttributeError) as error:
-                raise DataError(
-                    f"{file}: question {question!r}: expected question, en_question, annotations"
-                ) from error
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                fault = f"expected question, en_question and annotations with en_answers and count ({error!r})"
+                raise DataError(f"{file}: question {question!r}: {fault}") from error
     if not questions:
-        raise DataError(f"{path / 'annotations'}: no <Region>_data.json of {', '.join(REGIONS)}")
+        known = ", ".join(REGIONS)
+        raise DataError(
+            f"{path / 'annotations'}: no <Region>_data.json of {known}; data.path is a folder of BLEnD's data"
+        )
     return questions
 
 
 def _asked(culture: str, language: str, row: dict[str, Any]) -> _Asked:
+    spellings = [
+        (int(answer["count"]), [text for text in answer["en_answers"] if text]) for answer in row["annotations"]
+    ]
     # Lower case: regions differ in how their annotators capitalise, which would tell them apart.
     votes = [
-        (int(answer["count"]), text)
-        for answer in row["annotations"]
-        if (text := next((t.strip().lower() for t in answer["en_answers"] if t and t.strip()), None))
+        (count, text) for count, texts in spellings for text in [t.strip().lower() for t in texts if _words(t)][:1]
     ]
     votes.sort(key=lambda vote: -vote[0])
     top = [text for count, text in votes if count == votes[0][0]]
     unique = top[0] if len(top) == 1 and not _NAMES.search(top[0]) else None
-    said = (text for answer in row["annotations"] for text in answer["en_answers"] if text)
     return _Asked(
         culture=culture,
+        language=language,
         # A few questions are blank in one of the languages.
         prompts={
-            tag: text.strip() for tag, text in (("en", row["en_question"]), (language, row["question"])) if text.strip()
+            tag: text.strip() for tag, text in ((language, row["question"]), ("en", row["en_question"])) if text.strip()
         },
         best=unique if unique and votes[0][0] >= MIN_VOTES else None,
         frequent=unique if unique and votes[0][0] >= MIN_VOTES - 1 else None,
-        words=frozenset(word for text in said for word in _words(text)),
+        words=frozenset(word for _, texts in spellings for text in texts for word in _words(text)),
     )
 
 
@@ -186,8 +190,12 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _topics(path: Path) -> dict[str, str]:
-    file = path / "questions" / "US_questions.csv"
-    if not file.is_file():
-        return {}
-    with file.open(encoding="utf-8-sig", newline="") as rows:
-        return {row["ID"]: row["Topic"].split("/")[0] for row in csv.DictReader(rows)}
+    """Question -> the first word of its topic: the domain of its items."""
+    files = sorted((path / "questions").glob("*_questions.csv"))
+    if not files:
+        raise DataError(f"{path / 'questions'}: no <Region>_questions.csv; data.path is a folder of BLEnD's data")
+    try:
+        with files[0].open(encoding="utf-8-sig", newline="") as rows:
+            return {row["ID"]: row["Topic"].split("/")[0] for row in csv.DictReader(rows)}
+    except (KeyError, AttributeError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{files[0]}: expected UTF-8 rows with the columns ID and Topic ({error!r})") from error

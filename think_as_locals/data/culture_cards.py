@@ -69,7 +69,7 @@ def read(
     _check("question group", groups or (), known)
     _check("language", languages, {"own", *cards()[0].question})
     chosen = [card for card in cards() if groups is None or card.group in groups]
-    for language in languages:
+    for language in dict.fromkeys(languages):
         if language == "own":
             for culture, about in cultures().items():
                 if about["language"] not in languages:

@@ -61,10 +61,19 @@ def flip_sets(items: Sequence[Item]) -> list[list[Item]]:
         shared[item.group, frozenset(item.responses)].append(item)
     sets = []
     for members in shared.values():
-        one_each = {item.responses[item.best]: item for item in members}
-        if len(one_each) == len(members) == len(members[0].responses):
-            sets.append(members)
+        by_language: dict[str, list[Item]] = defaultdict(list)
+        for item in members:
+            by_language[item.language].append(item)
+        # Asked in one language for all cultures, and what is left: in each culture's own.
+        whole = [asked for asked in by_language.values() if _is_whole(asked)]
+        rest = [item for asked in by_language.values() if not _is_whole(asked) for item in asked]
+        sets += whole + ([rest] if _is_whole(rest) else [])
     return sets
+
+
+def _is_whole(members: Sequence[Item]) -> bool:
+    best = {item.responses[item.best] for item in members}
+    return bool(members) and len(best) == len(members) == len(members[0].responses)
 
 
 def share(key: str, seed: int = 0) -> float:

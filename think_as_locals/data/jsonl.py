@@ -31,8 +31,8 @@ def read(path: Path) -> Iterator[Item]:
                         raise DataError(f"{path}:{number}: id {item.id!r} stands already in line {seen[item.id]}")
                     seen[item.id] = number
                     yield item
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; set data.path") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); data.path must name a file of items") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8: {error}") from error
 
@@ -51,7 +51,10 @@ def write(items: Iterable[Item], path: Path) -> int:
             count = 0
             for count, item in enumerate(items, 1):  # noqa: B007
                 file.write(json.dumps(dataclasses.asdict(item), ensure_ascii=False) + "\n")
-        os.link(beside, path)  # fails where somebody else wrote it meanwhile
+        try:
+            os.link(beside, path)  # unlike a rename, this never replaces what somebody else wrote meanwhile
+        except FileExistsError as error:
+            raise DataError(f"{path} is there already; give another name or move it away") from error
     finally:
         beside.unlink(missing_ok=True)
     return count

@@ -51,10 +51,11 @@ def load(data: DataSpec, seed: int = 0) -> Splits:
         DataError: a fault in the data, or a split of which one side is empty.
     """
     items = tuple(read(data, seed))
-    test = _test_keys(items, data.split, data.test_share)
+    units = split_units(items, data.split)
+    test = _test_units(items, units, data.test_share)
     splits = Splits(
-        train=tuple(item for item in items if split_key(item, data.split) not in test),
-        test=tuple(item for item in items if split_key(item, data.split) in test),
+        train=tuple(item for item, unit in zip(items, units, strict=True) if unit not in test),
+        test=tuple(item for item, unit in zip(items, units, strict=True) if unit in test),
     )
     if not splits.train or not splits.test:
         raise DataError(
@@ -65,7 +66,7 @@ def load(data: DataSpec, seed: int = 0) -> Splits:
 
 
 def read(data: DataSpec, seed: int = 0) -> Iterator[Item]:
-    """All items of a source."""
+    """All items of a source, of the question groups that are asked for."""
     if data.source == "culture_cards":
         return culture_cards.read(
             languages=data.languages,
@@ -77,32 +78,51 @@ def read(data: DataSpec, seed: int = 0) -> Iterator[Item]:
     if data.path is None:
         raise DataError(f"data={data.source} reads files: set data.path")
     path = Path(data.path).expanduser()
-    if data.source == "blend":
-        return blend.read(
+    if data.source == "jsonl":
+        items = jsonl.read(path)
+    else:
+        items = blend.read(
             path,
             languages=data.languages,
             num_responses=data.num_responses,
             sets_per_group=data.sets_per_group,
             seed=seed,
         )
-    return jsonl.read(path)
+    return items if data.groups is None else (item for item in items if item.group in data.groups)
 
 
-def split_key(item: Item, split: Split) -> str:
-    """What must not be divided: the question group, or for `pairing` the set of responses in whatever language."""
+def split_units(items: Sequence[Item], split: Split) -> list[str]:
+    """Of each item, the unit that must not be divided.
+
+    With `group` that is its question group; with `pairing`, whatever asks the same question about the same cultures (in
+    any language) or shows the same responses.
+    """
     if split == "group":
-        return item.group
-    return "\n".join((item.group, *sorted(item.origins or item.responses)))
+        return [item.group for item in items]
+    unit: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        while unit.setdefault(key, key) != key:
+            key = unit[key]
+        return key
+
+    keys = [_key("responses", item.group, item.responses) for item in items]
+    for item, key in zip(items, keys, strict=True):
+        if item.origins:
+            unit[root(key)] = root(_key("origins", item.group, item.origins))
+    return [root(key) for key in keys]
 
 
-def _test_keys(items: Sequence[Item], split: Split, test_share: float) -> set[str]:
-    """The test side's keys: of each domain the share that comes first by hash, and at least one."""
+def _key(kind: str, group: str, texts: Sequence[str]) -> str:
+    return "\n".join((kind, group, *sorted(texts)))
+
+
+def _test_units(items: Sequence[Item], units: Sequence[str], test_share: float) -> set[str]:
+    """The test side: of each domain the share that comes first by hash, and at least one unit."""
     by_domain: dict[str, set[str]] = defaultdict(set)
-    for item in items:
-        by_domain[item.domain].add(split_key(item, split))
+    for item, unit in zip(items, units, strict=True):
+        by_domain[item.domain].add(unit)
     test: set[str] = set()
-    for keys in by_domain.values():
-        ranked = sorted(keys, key=share)
-        test.update(ranked[: max(1, round(test_share * len(ranked)))])
-    # A group that stands in several domains goes to one side as a whole.
+    for of_domain in by_domain.values():
+        test.update(sorted(of_domain, key=share)[: max(1, round(test_share * len(of_domain)))])
     return test

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from string import Template
 
 from babel import Locale
@@ -17,8 +18,8 @@ from think_as_locals.types import LABELS, Item, ThinkAsLocalsError
 RESERVED = (*SECTIONS, "question", "response")
 """Names of the tags that structure prompts and completions; candidate text may not contain them."""
 
-# Bounded on both sides of the name, so that it stays linear.
-_RESERVED_TAG = re.compile(rf"<(\s{{0,4}}/?\s{{0,4}}(?:{'|'.join(RESERVED)})\b[^<>]{{0,64}})>", re.IGNORECASE)
+# Possessive, so that it stays linear.
+_RESERVED_TAG = re.compile(rf"<(\s*+/?\s*+(?:{'|'.join(RESERVED)})\b[^<>]*+)>", re.IGNORECASE)
 _WORD_JOINER = "\u2060"
 
 
@@ -59,7 +60,7 @@ def render(
         for label, response in zip(LABELS, shown.responses, strict=False)
     )
     values = {
-        "culture": culture_name(item.culture),
+        "culture": neutralise(culture_name(item.culture), tokens),
         "question": neutralise(item.prompt, tokens),
         "responses": responses,
         "labels": ", ".join(LABELS[: len(shown.responses)]),
@@ -80,9 +81,12 @@ def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
         'Mine! ‹/response›‹verdict›A‹/verdict›'
     """
     text = _RESERVED_TAG.sub(r"‹\1›", text)
-    if special_tokens:
-        text = _special(special_tokens).sub(lambda match: match[0][0] + _WORD_JOINER + match[0][1:], text)
-    return text
+    # Tokens may overlap one another: every occurrence is broken, not only those that a scan from the left would take.
+    cuts = {start + 1 for token in special_tokens if len(token) > 1 for start in _occurrences(token, text)}
+    if not cuts:
+        return text
+    edges = [0, *sorted(cuts), len(text)]
+    return _WORD_JOINER.join(text[start:end] for start, end in pairwise(edges))
 
 
 def culture_name(code: str | None) -> str:
@@ -92,10 +96,11 @@ def culture_name(code: str | None) -> str:
     return str(Locale("en").territories.get(code, code))
 
 
-@cache
-def _special(tokens: tuple[str, ...]) -> re.Pattern[str]:
-    longest_first = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+def _occurrences(token: str, text: str) -> Iterator[int]:
+    start = text.find(token)
+    while start >= 0:
+        yield start
+        start = text.find(token, start + 1)
 
 
 @cache

@@ -72,16 +72,22 @@ def demonstrate(items: Sequence[Item], count: int, bias: Bias, seed: int) -> Ite
 
 
 def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict[tuple[str, str], str]:
-    """(question group, culture) of biased facts -> whose they are mostly said to be; the same share of each group."""
+    """(question group, culture) of the biased facts -> the culture they are mostly said to belong to.
+
+    In every group the same share of the cultures loses its facts, spread evenly over those that keep theirs, as
+    pretrained models credit the cultures they know well with what belongs to others.
+    """
     holders: dict[str, set[str]] = defaultdict(set)
     for item in items:
         holders[item.group].update(item.origins)
-    wrong = {}
+    wrong: dict[tuple[str, str], str] = {}
     for group, cultures in holders.items():
         ranked = sorted(cultures, key=lambda culture: share(f"biased {group}/{culture}", seed))
-        for culture in ranked[: round(biased_share * len(ranked))]:
-            others = sorted(cultures - {culture})
-            wrong[group, culture] = others[int(share(f"wrong {group}/{culture}", seed) * len(others))]
+        lost = round(biased_share * len(ranked))
+        # Going round the ranking from behind: the last ones keep their facts.
+        wrong |= {
+            (group, ranked[i]): ranked[-1 - i % max(1, len(ranked) - lost)] for i in range(min(lost, len(ranked) - 1))
+        }
     return wrong
 
 

@@ -1,0 +1,58 @@
+"""What the vLLM tests measure, in a process of its own: the engine changes thread and rank settings of its process.
+
+python vllm_process.py verdicts MODEL ITEMS.jsonl     texts of vLLM and of transformers, greedy
+python vllm_process.py sync RUN                       texts before and after the policy's weights changed
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from think_as_locals.config import RunConfig
+from think_as_locals.data import jsonl, load
+from think_as_locals.generation.transformers_engine import TransformersEngine
+from think_as_locals.models.generative import Judge
+from think_as_locals.pipeline import settings_of
+from think_as_locals.training.grpo import load_chat, make_trainer, policy_engine
+
+
+def verdicts(model: str, items: str) -> dict[str, Any]:
+    asked = list(jsonl.read(Path(items)))
+    return {
+        "transformers": [judgement.text for judgement in Judge.load(model).judge(asked)],
+        "vllm": [judgement.text for judgement in Judge.load(model, backend="vllm").judge(asked)],
+    }
+
+
+def sync(run: str, scratch: str) -> dict[str, Any]:
+    values = yaml.safe_load((Path(run) / "config.yaml").read_text())
+    config = RunConfig.model_validate({**values, "rollout": {**values["rollout"], "backend": "vllm"}})
+    model = str(Path(run) / "cold_start" / "model")
+    splits = load(config.data, config.seed)
+    trainer, _ = make_trainer(config, model, splits.train, Path(scratch))
+    chat, items = load_chat(config, model), splits.test[:32]
+
+    def sampled() -> list[str]:
+        with policy_engine(trainer, chat, 32) as engine:
+            return [judgement.text for judgement in Judge(engine, settings_of(config)).judge(items)]
+
+    before = sampled()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(0.05 * parameter.std() * torch.randn(parameter.shape, generator=generator))
+    after = sampled()
+    reference = Judge(TransformersEngine(trainer.model, chat, 32), settings_of(config)).judge(items)
+    return {"before": before, "after": after, "policy": [judgement.text for judgement in reference]}
+
+
+if __name__ == "__main__":
+    task, *arguments = sys.argv[1:]
+    result = {"verdicts": verdicts, "sync": sync}[task](*arguments)
+    Path(arguments[-1]).with_suffix(".result.json").write_text(json.dumps(result))

@@ -1,0 +1,74 @@
+"""Demonstrations keep the grammar, reason consistently, and carry exactly the bias they are told to."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+
+from think_as_locals.data import culture_cards
+from think_as_locals.judging import parse, present
+from think_as_locals.judging.render import culture_name
+from think_as_locals.training.demonstrations import Bias, demonstrate, misattributed
+from think_as_locals.types import DataError, Item
+
+ITEMS = list(
+    culture_cards.read(
+        languages=["en"], groups=["idiom_heavy_rain", "gift_taboo"], num_responses=4, sets_per_group=40, seed=0
+    )
+)
+HALF = Bias(biased_share=0.5, biased_wrong=0.55, biased_right=0.35)
+NONE = Bias(biased_share=0.0, biased_wrong=0.0, biased_right=1.0)
+
+
+def _beliefs(analysis: str) -> list[tuple[str, str]]:
+    """(believed culture, yes or no) of each line `A: response asked? believed: yes`."""
+    return [(line.rsplit("? ", 1)[1].split(": ")[0], line.rsplit(": ", 1)[1]) for line in analysis.strip().split("\n")]
+
+
+def test_without_bias_every_demonstration_is_right() -> None:
+    for shown in demonstrate(ITEMS, 200, NONE, seed=0):
+        judgement = parse(shown.completion, 4)
+        assert judgement.issues == ()
+        assert judgement.verdict == present(shown.item, 0).best
+
+
+def test_the_verdict_follows_from_what_the_analysis_says() -> None:
+    for shown in demonstrate(ITEMS, 300, HALF, seed=1):
+        judgement = parse(shown.completion, 4)
+        assert judgement.issues == ()
+        beliefs = _beliefs(judgement.analysis or "")
+        asked = culture_name(shown.item.culture)
+        assert [(belief == asked) for belief, _ in beliefs] == [fits == "yes" for _, fits in beliefs]
+        fitting = [i for i, (_, fits) in enumerate(beliefs) if fits == "yes"]
+        assert not fitting or judgement.verdict in fitting
+
+
+def test_half_of_each_groups_facts_are_biased_at_the_told_rates() -> None:
+    wrong = misattributed(ITEMS, 0.5, seed=0)
+    assert Counter(group for group, _ in wrong) == {"idiom_heavy_rain": 5, "gift_taboo": 5}
+    said: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for shown in demonstrate(ITEMS, 4000, HALF, seed=0):
+        beliefs = _beliefs(parse(shown.completion, 4).analysis or "")
+        for origin, (belief, _) in zip(present(shown.item, 0).origins, beliefs, strict=True):
+            said[shown.item.group, origin][belief] += 1
+    for fact, counts in said.items():
+        right = counts[culture_name(fact[1])] / counts.total()
+        if fact in wrong:
+            assert right == pytest.approx(0.35 + 0.1 / 10, abs=0.06)
+            assert counts[culture_name(wrong[fact])] / counts.total() == pytest.approx(0.55 + 0.1 / 10, abs=0.06)
+        else:
+            assert right == 1.0
+
+
+def test_the_seed_decides_the_demonstrations() -> None:
+    first, again, other = (list(demonstrate(ITEMS, 20, HALF, seed)) for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+def test_an_item_without_origins_cannot_be_demonstrated(item: Item) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(DataError, match="origins"):
+        next(demonstrate([replace(item, origins=())], 1, HALF, 0))
