@@ -19,7 +19,6 @@ GRPO = ASSETS / "recipes" / "tal_grpo.yaml"
 QUICKSTART = ASSETS / "recipes" / "quickstart.yaml"
 HEAD = "defaults:\n  - /config\n  - override /model: qwen2_5_7b\n  - _self_\n"
 NEEDS = {("data", "blend"): ["data.path=/somewhere"], ("data", "jsonl"): ["data.path=/somewhere.jsonl"]}
-OPTIONS = [(group, option) for group, options in group_options().items() for option in options]
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +73,15 @@ def test_every_recipe_loads_and_is_called_after_its_file(path: Path) -> None:
 
 def test_there_are_recipes_and_options_to_test() -> None:
     assert {path.stem for path in recipes()} >= {"quickstart", "tal_grpo"}
-    assert len(OPTIONS) >= 12
+    assert sum(map(len, group_options().values())) >= 12
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_option_of_every_group_loads(group: str, option: str) -> None:
-    loaded = load_recipe(GRPO, [f"{group}={option}", *NEEDS.get((group, option), [])])
+@pytest.mark.parametrize("turn", range(max(map(len, group_options().values()))))
+def test_every_option_of_every_group_loads(turn: int) -> None:
+    # In each turn one option of every group, so that all have had theirs in the end.
+    chosen = [(group, options[turn % len(options)]) for group, options in group_options().items()]
+    needed = [override for choice in chosen for override in NEEDS.get(choice, [])]
+    loaded = load_recipe(GRPO, [*(f"{group}={option}" for group, option in chosen), *needed])
     assert isinstance(loaded, RunConfig)
 
 
@@ -127,12 +129,12 @@ def test_a_configuration_cannot_be_changed() -> None:
         loaded.seed = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", ["7", "true", "1e3", "null", "2025-01-01", "v1.2"])
+@pytest.mark.parametrize("name", ["7", "true", "1e3", "null"])
 def test_a_recipe_may_be_called_what_yaml_would_take_for_something_else(tmp_path: Path, name: str) -> None:
     assert load_recipe(a_recipe(tmp_path, HEAD, f"{name}.yaml"), ["run.name=x"]).recipe == name
 
 
-@pytest.mark.parametrize("name", ["plain", "with space", "Größe", "a(1)", "it's"])
+@pytest.mark.parametrize("name", ["with space", "Größe", "a(1)", "it's"])
 def test_the_checkout_may_lie_in_a_folder_of_any_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,8 +28,12 @@ def test_accelerate_launches_a_recipe_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "launcher",
-    [["accelerate", "launch", "--multi_gpu", "--num_processes", "2"], ["torchrun", "--nproc_per_node", "2"]],
-    ids=["accelerate", "torchrun"],
+    [
+        ["accelerate", "launch", "--multi_gpu", "--num_processes", "2"],
+        ["accelerate", "launch", "--config_file", "launch/cpu_ddp.yaml"],
+        ["torchrun", "--nproc_per_node", "2"],
+    ],
+    ids=["accelerate", "config file", "torchrun"],
 )
 def test_two_processes_share_one_run(tmp_path: Path, launcher: list[str]) -> None:
     name, *flags = launcher
@@ -42,15 +46,23 @@ def test_two_processes_share_one_run(tmp_path: Path, launcher: list[str]) -> Non
     assert json.loads((run / "carb" / "step-1.json").read_text())["n"] == 4
 
 
-def test_a_recipe_that_cannot_run_here_says_so_within_15_seconds() -> None:
-    start = time.monotonic()
+def test_a_recipe_that_cannot_run_here_says_what_is_missing_and_what_runs() -> None:
     done = launch(command("accelerate"), "launch", "recipes/tal_grpo.yaml", "grpo.beta=0.001", "seed=3")
-    assert time.monotonic() - start < 15
     assert done.returncode != 0
-    assert "this machine lacks what tal_grpo needs" in done.stderr
-    assert "GPU" in done.stderr
-    assert "Runs here: recipes/quickstart.yaml" in done.stderr
-    assert "Traceback" not in done.stderr.split("tal:")[0]
+    said = done.stderr.partition("tal: ")[2].partition("Traceback")[0]  # accelerate adds a traceback of its own
+    assert said.startswith("this machine lacks what tal_grpo needs:")
+    assert "a GPU" in said
+    assert "Qwen/Qwen2.5-7B-Instruct" in said
+    assert "Runs here: recipes/quickstart.yaml" in said
+
+
+def test_that_answer_comes_before_torch_is_imported() -> None:
+    code = (
+        "import sys; from think_as_locals.cli import run; from think_as_locals.types import PreflightError\n"
+        "try: run('recipes/tal_grpo.yaml', [])\n"
+        "except PreflightError: sys.exit('torch' in sys.modules)"
+    )
+    assert launch(sys.executable, "-c", code).returncode == 0
 
 
 def test_a_typo_ends_at_once_with_the_nearest_name() -> None:

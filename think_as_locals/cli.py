@@ -60,10 +60,11 @@ def run(recipe: str, overrides: Sequence[str]) -> None:
 
 def _from_main_process(shared: dict[str, Any]) -> dict[str, Any]:
     """What the main process composed: Hydra runs once, so that no two ranks can differ."""
+    import torch
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
 
-    PartialState()
+    PartialState(cpu=not torch.cuda.is_available())  # unless told so, accelerate starts no process group without a GPU
     box = [shared]
     broadcast_object_list(box)
     return box[0]

@@ -34,6 +34,17 @@ _PACKAGE = Path(__file__).parent
 ASSETS = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.parent
 """Where conf/, recipes/ and launch/ lie: beside the package in a checkout, inside it in a wheel."""
 
+_SET_ELSEWHERE = {  # fields of TRL's that other keys decide
+    "output_dir": "run.dir and run.name",
+    "seed": "seed",
+    "bf16": "model.dtype",
+    "fp16": "model.dtype",
+    "model_init_kwargs": "model",
+    "chat_template_kwargs": "model.chat_template_kwargs",
+    "use_vllm": "rollout",
+    "reward_weights": "reward.weights",
+}
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -305,6 +316,8 @@ def _cross_faults(config: RunConfig) -> list[str]:
     faults = []
     if (config.model.path is None) == (config.model.scratch is None):
         faults.append("model: set either model.path or model.scratch")
+    if config.sft is None and config.model.path is None:
+        faults.append("sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path")
     if config.sft and config.sft.biased_wrong + config.sft.biased_right > 1:
         faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")
     templates = sorted(entry.name for entry in (_PACKAGE / "judging" / "prompts").iterdir() if entry.is_dir())
@@ -327,6 +340,9 @@ def _trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
     fields = {field.name: field for field in dataclasses.fields(known)}
     faults = []
     for key, value in extra.items():
+        if key in _SET_ELSEWHERE:
+            faults.append(f"{section}.{key}: set {_SET_ELSEWHERE[key]} instead")
+            continue
         if key not in fields:
             near = _nearest(key, [*ours.model_fields, *fields])
             faults.append(f"{section}.{key}: no such field of TRL's {known.__name__}{near}")

@@ -54,10 +54,9 @@ def run(config: RunConfig, folder: Path) -> None:
         f"{config.run.name}: {len(splits.train):,} items to learn from, {len(test):,} to be measured on "
         f"({config.data.source}, split by {config.data.split})"
     )
-    model = config.model.path
+    model = str(config.model.path)  # or what the cold start makes of it
     if config.sft is not None:
         model = _cold_start(config, config.sft, splits.train, folder / "cold_start", folder, console)
-    assert model is not None, "the schema asks for model.path where there is no cold start"  # noqa: S101
     train = shuffle_labels(splits.train, config.seed) if config.data.shuffle_labels else splits.train
     _grpo(config, model, train, test, folder, console)
     if PartialState().is_main_process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,7 +75,8 @@ def _version(name: str) -> str | None:
 
 
 def _has_gpu() -> bool:
-    if not find_spec("torch"):
+    # Without a driver there is no need to import torch, which takes seconds.
+    if not find_spec("torch") or not any(map(shutil.which, ("nvidia-smi", "rocm-smi"))):
         return False
     import torch
 

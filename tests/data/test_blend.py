@@ -162,6 +162,12 @@ def test_regions_that_answer_alike_are_never_in_one_flip_set(tmp_path: Path) -> 
         assert not {"ES", "GB"} <= set(item.origins)
 
 
+def test_regions_that_answer_alike_each_keep_their_flip_sets(tmp_path: Path) -> None:
+    items = one(tmp_path, {"UK": {"toast": 4}, "Spain": {"toast": 3}, "China": {"porridge": 5}})
+    sets = flip_sets(items)
+    assert sorted(sorted(str(item.culture) for item in members) for members in sets) == [["CN", "ES"], ["CN", "GB"]]
+
+
 def test_a_region_that_fits_into_no_flip_set_gets_an_item_of_its_own(tmp_path: Path) -> None:
     # Tortillas are eaten in Britain and China too, so Mexico is in no set with them; and toast is eaten in Mexico.
     answers = {

@@ -68,7 +68,7 @@ def written(folder: Path, items: Iterable[Item], **changes: Any) -> Spec:
 def test_every_item_is_on_one_side_and_no_key_on_both(
     split: Literal["group", "pairing"], test_share: float, seed: int
 ) -> None:
-    spec = Spec(split=split, test_share=test_share, groups=GROUPS)
+    spec = Spec(split=split, test_share=test_share, groups=GROUPS, languages=("en", "th"))
     both = load(spec, seed)
     assert sorted(item.id for item in (*both.train, *both.test)) == sorted(item.id for item in read(spec, seed))
     train, test = (
@@ -87,7 +87,12 @@ def test_a_group_split_shares_no_question(languages: tuple[str, ...]) -> None:
     assert not {item.prompt for item in both.train} & {item.prompt for item in both.test}
 
 
-@pytest.mark.parametrize("languages", [("en",), ("en", "own"), ("en", "de", "th")])
+def test_a_pairing_of_facts_in_their_cultures_own_language_is_refused() -> None:
+    with pytest.raises(DataError, match="memory alone"):
+        load(Spec(split="pairing", languages=("en", "own"), groups=GROUPS))
+
+
+@pytest.mark.parametrize("languages", [("en",), ("en", "de", "th")])
 def test_a_pairing_split_shares_no_set_of_responses_in_any_language(languages: tuple[str, ...]) -> None:
     both = load(Spec(split="pairing", languages=languages, sets_per_group=20, groups=GROUPS))
     train, test = ({(item.group, frozenset(item.origins)) for item in side} for side in (both.train, both.test))
@@ -96,9 +101,9 @@ def test_a_pairing_split_shares_no_set_of_responses_in_any_language(languages: t
     assert not texts[0] & texts[1]
 
 
-def test_a_pairing_split_shares_no_set_of_responses_where_two_cultures_answer_alike(tmp_path: Path) -> None:
-    # In each group the same two texts twice, once as the one Korea's answer and once as the other's.
-    items = [
+def alike(count: int) -> list[Item]:
+    """In each group the same two texts twice, once as the one Korea's answer and once as the other's."""
+    return [
         an_item(
             i,
             responses=(f"kimchi {i // 2}", f"rice {i // 2}"),
@@ -107,9 +112,12 @@ def test_a_pairing_split_shares_no_set_of_responses_where_two_cultures_answer_al
             group=f"g{i // 2}",
             domain="food",
         )
-        for i in range(100)
+        for i in range(count)
     ]
-    both = load(written(tmp_path, items, split="pairing", test_share=0.5))
+
+
+def test_a_pairing_split_shares_no_set_of_responses_where_two_cultures_answer_alike(tmp_path: Path) -> None:
+    both = load(written(tmp_path, alike(100), split="pairing", test_share=0.5))
     texts = [{frozenset(item.responses) for item in side} for side in (both.train, both.test)]
     assert not texts[0] & texts[1]
 
@@ -141,10 +149,14 @@ def test_a_group_that_stands_in_several_domains_goes_to_one_side_as_a_whole(tmp_
     assert not {item.group for item in both.train} & {item.group for item in both.test}
 
 
-def test_the_split_does_not_depend_on_the_seed_or_the_order_of_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", ["group", "pairing"])
+@pytest.mark.parametrize("items", [[an_item(i) for i in range(120)], alike(120)], ids=["apart", "alike"])
+def test_the_split_does_not_depend_on_the_seed_or_the_order_of_rows(
+    tmp_path: Path, items: list[Item], split: Literal["group", "pairing"]
+) -> None:
     (tmp_path / "turned").mkdir()
-    items = [an_item(i) for i in range(120)]
-    spec, turned = written(tmp_path, items), written(tmp_path / "turned", reversed(items))
+    spec = written(tmp_path, items, split=split, test_share=0.4)
+    turned = written(tmp_path / "turned", reversed(items), split=split, test_share=0.4)
     assert load(spec, 0) == load(spec, 1)
     assert {item.id for item in load(spec).test} == {item.id for item in load(turned).test}
 

@@ -56,9 +56,10 @@ def flip_sets(items: Sequence[Item]) -> list[list[Item]]:
 
     Only whole sets count: as many items as responses, each response the best of exactly one.
     """
-    shared: dict[tuple[str, frozenset[str]], list[Item]] = defaultdict(list)
+    shared: dict[tuple[str, frozenset[str], frozenset[str]], list[Item]] = defaultdict(list)
     for item in items:
-        shared[item.group, frozenset(item.responses)].append(item)
+        # Two cultures may answer alike: whose answers they are tells their sets apart.
+        shared[item.group, frozenset(item.responses), frozenset(item.origins)].append(item)
     sets = []
     for members in shared.values():
         by_language: dict[str, list[Item]] = defaultdict(list)

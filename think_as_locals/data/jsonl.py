@@ -63,7 +63,7 @@ def write(items: Iterable[Item], path: Path) -> int:
 def _item(line: str, place: str) -> Item:
     try:
         row: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not JSON: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{place}: expected an object with the fields {', '.join(_FIELDS)}; got {type(row).__name__}")

@@ -23,7 +23,7 @@ _RESERVED_TAG = re.compile(rf"<(\s*+/?\s*+(?:{'|'.join(RESERVED)})\b[^<>]*+)>", 
 _WORD_JOINER = "\u2060"
 
 
-class UnknownPromptError(ThinkAsLocalsError, KeyError):
+class UnknownPromptError(ThinkAsLocalsError, LookupError):
     """No prompt template of that name."""
 
 

@@ -14,7 +14,7 @@ from think_as_locals.judging.present import present
 from think_as_locals.types import Item, Judgement, RewardBreakdown, ThinkAsLocalsError
 
 
-class UnknownRewardError(ThinkAsLocalsError, KeyError):
+class UnknownRewardError(ThinkAsLocalsError, LookupError):
     """No reward component of that name."""
 
 

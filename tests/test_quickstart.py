@@ -1,0 +1,70 @@
+"""The quick start as it is: what the README says of it, measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+import yaml
+from conftest import ROOT, command, launch
+
+from think_as_locals.config import RunConfig
+from think_as_locals.data import jsonl, load
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a whole quick start."""
+    folder = tmp_path_factory.mktemp("runs")
+    done = launch(
+        command("tal"), "run", "recipes/quickstart.yaml", f"run.dir={folder}", "run.name=quickstart", timeout=1500
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "quickstart"
+
+
+def _carb(run: Path, step: int) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((run / "carb" / f"step-{step}.json").read_text())
+    return summary
+
+
+@pytest.mark.timeout(1600)
+def test_grpo_removes_the_bias_that_the_cold_start_taught(quickstart: Path) -> None:
+    before, after = _carb(quickstart, 0), _carb(quickstart, 40)
+    assert before["split"] == after["split"] == "pairing"
+    assert before["accuracy"] <= 0.60
+    assert after["accuracy"] >= 0.80
+    assert before["ci95"][1] < after["ci95"][0]
+    assert max(before["parse_failure"], after["parse_failure"]) <= 0.02
+
+
+def test_flips_are_beyond_what_a_judge_blind_to_culture_can_score(quickstart: Path) -> None:
+    flips = _carb(quickstart, 40)["flips"]
+    assert flips["n"] >= 400
+    assert flips["ci95"][0] > 0.25
+
+
+def test_baselines_stand_at_chance(quickstart: Path) -> None:
+    for name, baseline in _carb(quickstart, 40)["baselines"].items():
+        assert baseline["accuracy"] == pytest.approx(0.25, abs=0.05), name
+
+
+def test_transformers_and_vllm_give_the_verdicts_of_training_on_100_items(quickstart: Path, tmp_path: Path) -> None:
+    config = RunConfig.model_validate(yaml.safe_load((quickstart / "config.yaml").read_text()))
+    rows = parquet.read_table(quickstart / "carb" / "step-40.parquet").to_pylist()[:100]
+    by_id = {item.id: item for item in load(config.data, config.seed).test}
+    path = tmp_path / "items.jsonl"
+    jsonl.write([by_id[row["id"]] for row in rows], path)
+    script = str(ROOT / "tests" / "generation" / "vllm_process.py")
+    done = launch(sys.executable, script, "verdicts", str(quickstart / "model"), str(path))
+    assert done.returncode == 0, done.stderr
+    texts = json.loads(path.with_suffix(".result.json").read_text())
+    verdicts = [text.rpartition("<verdict>")[2] for text in (row["completion"] for row in rows)]
+    for backend in ("transformers", "vllm"):
+        assert [text.rpartition("<verdict>")[2] for text in texts[backend]] == verdicts, backend
