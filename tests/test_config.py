@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from think_as_locals import config as config_module
-from think_as_locals.config import ASSETS, RunConfig, group_options, load_recipe, recipes, validate
+from think_as_locals.config import ASSETS, group_options, load_recipe, recipes, validate
+from think_as_locals.schema import RunConfig
 from think_as_locals.types import ConfigError
 
 GRPO = ASSETS / "recipes" / "tal_grpo.yaml"

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from conftest import SMALL, command, launch
 
-from think_as_locals.config import RunConfig
 from think_as_locals.models.generative import Judge
 from think_as_locals.pipeline import select, shuffle_labels
+from think_as_locals.schema import RunConfig
 from think_as_locals.types import Item
 
 pytestmark = pytest.mark.slow

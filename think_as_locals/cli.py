@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from think_as_locals.config import RunConfig, load_recipe, recipes
+from think_as_locals.config import load_recipe, recipes
+from think_as_locals.schema import RunConfig
 from think_as_locals.types import ThinkAsLocalsError
 
 _ENVIRONMENT = {

@@ -14,7 +14,6 @@ from transformers import PrinterCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOTrainer
 
-from think_as_locals.config import RunConfig, SftSection
 from think_as_locals.data import flip_sets, load
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.report import write_report
@@ -22,6 +21,7 @@ from think_as_locals.generation import Chat
 from think_as_locals.judging import render
 from think_as_locals.models.generative import SETTINGS_FILE, Judge, JudgeSettings
 from think_as_locals.models.scratch import make_judge
+from think_as_locals.schema import RunConfig, SftSection
 from think_as_locals.training.callbacks import (
     CarbCallback,
     CheckpointPlace,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from think_as_locals.config import RunConfig, load_recipe, recipes
+from think_as_locals.config import load_recipe, recipes
+from think_as_locals.schema import RunConfig
 from think_as_locals.types import ConfigError, PreflightError
 
 _DISTRIBUTION = "think-as-locals"

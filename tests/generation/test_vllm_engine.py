@@ -10,8 +10,8 @@ import pytest
 import yaml
 from conftest import ROOT, SMALL, command, launch
 
-from think_as_locals.config import RunConfig
 from think_as_locals.data import jsonl, load
+from think_as_locals.schema import RunConfig
 
 pytestmark = pytest.mark.slow
 

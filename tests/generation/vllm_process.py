@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import yaml
 
-from think_as_locals.config import RunConfig
 from think_as_locals.data import jsonl, load
 from think_as_locals.generation.transformers_engine import TransformersEngine
 from think_as_locals.models.generative import Judge
 from think_as_locals.pipeline import settings_of
+from think_as_locals.schema import RunConfig
 from think_as_locals.training.grpo import load_chat, make_trainer, policy_engine
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from think_as_locals.evaluation.baselines import TRAITS, trait_scores
 from think_as_locals.evaluation.statistics import accuracy
 from think_as_locals.files import write_json
 from think_as_locals.types import LABELS, Item, Prediction
+
+Measured = Callable[[Sequence[Prediction]], dict[str, Any]]
 
 
 def summarise(
@@ -38,18 +41,8 @@ def summarise(
         step: Optimizer step of the policy.
         bootstrap_samples: Resamples for each interval.
     """
-
-    def measured(some: Sequence[Prediction]) -> dict[str, Any]:
-        scores = [float(p.correct) for p in some]
-        return accuracy(scores, [p.item.group for p in some], bootstrap_samples, seed).as_dict()
-
-    def by(key: Callable[[Prediction], str]) -> dict[str, Any]:
-        parts: dict[str, list[Prediction]] = defaultdict(list)
-        for prediction in predictions:
-            parts[key(prediction)].append(prediction)
-        return {name: measured(part) for name, part in sorted(parts.items())}
-
-    items = [p.item for p in predictions]
+    measured = partial(_measured, samples=bootstrap_samples, seed=seed)
+    by = partial(_by, predictions, measured)
     return {
         "dataset": dataset,
         "split": split,
@@ -65,7 +58,7 @@ def summarise(
         "by_cell": by(lambda p: f"{p.item.culture or 'none'}/{p.item.domain}"),
         "by_position": by(lambda p: LABELS[p.shown.best]),
         "flips": _flips(predictions, measured),
-        "baselines": _baselines(items, bootstrap_samples, seed),
+        "baselines": _baselines([p.item for p in predictions], bootstrap_samples, seed),
     }
 
 
@@ -95,9 +88,19 @@ def metrics(summary: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _flips(
-    predictions: Sequence[Prediction], measured: Callable[[Sequence[Prediction]], dict[str, Any]]
-) -> dict[str, Any]:
+def _measured(predictions: Sequence[Prediction], samples: int, seed: int) -> dict[str, Any]:
+    scores = [float(p.correct) for p in predictions]
+    return accuracy(scores, [p.item.group for p in predictions], samples, seed).as_dict()
+
+
+def _by(predictions: Sequence[Prediction], measured: Measured, key: Callable[[Prediction], str]) -> dict[str, Any]:
+    parts: dict[str, list[Prediction]] = defaultdict(list)
+    for prediction in predictions:
+        parts[key(prediction)].append(prediction)
+    return {name: measured(part) for name, part in sorted(parts.items())}
+
+
+def _flips(predictions: Sequence[Prediction], measured: Measured) -> dict[str, Any]:
     """Accuracy on whole flip sets, where a judge blind to the culture scores exactly 1/N."""
     by_id = {p.item.id: p for p in predictions}
     sets = [[by_id[item.id] for item in members] for members in flip_sets([p.item for p in predictions])]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from think_as_locals.config import RunConfig, SftSection, TrlSection
+from think_as_locals.schema import RunConfig, SftSection, TrlSection
 
 _OURS = set(SftSection.model_fields) - set(TrlSection.model_fields)  # the demonstrations' bias: not TRL's
 

@@ -13,10 +13,10 @@ from datasets import Dataset
 from transformers import AutoTokenizer, GenerationConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from think_as_locals.config import RunConfig
 from think_as_locals.generation import Chat, Engine, eos_token_ids, vllm_engine
 from think_as_locals.generation.transformers_engine import TransformersEngine
 from think_as_locals.judging import present, render
+from think_as_locals.schema import RunConfig
 from think_as_locals.training.arguments import trl_arguments
 from think_as_locals.training.rewards import Rewards
 from think_as_locals.types import Item

@@ -10,9 +10,9 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from think_as_locals.config import RunConfig, SftSection
 from think_as_locals.generation import Chat
 from think_as_locals.judging import render
+from think_as_locals.schema import RunConfig, SftSection
 from think_as_locals.training.arguments import trl_arguments
 from think_as_locals.training.demonstrations import Bias, Demonstration
 
