@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from trl import GRPOTrainer
 
 from think_as_locals.data import flip_sets, load
+from think_as_locals.data.flips import share
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.report import write_report
 from think_as_locals.generation import Chat
@@ -67,15 +68,15 @@ def run(config: RunConfig, folder: Path) -> None:
 
 
 def select(items: Sequence[Item], limit: int | None) -> tuple[Item, ...]:
-    """At most `limit` items, whole flip sets first."""
+    """At most `limit` items, whole flip sets first, drawn from all questions alike."""
     if limit is None or len(items) <= limit:
         return tuple(items)
     chosen: list[Item] = []
-    for members in flip_sets(items):
+    for members in sorted(flip_sets(items), key=lambda members: share(members[0].id)):
         if len(chosen) + len(members) <= limit:
             chosen += members
     taken = {item.id for item in chosen}
-    chosen += [item for item in items if item.id not in taken]
+    chosen += sorted((item for item in items if item.id not in taken), key=lambda item: share(item.id))
     return tuple(chosen[:limit])
 
 
