@@ -36,7 +36,7 @@ from think_as_locals.training.live import LiveView
 from think_as_locals.training.sft import bias_of, cold_start
 from think_as_locals.types import Item, Prediction
 
-_TOKENIZER_DEMONSTRATIONS = 8000
+_TOKENIZER_DEMONSTRATIONS = 4000
 
 
 def run(config: RunConfig, folder: Path) -> None:
