@@ -70,3 +70,13 @@ def test_a_typo_ends_at_once_with_the_nearest_name() -> None:
     assert done.returncode == 2
     assert "did you mean 'data.split'?" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path) -> None:
+    rows = tmp_path / "items.jsonl"
+    rows.write_text('{"id": "1"}\n', encoding="utf-8")
+    where = ["data=jsonl", f"data.path={rows}", f"run.dir={tmp_path}", "run.name=mine"]
+    done = launch(command("tal"), "run", "recipes/quickstart.yaml", *where)
+    assert done.returncode == 2
+    assert f"{rows}:1" in done.stderr
+    assert not (tmp_path / "mine").exists()

@@ -43,20 +43,29 @@ def main(recipe: str | None = None) -> None:
 
 def run(recipe: str, overrides: Sequence[str]) -> None:
     """Train as a recipe says; one process of possibly several."""
+    from think_as_locals.data import load
+
     shared: dict[str, Any] = {}
+    splits = None
     if int(os.environ.get("RANK", "0")) == 0:
         from think_as_locals.preflight import preflight
+        from think_as_locals.training.demonstrations import check_origins
         from think_as_locals.workspace import open_run
 
         config = load_recipe(recipe, overrides)
         preflight(config)
+        # A fault in the data ends the run before it has a folder.
+        splits = load(config.data, config.seed)
+        if config.sft is not None:
+            check_origins(splits.train)
         shared = {"config": config.model_dump(), "folder": str(open_run(config))}
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         shared = _from_main_process(shared)
+    config = RunConfig.model_validate(shared["config"])
 
     from think_as_locals import pipeline
 
-    pipeline.run(RunConfig.model_validate(shared["config"]), Path(shared["folder"]))
+    pipeline.run(config, splits or load(config.data, config.seed), Path(shared["folder"]))
 
 
 def _from_main_process(shared: dict[str, Any]) -> dict[str, Any]:

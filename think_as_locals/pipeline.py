@@ -14,7 +14,7 @@ from transformers import PrinterCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOTrainer
 
-from think_as_locals.data import flip_sets, load
+from think_as_locals.data import Splits, flip_sets
 from think_as_locals.data.flips import share
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.report import write_report
@@ -39,17 +39,17 @@ from think_as_locals.types import Item, Prediction
 _TOKENIZER_DEMONSTRATIONS = 4000
 
 
-def run(config: RunConfig, folder: Path) -> None:
-    """Train a judge; every process of a launch calls this with the same configuration.
+def run(config: RunConfig, splits: Splits, folder: Path) -> None:
+    """Train a judge; every process of a launch calls this with the same arguments.
 
     Args:
         config: The run.
+        splits: Its items, from `load`.
         folder: Its folder, from `open_run`.
     """
     console = Console(quiet=not PartialState().is_main_process)
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    splits = load(config.data, config.seed)
     test = select(splits.test, config.eval.max_items)
     console.print(
         f"{config.run.name}: {len(splits.train):,} items to learn from, {len(test):,} to be measured on "

@@ -51,11 +51,9 @@ def demonstrate(items: Sequence[Item], count: int, bias: Bias, seed: int) -> Ite
     """Demonstrations for `count` items drawn at random.
 
     Raises:
-        DataError: an item does not say which culture each response holds for.
+        DataError: from `check_origins`.
     """
-    for item in items:
-        if not item.origins:
-            raise DataError(f"item {item.id!r}: a cold start needs `origins`, the culture each response holds for")
+    check_origins(items)
     cultures = sorted({culture for item in items for culture in item.origins})
     wrong = misattributed(items, bias.biased_share, seed)
     rng = random.Random(seed)
@@ -69,6 +67,20 @@ def demonstrate(items: Sequence[Item], count: int, bias: Bias, seed: int) -> Ite
                 belief = wrong[shown.group, right] if mostly else rng.choice(cultures)
             beliefs.append(belief)
         yield Demonstration(item, _completion(shown, beliefs, rng))
+
+
+def check_origins(items: Sequence[Item]) -> None:
+    """Whether one can demonstrate on these items.
+
+    Raises:
+        DataError: an item does not say which culture each response holds for.
+    """
+    for item in items:
+        if not item.origins:
+            raise DataError(
+                f"item {item.id!r}: a cold start needs `origins`, the culture each response holds for; "
+                "add it to the rows, or go without a cold start (sft=null) from a model that knows the grammar"
+            )
 
 
 def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict[tuple[str, str], str]:
