@@ -19,6 +19,7 @@ from think_as_locals.judging import present, render
 from think_as_locals.schema import RunConfig
 from think_as_locals.training.arguments import trl_arguments
 from think_as_locals.training.rewards import Rewards
+from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 from think_as_locals.types import Item
 
 
@@ -36,7 +37,7 @@ def make_trainer(config: RunConfig, model: str, items: Sequence[Item], output_di
     weights = {str(name): weight for name, weight in config.reward.weights.items()}
     rewards = Rewards([present(item, config.seed) for item in items], weights, chat)
     with _vllm_settings(config):
-        trainer = GRPOTrainer(
+        trainer = SharedPrefixTrainer(
             model=model,
             reward_funcs=rewards.functions(),
             args=GRPOConfig(**arguments, reward_weights=list(weights.values())),

@@ -1,0 +1,112 @@
+"""Packed rows against separate rows, on a model of our own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from think_as_locals.training import packing
+
+VOCABULARY = 61
+
+
+def model_of(family: type[PreTrainedModel] = Qwen3ForCausalLM, **fields: object) -> PreTrainedModel:
+    """A small model, ready for packed rows."""
+    torch.manual_seed(0)
+    config = {Qwen3ForCausalLM: Qwen3Config, LlamaForCausalLM: LlamaConfig}[family]
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "initializer_range": 0.3,
+    }
+    model = family._from_config(config(**{**sizes, **fields}), attn_implementation="sdpa")
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    packing.prepare(model)
+    return model
+
+
+def separately(model: PreTrainedModel, prompts: list[Tensor], completions: list[Tensor]) -> list[Tensor]:
+    """Log-probabilities of each completion from a plain forward pass of its own."""
+    scored = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0]
+        predicted = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        scored.append(predicted.gather(1, completion[:, None])[:, 0])
+    return scored
+
+
+sequences = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
+batches = st.lists(
+    st.tuples(sequences, st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=5), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=3,
+).filter(lambda groups: any(completion for _, group in groups for completion in group))
+
+
+@settings(max_examples=60, deadline=None)
+@given(groups=batches)
+def test_packed_rows_score_as_separate_rows(groups: list[tuple[list[int], list[list[int]]]]) -> None:
+    model = model_of()
+    prompts = [torch.tensor(prompt) for prompt, group in groups for _ in group]
+    completions = [torch.tensor(completion, dtype=torch.long) for _, group in groups for completion in group]
+    packed = packing.pack(prompts, completions)
+    values, entropies = packing.log_probs(model, packed)
+    with torch.no_grad():
+        expected = torch.cat(separately(model, prompts, completions))
+    torch.testing.assert_close(values, expected, atol=1e-5, rtol=1e-5)
+    assert entropies is not None
+    assert entropies.shape == values.shape
+    for (row, column), label in zip(
+        zip(packed.rows.tolist(), packed.columns.tolist(), strict=True), packed.labels[0].tolist(), strict=True
+    ):
+        assert completions[row][column] == label
+
+
+def test_a_group_of_equal_prompts_holds_its_prompt_once() -> None:
+    prompt = torch.arange(10)
+    packed = packing.pack([prompt] * 3, [torch.tensor([1, 2]), torch.tensor([], dtype=torch.long), torch.tensor([3])])
+    assert packed.tokens.shape == (1, 9 + 2 + 1)
+    assert packed.tokens[0, 9:].tolist() == [9, 1, 9]
+    assert packed.positions[0, 9:].tolist() == [9, 10, 9]
+    assert packed.rows.tolist() == [0, 0, 2]
+    assert packed.columns.tolist() == [0, 1, 0]
+
+
+def test_gradients_are_those_of_separate_rows() -> None:
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, VOCABULARY, (7,), generator=generator)] * 3
+    completions = [torch.randint(0, VOCABULARY, (n,), generator=generator) for n in (4, 2, 5)]
+    model = model_of(LlamaForCausalLM)
+    gradients = []
+    for values in (
+        packing.log_probs(model, packing.pack(prompts, completions))[0],
+        torch.cat(separately(model, prompts, completions)),
+    ):
+        model.zero_grad()
+        (values * torch.linspace(-1, 1, len(values))).sum().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert (gradients[0] - gradients[1]).norm() <= 1e-5 * gradients[1].norm()
+
+
+def test_a_prepared_model_computes_usual_rows_as_before() -> None:
+    prepared, ids = model_of(), torch.arange(12).view(2, 6)
+    plain = Qwen3ForCausalLM(prepared.config)
+    plain.load_state_dict(prepared.state_dict())
+    assert torch.equal(prepared(input_ids=ids).logits, plain(input_ids=ids).logits)
+
+
+def test_nothing_to_score_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to pack"):
+        packing.pack([torch.tensor([1])], [torch.tensor([], dtype=torch.long)])
+    with pytest.raises(ValueError, match="a prompt before each"):
+        packing.pack([torch.tensor([], dtype=torch.long)], [torch.tensor([1])])

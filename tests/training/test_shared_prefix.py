@@ -1,0 +1,282 @@
+"""SharedPrefixTrainer against TRL's own path: same loss, same gradients, fewer tokens."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from think_as_locals.models.scratch import train_tokenizer
+from think_as_locals.training.shared_prefix import SharedPrefixTrainer, micro_batches
+
+VOCABULARY = 61
+LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
+G = 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(["which of these is done there"], 300, 0)
+
+
+@pytest.fixture
+def trainer_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[..., SharedPrefixTrainer]:
+    """Makes trainers of a small model; keyword arguments are GRPOConfig's, `model_*` the model's."""
+
+    def make(*, lora: bool = False, kernel: str = "sdpa", **arguments: Any) -> SharedPrefixTrainer:
+        torch.manual_seed(0)
+        of_model = {k.removeprefix("model_"): arguments.pop(k) for k in list(arguments) if k.startswith("model_")}
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = Qwen3Config(
+            **sizes,
+            vocab_size=len(tokenizer),
+            num_key_value_heads=2,
+            head_dim=8,
+            initializer_range=0.3,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            max_position_embeddings=256,
+            **of_model,
+        )
+        Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
+        settings = {"gradient_checkpointing": False, "beta": 0.0, "max_completion_length": 6, **arguments}
+        return SharedPrefixTrainer(
+            model=str(tmp_path / "model"),  # a path: the reference model is loaded from it as well
+            reward_funcs=lambda completion_ids, **_: [float(len(set(ids))) for ids in completion_ids],
+            args=GRPOConfig(
+                output_dir=str(tmp_path),
+                use_cpu=True,
+                bf16=False,
+                model_init_kwargs={"attn_implementation": kernel, "dtype": "float32"},
+                per_device_train_batch_size=8,
+                num_generations=G,
+                report_to=[],
+                disable_tqdm=True,
+                **settings,
+            ),
+            train_dataset=Dataset.from_list([{"prompt": text} for text in ["which is done", "these", "of there is"]]),
+            processing_class=tokenizer,
+            peft_config=LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False) if lora else None,
+        )
+
+    return make
+
+
+def batch(zero: bool = False) -> dict[str, Any]:
+    """Two groups of G rollouts as TRL hands them over: ragged, padded, off policy."""
+    generator = torch.Generator().manual_seed(3)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(0, VOCABULARY, shape, generator=generator)
+
+    lengths = torch.tensor([5, 3, 6, 1, 2, 6, 4, 4])
+    prompts = torch.stack([torch.arange(9) >= 9 - length for length in (9, 4) for _ in range(G)]).long()
+    completions = (torch.arange(6) < lengths[:, None]).long()
+    advantages = torch.randn(2 * G, generator=generator)
+    if zero:
+        advantages[: G + 1] = 0
+    return {
+        "prompt_ids": integers(2, 9).repeat_interleave(G, 0) * prompts,
+        "prompt_mask": prompts,
+        "completion_ids": integers(2 * G, 6) * completions,
+        "completion_mask": completions,
+        "advantages": advantages,
+        "old_per_token_logps": -torch.rand(2 * G, 6, generator=generator) * 9 * completions,
+        "ref_per_token_logps": -torch.rand(2 * G, 6, generator=generator) * 9 * completions,
+        "num_items_in_batch": lengths.sum(),
+    }
+
+
+def loss_and_gradient(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    trainer.model.train()
+    trainer.model.zero_grad()
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer.compute_loss(trainer.model, dict(inputs))
+    loss.backward()
+    gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
+    return loss.detach(), torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def separately(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The same as TRL computes it."""
+    trainer.unshared_reason = "this is the reference"
+    try:
+        return loss_and_gradient(trainer, inputs)
+    finally:
+        trainer.unshared_reason = None
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.05])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [False, True])
+def test_loss_and_gradients_are_trls_for_every_loss(
+    trainer_of: Callable[..., SharedPrefixTrainer], lora: bool, checkpointing: bool, beta: float
+) -> None:
+    trainer = trainer_of(lora=lora, gradient_checkpointing=checkpointing, beta=beta)
+    for trainer.loss_type in LOSSES:
+        expected_loss, expected = separately(trainer, batch())
+        loss, gradient = loss_and_gradient(trainer, batch())
+        assert trainer.unshared_reason is None
+        torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
+        assert expected.norm() > 0
+        assert (gradient - expected).norm() <= 1e-5 * expected.norm(), trainer.loss_type
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_rollouts_without_advantage_are_left_out_exactly(
+    trainer_of: Callable[..., SharedPrefixTrainer], monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    trainer = trainer_of(importance_sampling_level=level)
+    loss_and_gradient(trainer, batch())  # past the first use, with its comparison
+    passes = _record_passes(trainer, monkeypatch)
+    for trainer.loss_type in LOSSES:
+        expected_loss, expected = separately(trainer, batch(zero=True))
+        passes.clear()
+        loss, gradient = loss_and_gradient(trainer, batch(zero=True))
+        assert passes == [3 + 6 + 4 + 4]  # the second group alone, without its first rollout
+        torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
+        assert (gradient - expected).norm() <= 1e-5 * expected.norm(), trainer.loss_type
+
+
+def test_where_no_rollout_has_an_advantage_the_gradient_is_zero(
+    trainer_of: Callable[..., SharedPrefixTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of()
+    loss_and_gradient(trainer, batch())
+    passes = _record_passes(trainer, monkeypatch)
+    loss, gradient = loss_and_gradient(trainer, batch() | {"advantages": torch.zeros(2 * G)})
+    assert loss == 0
+    assert not gradient.any()
+    assert len(gradient) == sum(p.numel() for p in trainer.model.parameters())  # other ranks wait for every one
+    assert passes == [1]
+
+
+@pytest.mark.parametrize("arguments", [{"beta": 0.1}, {"top_entropy_quantile": 0.5}, {"entropy_coef": 0.01}])
+def test_rollouts_without_advantage_count_where_something_else_moves_the_policy(
+    trainer_of: Callable[..., SharedPrefixTrainer], arguments: dict[str, float]
+) -> None:
+    trainer = trainer_of(**arguments)
+    expected_loss, expected = separately(trainer, batch(zero=True))
+    loss, gradient = loss_and_gradient(trainer, batch(zero=True))
+    torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
+    assert (gradient - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_micro_batches_keep_groups_together_and_lose_common_padding() -> None:
+    whole = batch()
+    parts = sorted(micro_batches(whole, 2), key=lambda part: -part["prompt_ids"].shape[1])
+    assert [tuple(part["prompt_ids"].shape) for part in parts] == [(G, 9), (G, 4)]
+    assert torch.equal(parts[0]["completion_ids"], whole["completion_ids"][:G])
+    assert torch.equal(parts[1]["old_per_token_logps"], whole["old_per_token_logps"][G:])
+    assert torch.equal(parts[1]["advantages"], whole["advantages"][G:])
+    short = micro_batches(whole | {"completion_mask": whole["completion_mask"] * (torch.arange(6) < 2)}, 1)[0]
+    assert short["ref_per_token_logps"].shape == short["completion_mask"].shape == (2 * G, 2)
+
+
+def test_training_is_trls_step_for_step(
+    trainer_of: Callable[..., SharedPrefixTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = {"max_steps": 3, "gradient_accumulation_steps": 2, "num_iterations": 2, "learning_rate": 1e-2}
+    ours, trls = trainer_of(**arguments), trainer_of(**arguments)
+    trls.unshared_reason = "this is the reference"
+    for trainer in (ours, trls):
+        torch.manual_seed(5)
+        trainer.train()
+    assert ours.unshared_reason is None
+    for name in ("loss", "entropy", "reward"):
+        values = [[log[name] for log in t.state.log_history if name in log] for t in (ours, trls)]
+        assert values[0] == pytest.approx(values[1], abs=1e-4), name
+    theirs = dict(trls.model.named_parameters())
+    for name, parameter in ours.model.named_parameters():
+        torch.testing.assert_close(parameter, theirs[name], atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"kernel": "eager"}, "eager; supported: sdpa"),
+        ({"model_use_sliding_window": True, "model_sliding_window": 8, "model_max_window_layers": 1}, "of 8 tokens"),
+        ({"model_attention_dropout": 0.1}, "disable_dropout"),
+    ],
+)
+def test_what_is_not_supported_is_said_once_and_computed_as_trl_does(
+    trainer_of: Callable[..., SharedPrefixTrainer],
+    caplog: pytest.LogCaptureFixture,
+    arguments: dict[str, Any],
+    reason: str,
+) -> None:
+    with caplog.at_level(logging.WARNING, "think_as_locals"):
+        trainer = trainer_of(**arguments)
+        loss_and_gradient(trainer, batch())
+        loss_and_gradient(trainer, batch())
+    assert [reason in record.message for record in caplog.records if "not shared" in record.message] == [True]
+
+
+def test_a_model_that_reads_packed_rows_otherwise_falls_back(
+    trainer_of: Callable[..., SharedPrefixTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of()
+    rotary = trainer.model.model.rotary_emb
+    monkeypatch.setattr(rotary, "forward", lambda x, ids, f=rotary.forward: f(x, torch.arange(ids.shape[1])[None]))
+    expected = separately(trainer, batch())
+    loss, gradient = loss_and_gradient(trainer, batch())
+    assert "differ by" in str(trainer.unshared_reason)
+    assert torch.equal(loss, expected[0])
+    assert torch.equal(gradient, expected[1])
+
+
+def test_half_precision_passes_the_first_comparison(trainer_of: Callable[..., SharedPrefixTrainer]) -> None:
+    trainer = trainer_of()
+    trainer.model.to(torch.bfloat16)
+    _, expected = separately(trainer, batch())
+    _, gradient = loss_and_gradient(trainer, batch())
+    assert trainer.unshared_reason is None
+    assert torch.cosine_similarity(gradient.float(), expected.float(), dim=0) > 0.98
+
+
+def _record_passes(trainer: SharedPrefixTrainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Token counts of the packed passes from now on."""
+    passes: list[int] = []
+    forward = trainer.model.forward
+    monkeypatch.setattr(
+        trainer.model, "forward", lambda **inputs: (passes.append(inputs["input_ids"].shape[1]), forward(**inputs))[1]
+    )
+    return passes
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("_prepare_inputs", ["generation_batch"]),
+        ("_compute_loss", ["model", "inputs"]),
+        (
+            "_get_per_token_logps_and_entropies",
+            [
+                "model",
+                "input_ids",
+                "attention_mask",
+                "logits_to_keep",
+                "batch_size",
+                "compute_entropy",
+                "compute_aux_loss",
+            ],
+        ),
+    ],
+)
+def test_trl_still_has_what_is_overridden(method: str, parameters: list[str]) -> None:
+    theirs = getattr(GRPOTrainer, method, None)
+    assert theirs is not None, f"this TRL has no GRPOTrainer.{method}: training/shared_prefix.py must be adapted"
+    got = list(inspect.signature(theirs).parameters)[1:]
+    assert got[: len(parameters)] == parameters, (
+        f"GRPOTrainer.{method} takes {got} in this TRL, training/shared_prefix.py was written for {parameters}"
+    )

@@ -1,0 +1,237 @@
+"""Rows that share a prompt -> one row that holds the prompt once, and the attention such a row needs.
+
+Rollouts of a group, prompt `p q r` and completions `a b` and `c d e`, become
+
+    tokens     p q | r a | r c d
+    positions  0 1 | 2 3 | 2 3 4
+    labels     . . | a b | c d e
+
+Every branch begins with the prompt's last token, which predicts the first token of its completion, and sees the trunk
+(the prompt without that token) and itself only. So the log-probabilities and gradients are those of separate rows, to
+rounding, while the token count falls from G(P+C) to P+GC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+SUPPORTED_KERNELS = ("sdpa", "flash_attention_2", "flash_attention_3")
+ARGUMENT = "shared_prefix"
+"""Name of the model's keyword argument that says how a row is packed; it reaches the attention of every layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Where a group lies in a packed row.
+
+    Args:
+        trunk: Where its trunk lies.
+        branches: Where its branches lie, one after the other.
+        num_branches: How many there are.
+        longest: Tokens of the longest branch.
+        scatter: Index of each branch token in the padded block (num_branches x longest); `None` where all are as long.
+    """
+
+    trunk: slice
+    branches: slice
+    num_branches: int
+    longest: int
+    scatter: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One row of L tokens for a model.
+
+    Args:
+        tokens: Token ids, (1, L).
+        positions: Position of each token in its own sequence, (1, L).
+        labels: What the branch tokens predict, (1, L').
+        scored: Index of the L' branch tokens in the row.
+        groups: Where the groups lie.
+        rows, columns: Which row and which of its completion tokens each label is.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    labels: Tensor
+    scored: Tensor
+    groups: tuple[Group, ...]
+    rows: Tensor
+    columns: Tensor
+
+
+def pack(prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> Packed:
+    """Pack sequences; neighbours with equal prompts share a trunk.
+
+    Args:
+        prompts: Token ids of each row's prompt, at least one.
+        completions: Token ids of each row's completion; rows without any are left out.
+
+    Raises:
+        ValueError: there is nothing to score, or a prompt is empty.
+
+    Example:
+        >>> packed = pack([torch.tensor([5, 6, 7])] * 2, [torch.tensor([1, 2]), torch.tensor([3, 4, 8])])
+        >>> packed.tokens.tolist(), packed.positions.tolist(), packed.labels.tolist()
+        ([[5, 6, 7, 1, 7, 3, 4]], [[0, 1, 2, 3, 2, 3, 4]], [[1, 2, 3, 4, 8]])
+    """
+    wanted = [row for row, completion in enumerate(completions) if len(completion)]
+    if not wanted or any(not len(prompts[row]) for row in wanted):
+        raise ValueError("nothing to pack: expected at least one completion, and a prompt before each")
+    tokens: list[Tensor] = []
+    positions: list[Tensor] = []
+    scored: list[Tensor] = []
+    groups: list[Group] = []
+    start = 0
+    for members in _runs(prompts, wanted):
+        prompt = prompts[members[0]]
+        trunk = len(prompt) - 1
+        lengths = [len(completions[row]) for row in members]
+        tokens += [prompt[:-1], *(part for row in members for part in (prompt[-1:], completions[row][:-1]))]
+        positions += [torch.arange(trunk), *(torch.arange(trunk, trunk + length) for length in lengths)]
+        end = start + trunk + sum(lengths)
+        scored.append(torch.arange(start + trunk, end))
+        groups.append(
+            Group(
+                trunk=slice(start, start + trunk),
+                branches=slice(start + trunk, end),
+                num_branches=len(members),
+                longest=max(lengths),
+                scatter=_scatter(lengths, prompt.device),
+            )
+        )
+        start = end
+    device = prompts[wanted[0]].device
+    return Packed(
+        tokens=torch.cat(tokens)[None],
+        positions=torch.cat(positions).to(device)[None],
+        labels=torch.cat([completions[row] for row in wanted])[None],
+        scored=torch.cat(scored).to(device),
+        groups=tuple(groups),
+        rows=torch.cat([torch.full((len(completions[row]),), row) for row in wanted]).to(device),
+        columns=torch.cat([torch.arange(len(completions[row])) for row in wanted]).to(device),
+    )
+
+
+def _runs(prompts: Sequence[Tensor], wanted: Sequence[int]) -> list[list[int]]:
+    runs = [[wanted[0]]]
+    for row in wanted[1:]:
+        if torch.equal(prompts[row], prompts[runs[-1][0]]):
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs
+
+
+def _scatter(lengths: Sequence[int], device: torch.device) -> Tensor | None:
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return None
+    return torch.cat([torch.arange(i * longest, i * longest + n) for i, n in enumerate(lengths)]).to(device)
+
+
+def log_probs(model: nn.Module, packed: Packed) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities of the labels, and entropies of what predicts them where the model's head has them, (L',) each.
+
+    Args:
+        model: A model that `prepare` and TRL's `add_fused_lm_head` have seen, wrapped or not.
+        packed: What to score.
+    """
+    outputs = model(
+        input_ids=packed.tokens,
+        position_ids=packed.positions,
+        # Four dimensions tell transformers that the mask is made already; the attention of a packed row needs none.
+        attention_mask=packed.tokens.new_ones(1, 1, 1, 1),
+        shift_labels=packed.labels,
+        fused_lm_head=True,
+        **{ARGUMENT: packed},
+    )
+    return outputs.log_probs[0], None if outputs.entropy is None else outputs.entropy[0]
+
+
+def prepare(model: PreTrainedModel) -> None:
+    """Let a model take packed rows; rows of the usual kind are computed as before.
+
+    Its attention kernel learns of packed rows, and its backbone hands only the scored positions to the LM head.
+    """
+    name = model.config._attn_implementation
+    kernel = ALL_ATTENTION_FUNCTIONS[name]
+    if not isinstance(kernel, PackedAttention):
+        AttentionInterface.register(name, PackedAttention(name, kernel))
+    model.base_model.register_forward_hook(_keep_scored, with_kwargs=True)
+
+
+def _keep_scored(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    if (packed := kwargs.get(ARGUMENT)) is not None:
+        output.last_hidden_state = output.last_hidden_state[:, packed.scored]
+    return output
+
+
+class PackedAttention:
+    """An attention kernel of transformers that also knows packed rows.
+
+    Args:
+        name: What transformers calls the kernel.
+        kernel: The kernel, which computes all rows of the usual kind.
+    """
+
+    def __init__(self, name: str, kernel: Callable[..., tuple[Tensor, Tensor | None]]) -> None:
+        self._name = name
+        self._kernel = kernel
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of a layer: query (1, H, L, D), key and value (1, H_kv, L, D) -> (1, L, H, D)."""
+        packed: Packed | None = kwargs.pop(ARGUMENT, None)
+        if packed is None:
+            return self._kernel(module, query, key, value, attention_mask, **kwargs)
+        outputs = []
+        for group in packed.groups:
+            if group.trunk.start != group.trunk.stop:
+                trunk = (tensor[:, :, group.trunk] for tensor in (query, key, value))
+                outputs.append(self._kernel(module, *trunk, None, **kwargs)[0])
+            outputs.append(self._branches(module, query, key, value, group, kwargs))
+        return torch.cat(outputs, dim=1), None
+
+    def _branches(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, group: Group, kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Every branch sees the trunk and what comes before in itself: causal attention aligned to the end."""
+        q, k, v = (_unpack(tensor[0, :, group.branches], group) for tensor in (query, key, value))
+        k, v = (
+            torch.cat([whole[:, :, group.trunk].expand(group.num_branches, -1, -1, -1), own], dim=2)
+            for whole, own in ((key, k), (value, v))
+        )
+        if self._name == "sdpa":
+            # The kernel's own flag would align to the beginning.
+            output = nn.functional.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=causal_lower_right(q.shape[2], k.shape[2]),
+                scale=kwargs.get("scaling"),
+                enable_gqa=q.shape[1] != k.shape[1],
+            ).transpose(1, 2)
+        else:
+            output = self._kernel(module, q, k, v, None, **kwargs)[0]
+        flat = output.reshape(1, group.num_branches * group.longest, *output.shape[2:])
+        return flat if group.scatter is None else flat[:, group.scatter]
+
+
+def _unpack(tokens: Tensor, group: Group) -> Tensor:
+    """(H, branch tokens, D) -> (branches, H, longest, D), padded at the end, where nothing else looks."""
+    heads, _, width = tokens.shape
+    if group.scatter is not None:
+        block = tokens.new_zeros(heads, group.num_branches * group.longest, width)
+        tokens = block.index_copy(1, group.scatter, tokens)
+    return tokens.view(heads, group.num_branches, group.longest, width).transpose(0, 1)

@@ -1,0 +1,221 @@
+"""A GRPOTrainer that computes what a group's rollouts share once: TRL's loss, several times faster for long prompts.
+
+TRL repeats a group's prompt for each of its G rollouts, in every forward and backward pass, and pads all rows to the
+longest of the generation batch. `SharedPrefixTrainer` overrides three of its methods, none of which holds its loss:
+
+- `_prepare_inputs` keeps groups together in micro-batches and trims their padding;
+- `_get_per_token_logps_and_entropies`, which every pass (old, reference, loss) asks, packs what it computes;
+- `_compute_loss` notes which rollouts carry no gradient, so that they are left out of the pass.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from trl import GRPOTrainer
+
+from think_as_locals.training import packing
+
+_logger = logging.getLogger(__name__)
+
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
+_HALF_PRECISION_TOLERANCE = 5e-2
+"""Largest difference of log-probabilities between the two paths; in half precision the largest mean difference."""
+
+
+class SharedPrefixTrainer(GRPOTrainer):
+    """TRL's GRPOTrainer with packed groups; takes the same arguments.
+
+    Where a model or setting is not supported, or the first group's log-probabilities differ from TRL's own, it computes
+    as TRL does and says why, once. Source of the idea: prefix grouping (arXiv 2506.05433).
+
+    Attributes:
+        unshared_reason: Why prefixes are not shared; `None` where they are.
+    """
+
+    _buffered_inputs: list[dict[str, Any]] | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._gradient_rows: list[bool] | None = None
+        self._checked = False
+        models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
+        bare = [model.get_base_model() if hasattr(model, "get_base_model") else model for model in models]
+        self.unshared_reason = next((reason for model in bare if (reason := unsupported(model, self))), None)
+        if self.unshared_reason is not None:
+            self._say(self.unshared_reason)
+            return
+        for model in bare:
+            packing.prepare(model)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """The micro-batch of this step: neighbouring rows of a generation batch, without the padding of the others."""
+        if not self.model.training or self._is_vlm:
+            return super()._prepare_inputs(generation_batch)
+        parts = self.args.steps_per_generation
+        if self._step % (parts * self.num_iterations) == 0 or self._buffered_inputs is None:
+            self._buffered_inputs = micro_batches(self._generate_and_score_completions(generation_batch), parts)
+        return self._buffered_inputs[self._step % parts]
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        """TRL's loss; where nothing but the advantage can move the policy, rows whose advantage is 0 need no pass."""
+        exact = (
+            self.beta == 0.0
+            and not self._entropy_bonus_enabled
+            and self.top_entropy_quantile >= 1.0
+            and inputs["advantages"].dim() == 1
+        )
+        self._gradient_rows = (inputs["advantages"] != 0).tolist() if exact else None
+        try:
+            loss: Tensor = super()._compute_loss(model, inputs)
+            return loss
+        finally:
+            self._gradient_rows = None
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **images: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Log-probabilities and entropies of the completions, (B, C) each; 0 where there is no token to score."""
+
+        def dense(rows: slice) -> Any:
+            return super(SharedPrefixTrainer, self)._get_per_token_logps_and_entropies(
+                model,
+                input_ids[rows],
+                attention_mask[rows],
+                logits_to_keep,
+                batch_size,
+                compute_entropy,
+                compute_aux_loss,
+                **images,
+            )
+
+        if self.unshared_reason is None and not self._checked:
+            self._check(model, input_ids, attention_mask, logits_to_keep, dense)
+        if self.unshared_reason is not None:
+            logps, entropies, aux_loss = dense(slice(None))
+            return logps, entropies, aux_loss
+        size = batch_size or len(input_ids)
+        chunks = [
+            self._packed_log_probs(model, input_ids[i : i + size], attention_mask[i : i + size], logits_to_keep)
+            for i in range(0, len(input_ids), size)
+        ]
+        logps, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        return logps, entropies if compute_entropy else None, None
+
+    def _packed_log_probs(self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies (B, C) of rows of B x (P+C) tokens, in one pass of one packed row."""
+        seen = mask.bool()
+        wanted = self._gradient_rows or [True] * len(ids)
+        prompts = [row[real] for row, real in zip(ids[:, :-num_labels], seen[:, :-num_labels], strict=True)]
+        completions = [
+            row[real] if want else row[:0]
+            for row, real, want in zip(ids[:, -num_labels:], seen[:, -num_labels:], wanted, strict=True)
+        ]
+        idle = not any(len(completion) for completion in completions)
+        if (
+            idle
+        ):  # a pass over one token, weighted by 0, keeps this rank in step with those that have something to compute
+            prompts = completions = [ids[0, -1:]]
+        packed = packing.pack(prompts, completions)
+        with self.accelerator.autocast():
+            values, entropy = packing.log_probs(model, packed)
+        shape = (len(ids), num_labels)
+        if idle:
+            return 0 * values.expand(shape), values.new_full(shape, torch.nan)
+        at = (packed.rows, packed.columns)
+        logps = values.new_zeros(shape).index_put(at, values)
+        if entropy is None:
+            return logps, torch.zeros_like(logps)
+        # TRL logs the mean entropy: rows without a pass take that of the others (and NaN, above, is left out).
+        return logps, entropy.mean().detach().expand(shape).index_put(at, entropy)
+
+    def _check(self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int, dense: Any) -> None:
+        """Compare the first rows with TRL's own path, on all ranks; where they differ, share no prefixes."""
+        rows = slice(0, min(len(ids), self.num_generations))
+        gradient_rows, self._gradient_rows = self._gradient_rows, None
+        with torch.no_grad():
+            expected = dense(rows)[0]
+            got, _ = self._packed_log_probs(model, ids[rows], mask[rows], num_labels)
+        self._gradient_rows = gradient_rows
+        scored = mask[rows, -num_labels:].bool()
+        difference = (got - expected)[scored].abs().float()
+        autocast = torch.is_autocast_enabled(ids.device.type)
+        dtype = next(model.parameters()).dtype
+        exact = _TOLERANCE.get(dtype) if not autocast and self.args.bf16 is not True else None
+        size = (difference.mean() if exact is None else difference.max()) if difference.numel() else ids.new_zeros(())
+        worst = float(self.accelerator.gather(size.reshape(1)).max())
+        self._checked = True
+        if not worst <= (exact or _HALF_PRECISION_TOLERANCE):
+            self.unshared_reason = f"log-probabilities differ by {worst:.1e} from those of separate rows"
+            self._say(self.unshared_reason)
+
+    def _say(self, reason: str) -> None:
+        if self.accelerator.is_main_process:
+            _logger.warning("prefixes are not shared, updates take as long as TRL's: %s", reason)
+
+
+def unsupported(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
+    """Why a model cannot take packed rows, or `None`."""
+    config: PretrainedConfig = model.config.get_text_config()
+    kernel = config._attn_implementation
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    if kernel not in packing.SUPPORTED_KERNELS:
+        known = ", ".join(packing.SUPPORTED_KERNELS)
+        return f"model.attn_implementation is {kernel}; supported: {known}"
+    if trainer._is_vlm:
+        return "the model reads images"
+    if layers - {"full_attention", "sliding_attention"}:
+        return f"the model has layers of {', '.join(sorted(layers - {'full_attention'}))}"
+    if "sliding_attention" in layers and window is not None and window < config.max_position_embeddings:
+        return f"the model attends within a sliding window of {window} tokens"
+    if any("sinks" in name.rpartition(".")[2] for name, _ in model.named_parameters()):
+        return "the model has attention sinks"
+    if getattr(config, "attention_dropout", 0.0) and not trainer.args.disable_dropout:
+        return "the model drops attention out; set grpo.disable_dropout=true"
+    if trainer.aux_loss_enabled:
+        return "the router's auxiliary loss counts padding; set grpo.router_aux_loss_coef=0"
+    return None
+
+
+def micro_batches(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """A generation batch in equal parts, groups in random order but together, each part without common padding.
+
+    Args:
+        batch: What TRL's `_generate_and_score_completions` returns: B rows, prompts padded left, completions right.
+        count: Number of parts; divides B.
+    """
+    prompts, completions = batch["prompt_ids"].shape[1], batch["completion_ids"].shape[1]
+    order = _shuffled_groups(batch["prompt_ids"])
+    parts = []
+    for rows in order.chunk(count):
+        part = {key: value[rows] if torch.is_tensor(value) and value.dim() else value for key, value in batch.items()}
+        left = prompts - int(part["prompt_mask"].sum(1).max())
+        right = max(1, int(part["completion_mask"].sum(1).max()))
+        for key, value in part.items():
+            if key.startswith("prompt_"):
+                part[key] = value[:, left:]
+            elif torch.is_tensor(value) and value.dim() == 2 and value.shape[1] == completions:
+                part[key] = value[:, :right]
+        parts.append(part)
+    return parts
+
+
+def _shuffled_groups(prompt_ids: Tensor) -> Tensor:
+    """Rows in an order that keeps neighbours with equal prompts together."""
+    starts = torch.cat([prompt_ids.new_ones(1, dtype=torch.bool), (prompt_ids[1:] != prompt_ids[:-1]).any(1)])
+    group = starts.cumsum(0).cpu() - 1
+    place = torch.randperm(int(group[-1]) + 1)[group]
+    return place.argsort(stable=True).to(prompt_ids.device)
