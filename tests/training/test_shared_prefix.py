@@ -201,6 +201,51 @@ def test_training_is_trls_step_for_step(
         torch.testing.assert_close(parameter, theirs[name], atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize("loss_type", ["grpo", "vespo"])
+def test_the_correction_for_vllm_needs_no_pass_of_its_own(
+    trainer_of: Callable[..., SharedPrefixTrainer], monkeypatch: pytest.MonkeyPatch, mode: str, loss_type: str
+) -> None:
+    results = []
+    for shared in (True, False):
+        trainer = trainer_of(
+            loss_type=loss_type,
+            vllm_importance_sampling_mode=mode,
+            vllm_importance_sampling_clip_min=0.6,
+            vllm_importance_sampling_clip_max=1.5,
+        )
+        loss_and_gradient(trainer, batch())  # past the first use, with its comparison
+        trainer.use_vllm = True
+        if not shared:
+            trainer.unshared_reason = "this is the reference"
+        monkeypatch.setattr(trainer, "_generate", _sampled)
+        passes = _record_passes(trainer, monkeypatch)
+        trainer._metrics["train"].clear()
+        torch.manual_seed(7)
+        inputs = trainer._prepare_inputs([{"prompt": "these"}] * 2 * G)
+        assert len(passes) == (0 if shared else 1)
+        assert ("importance_sampling_ratio" in inputs) is not shared
+        loss, gradient = loss_and_gradient(trainer, inputs)
+        metrics = {name: values for name, values in trainer._metrics["train"].items() if "sampling/" in name}
+        assert len(metrics) == 5
+        results.append((loss, gradient, metrics))
+    (loss, gradient, metrics), (expected_loss, expected, expected_metrics) = results
+    torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
+    assert (gradient - expected).norm() <= 1e-5 * expected.norm()
+    for name, values in metrics.items():
+        assert values == pytest.approx(expected_metrics[name], rel=1e-4), name
+
+
+def _sampled(prompts: list[str]) -> tuple[Any, ...]:
+    """What TRL's `_generate` returns: eight rollouts of two prompts, a sampler's log-probabilities, one unknown."""
+    generator = torch.Generator().manual_seed(11)
+    completions = [torch.randint(5, VOCABULARY, (n,), generator=generator).tolist() for n in (5, 3, 6, 1, 2, 6, 4, 4)]
+    sampled = [[-float(value) for value in 4 + torch.rand(len(ids), generator=generator)] for ids in completions]
+    sampled[0][1] = None  # type: ignore[call-overload]
+    rows = [[5, 6, 7, 8, 9][: 5 - 2 * (i // G)] for i in range(2 * G)]
+    return rows, completions, None, ["text"] * 2 * G, sampled, {}, None, None
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -6,6 +6,8 @@ longest of the generation batch. `SharedPrefixTrainer` overrides three of its me
 - `_prepare_inputs` keeps groups together in micro-batches and trims their padding;
 - `_get_per_token_logps_and_entropies`, which every pass (old, reference, loss) asks, packs what it computes;
 - `_compute_loss` notes which rollouts carry no gradient, so that they are left out of the pass.
+
+On policy, the old log-probabilities by which TRL corrects for vLLM's are those of the loss: no pass of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from trl import GRPOTrainer
 
-from think_as_locals.training import packing
+from think_as_locals.training import importance, packing
 
 _logger = logging.getLogger(__name__)
 
@@ -41,7 +43,9 @@ class SharedPrefixTrainer(GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._inputs: dict[str, Any] | None = None
         self._gradient_rows: list[bool] | None = None
+        self._skip_pass = False
         self._checked = False
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         bare = [model.get_base_model() if hasattr(model, "get_base_model") else model for model in models]
@@ -58,7 +62,11 @@ class SharedPrefixTrainer(GRPOTrainer):
             return super()._prepare_inputs(generation_batch)
         parts = self.args.steps_per_generation
         if self._step % (parts * self.num_iterations) == 0 or self._buffered_inputs is None:
-            self._buffered_inputs = micro_batches(self._generate_and_score_completions(generation_batch), parts)
+            waits = self._skip_pass = self.unshared_reason is None and importance.waits(self)
+            batch = self._generate_and_score_completions(generation_batch)
+            if waits:
+                importance.put_off(self, batch)
+            self._buffered_inputs = micro_batches(batch, parts)
         return self._buffered_inputs[self._step % parts]
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
@@ -70,11 +78,12 @@ class SharedPrefixTrainer(GRPOTrainer):
             and inputs["advantages"].dim() == 1
         )
         self._gradient_rows = (inputs["advantages"] != 0).tolist() if exact else None
+        self._inputs = inputs = dict(inputs)
         try:
             loss: Tensor = super()._compute_loss(model, inputs)
             return loss
         finally:
-            self._gradient_rows = None
+            self._inputs = self._gradient_rows = None
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -101,10 +110,14 @@ class SharedPrefixTrainer(GRPOTrainer):
                 **images,
             )
 
+        if self._skip_pass:  # the first pass after sampling is that of the old log-probabilities
+            self._skip_pass = False
+            return torch.full((len(input_ids), logits_to_keep), torch.nan, device=input_ids.device), None, None
         if self.unshared_reason is None and not self._checked:
             self._check(model, input_ids, attention_mask, logits_to_keep, dense)
         if self.unshared_reason is not None:
             logps, entropies, aux_loss = dense(slice(None))
+            self._make_up(logps, None)
             return logps, entropies, aux_loss
         size = batch_size or len(input_ids)
         chunks = [
@@ -112,7 +125,13 @@ class SharedPrefixTrainer(GRPOTrainer):
             for i in range(0, len(input_ids), size)
         ]
         logps, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        self._make_up(logps, self._gradient_rows)
         return logps, entropies if compute_entropy else None, None
+
+    def _make_up(self, logps: Tensor, computed: list[bool] | None) -> None:
+        """In the pass of the loss: what the correction for vLLM's log-probabilities waited for."""
+        if self._inputs is not None and "importance_sampling_ratio" not in self._inputs and importance.waits(self):
+            importance.make_up(self, self._inputs, logps, computed)
 
     def _packed_log_probs(self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies (B, C) of rows of B x (P+C) tokens, in one pass of one packed row."""

@@ -1,0 +1,294 @@
+"""How much faster than TRL's own GRPOTrainer an update is: `make bench`.
+
+Both trainers get the same model, seed, rollouts and loss, padded as TRL pads them; their updates (all micro-batches of
+a generation batch, forward and backward) alternate, and medians are compared. A third trainer trims padding only, so
+that one sees what padding and what sharing contributes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+import platform
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
+
+import torch
+from datasets import Dataset
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from think_as_locals.files import write_json
+from think_as_locals.models.scratch import train_tokenizer
+from think_as_locals.training.shared_prefix import SharedPrefixTrainer
+
+VARIANTS = ("trl", "trimmed", "shared")
+VOCABULARY = 16_384
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: lengths in tokens of each group's prompt, and the range of completions' lengths."""
+
+    name: str
+    prompts: tuple[int, ...]
+    completions: tuple[int, int]
+    target: float
+    checkpointing: bool = False
+    idle_groups: int = 0
+    whole_step: bool = False
+
+
+CASES = (
+    Case("P 512, C 64", (512,), (64, 64), 4.8),
+    Case("P 1024, C 128, checkpointing", (1024,), (128, 128), 5.5, checkpointing=True),
+    Case("P 1024, C 256", (1024,), (256, 256), 3.0),
+    Case("ragged: P 350-1024, C 24-128", (350, 420, 512, 1024), (24, 128), 7.5),
+    Case("ragged, half of the groups at zero advantage", (350, 420, 512, 1024), (24, 128), 12, idle_groups=2),
+    Case("whole step with rollouts, P 512, C 64", (512,), (64, 64), 2.5, whole_step=True),
+)
+MEMORY_TARGET = 0.5
+
+
+class Bench:
+    """Trainers of one case, and the batch they are given."""
+
+    def __init__(self, case: Case, arguments: argparse.Namespace, folder: Path) -> None:
+        self.case, self.arguments, self.folder = case, arguments, folder
+        self.prompts = [max(2, length // arguments.shrink) for length in case.prompts]
+        self.completions = tuple(max(2, length // arguments.shrink) for length in case.completions)
+        self.tokenizer = train_tokenizer(["which of these is done there"], 300, 0)
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._make_model()
+        self.batch = self._batch()
+        self.trainers = {variant: self._trainer(variant) for variant in VARIANTS[:: 2 if case.whole_step else 1]}
+
+    def _make_model(self) -> None:
+        hidden = self.arguments.hidden
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            hidden_size=hidden,
+            intermediate_size=3 * hidden,
+            num_hidden_layers=self.arguments.layers,
+            num_attention_heads=max(1, hidden // 64),
+            num_key_value_heads=max(1, hidden // 128),
+            head_dim=64,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=4096,
+            tie_word_embeddings=False,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        Qwen3ForCausalLM(config).save_pretrained(self.folder)
+
+    def _trainer(self, variant: str) -> GRPOTrainer:
+        g, shortest, longest = self.arguments.generations, *self.completions
+        on_gpu = self.device == "cuda"
+        trainer = (GRPOTrainer if variant == "trl" else SharedPrefixTrainer)(
+            model=str(self.folder),
+            reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids],
+            args=GRPOConfig(
+                output_dir=str(self.folder / "out"),
+                model_init_kwargs={"dtype": "bfloat16" if on_gpu else "float32", "attn_implementation": "sdpa"},
+                use_cpu=not on_gpu,
+                bf16=on_gpu,
+                gradient_checkpointing=self.case.checkpointing,
+                per_device_train_batch_size=g,
+                gradient_accumulation_steps=len(self.prompts),
+                num_generations=g,
+                max_completion_length=longest,
+                generation_kwargs={"min_new_tokens": shortest},
+                loss_type="dapo",
+                beta=0.0,
+                report_to=[],
+                disable_tqdm=True,
+            ),
+            train_dataset=Dataset.from_list([{"prompt": self._text(n)} for n in self.prompts]),
+            processing_class=self.tokenizer,
+        )
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = len(self.prompts)
+        trainer.create_optimizer()
+        if variant == "trimmed":
+            trainer.unshared_reason = "padding alone is measured"
+        if not self.case.whole_step:
+            trainer._generate_and_score_completions = lambda _: dict(self.batch)
+        return trainer
+
+    def _text(self, tokens: int) -> str:
+        text = self.tokenizer.decode([self.tokenizer.vocab_size - 1 - i % 40 for i in range(tokens)])
+        return self.tokenizer.decode(self.tokenizer(text)["input_ids"][:tokens])
+
+    def _batch(self) -> dict[str, Any]:
+        """Rollouts as TRL hands them over: prompts padded left, completions right."""
+        rng = random.Random(1)
+        generator = torch.Generator().manual_seed(1)
+        g, width, longest = self.arguments.generations, max(self.prompts), max(self.completions)
+        lengths = [rng.randint(*self.completions) for _ in range(g * len(self.prompts))]
+        prompt_mask = torch.stack([(torch.arange(width) >= width - n).long() for n in self.prompts for _ in range(g)])
+        completion_mask = torch.stack([(torch.arange(longest) < n).long() for n in lengths])
+        ids = torch.randint(5, VOCABULARY, (len(self.prompts), width), generator=generator).repeat_interleave(g, 0)
+        advantages = torch.randn(len(lengths), generator=generator)
+        advantages[: g * self.case.idle_groups] = 0
+        batch = {
+            "prompt_ids": ids * prompt_mask,
+            "prompt_mask": prompt_mask,
+            "completion_ids": torch.randint(5, VOCABULARY, completion_mask.shape, generator=generator)
+            * completion_mask,
+            "completion_mask": completion_mask,
+            "advantages": advantages,
+            "num_items_in_batch": torch.tensor(sum(lengths)),
+        }
+        return {key: value.to(self.device) for key, value in batch.items()}
+
+    def update(self, variant: str) -> float:
+        """Seconds of one update, with rollouts where the case says so."""
+        trainer = self.trainers[variant]
+        trainer.model.zero_grad()
+        trainer._step = 0
+        rows = [{"prompt": self._text(n)} for n in self.prompts for _ in range(self.arguments.generations)]
+        torch.manual_seed(2)
+        start = time.perf_counter()
+        for _ in self.prompts:
+            trainer.training_step(trainer.model, rows, None)
+        if self.case.whole_step:
+            trainer.optimizer.step()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def gradient(self, variant: str) -> torch.Tensor:
+        """What the last update left."""
+        return torch.cat([p.grad.flatten() for p in self.trainers[variant].model.parameters()]).float()
+
+
+def measure(bench: Bench, repetitions: int, advance: Callable[[], None]) -> dict[str, Any]:
+    """Medians of alternating updates, peak memory, and how far the gradients are apart."""
+    seconds: dict[str, list[float]] = {variant: [] for variant in bench.trainers}
+    memory: dict[str, float] = {}
+    for repetition in range(repetitions + 1):  # the first one warms up
+        for variant in bench.trainers:
+            with _peak_memory(bench.device) as peak:
+                taken = bench.update(variant)
+            if repetition:
+                seconds[variant].append(taken)
+            memory[variant] = peak[0]
+            advance()
+    median = {variant: statistics.median(times) for variant, times in seconds.items()}
+    result = {
+        "case": bench.case.name,
+        "target": bench.case.target,
+        "seconds": seconds,
+        "times_trl": {variant: median["trl"] / median[variant] for variant in median},
+        "memory_mb": {variant: peak / 2**20 for variant, peak in memory.items()},
+    }
+    if not bench.case.whole_step:
+        reference = bench.gradient("trl")
+        result["gradient_error"] = float((bench.gradient("shared") - reference).norm() / reference.norm())
+        result["memory_of_trl"] = memory["shared"] / memory["trl"]
+    return result
+
+
+class _peak_memory:  # noqa: N801
+    """Bytes that a block adds at its peak: the resident set of the process, or what is allocated on the GPU."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._peak = [0.0]
+
+    def __enter__(self) -> list[float]:
+        gc.collect()
+        if self._device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            self._before = float(torch.cuda.memory_allocated())
+        else:
+            ctypes.CDLL(None).malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+            self._before = _status("VmRSS")
+        return self._peak
+
+    def __exit__(self, *_: object) -> None:
+        after = float(torch.cuda.max_memory_allocated()) if self._device == "cuda" else _status("VmHWM")
+        self._peak[0] = after - self._before
+
+
+def _status(field: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return 1024.0 * int(line.split()[1])
+
+
+def table(results: list[dict[str, Any]], title: str) -> Table:
+    """The results, with a bar for what trimming brings and one for what sharing adds."""
+    shown = Table(title=title)
+    for column in ("case", "TRL, s", "trimmed", "shared", "target", "times TRL", "peak memory", "gradient"):
+        shown.add_column(column)
+    for result in results:
+        times = result["times_trl"]
+        trimmed = times.get("trimmed", 1.0)
+        bar = f"[blue]{'█' * round(2 * trimmed)}[/][green]{'█' * round(2 * (times['shared'] - trimmed))}[/]"
+        met = "green" if times["shared"] >= result["target"] else "red"
+        shown.add_row(
+            result["case"],
+            f"{statistics.median(result['seconds']['trl']):.2f}",
+            f"{trimmed:.2f}",
+            f"[{met}]{times['shared']:.2f}[/]",
+            f">= {result['target']}",
+            bar,
+            f"{result['memory_of_trl']:.2f} (<= {MEMORY_TARGET})" if "memory_of_trl" in result else "",
+            f"{result['gradient_error']:.0e}" if "gradient_error" in result else "",
+        )
+    return shown
+
+
+def main() -> None:
+    """Measure all cases, print the table, write JSON and a picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--generations", type=int, default=8)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--shrink", type=int, default=1, help="divide all lengths by this, to try the script")
+    arguments = parser.parse_args()
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    torch.set_num_threads(threads)
+    chosen = [case for case in CASES if arguments.only in case.name]
+    results = list(_results(chosen, arguments))
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
+    shape = f"hidden {arguments.hidden} x {arguments.layers}, G {arguments.generations}, {threads} threads, {machine}"
+    console = Console(record=True, width=150)
+    console.print(table(results, f"An update, times as fast as TRL's ({shape})"))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    versions = {"torch": torch.__version__}
+    write_json(arguments.out / "update.json", {"shape": shape, "versions": versions, "results": results})
+    console.save_svg(str(arguments.out / "update.svg"), title="make bench")
+    print(f"{arguments.out / 'update.json'}, {arguments.out / 'update.svg'}")
+
+
+def _results(cases: list[Case], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    with Progress(transient=True) as progress:
+        for case in cases:
+            task = progress.add_task(case.name, total=None)
+            with tempfile.TemporaryDirectory() as folder:
+                bench = Bench(case, arguments, Path(folder))
+                yield measure(bench, arguments.repetitions, lambda task=task: progress.advance(task))
+                del bench
+            progress.remove_task(task)
+
+
+if __name__ == "__main__":
+    main()
