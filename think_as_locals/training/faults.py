@@ -78,13 +78,13 @@ class RewardGuard:
             for name, value in row.items()
             if name.startswith("reward/") and value is not None
         )
+        # The first fault says most: later ones may follow from it.
+        ranks = gather_object([(len(faults), self._too_many(), infinite, *faults[:1])])
         if infinite or self._too_many():
             what = "reward not finite" if infinite else "rewards failed"
             sink = pyarrow.BufferOutputStream()
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
             record(self._folder, step, PartialState().process_index, what, sink.getvalue().to_pybytes(), ".parquet")
-        # The first fault says most: later ones may follow from it.
-        ranks = gather_object([(len(faults), self._too_many(), infinite, *faults[:1])])
         if bad := [rank for rank, (_, _, not_a_number, *_) in enumerate(ranks) if not_a_number]:
             raise _not_finite("reward", step, bad, self._folder, "mend the component that gave it")
         if over := [rank for rank, (_, too_many, *_) in enumerate(ranks) if too_many]:
