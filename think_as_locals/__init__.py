@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from think_as_locals.judging import parse, present, render, score
+from think_as_locals.judging import Evidence, parse, present, render, score
 from think_as_locals.types import (
     ConfigError,
     Criterion,
@@ -20,6 +20,7 @@ from think_as_locals.types import (
     RewardBreakdown,
     Rubric,
     ThinkAsLocalsError,
+    TrainingError,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "ConfigError",
     "Criterion",
     "DataError",
+    "Evidence",
     "Item",
     "Judge",
     "Judgement",
@@ -39,6 +41,7 @@ __all__ = [
     "RewardBreakdown",
     "Rubric",
     "ThinkAsLocalsError",
+    "TrainingError",
     "load_recipe",
     "parse",
     "present",

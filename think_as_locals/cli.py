@@ -48,6 +48,7 @@ def run(recipe: str, overrides: Sequence[str]) -> None:
     shared: dict[str, Any] = {}
     splits = None
     if int(os.environ.get("RANK", "0")) == 0:
+        from think_as_locals.judging.rubric import check_languages
         from think_as_locals.preflight import preflight
         from think_as_locals.training.demonstrations import check_origins
         from think_as_locals.workspace import open_run
@@ -58,6 +59,8 @@ def run(recipe: str, overrides: Sequence[str]) -> None:
         splits = load(config.data, config.seed)
         if config.sft is not None:
             check_origins(splits.train)
+        if "rubric_quality" in config.reward.weighted():
+            check_languages(config.reward.rubric_quality.language, splits.train)
         shared = {"config": config.model_dump(), "folder": str(open_run(config))}
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         shared = _from_main_process(shared)

@@ -13,13 +13,13 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from think_as_locals.schema import GrpoSection, RunConfig, SftSection, TrlSection
-from think_as_locals.types import ConfigError
+from think_as_locals.types import ConfigError, RewardName
 
 _PACKAGE = Path(__file__).parent
 ASSETS = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.parent
@@ -155,6 +155,9 @@ def _fault(fault: Mapping[str, Any]) -> str:
         return f"{place}: no such key{_nearest(place, sorted(_keys(RunConfig)))}"
     if fault["type"] == "finite_number":
         return f"{place}: got {got}, expected a finite number"
+    if fault["loc"][:2] == ("reward", "weights") and fault["type"] == "literal_error":
+        name, known = str(fault["loc"][2]), get_args(RewardName)
+        return f"reward.weights: no component {name!r}{_nearest(name, known)}; available: {', '.join(known)}"
     if fault["type"] == "missing":
         return f"{place}: missing; the recipe's defaults must begin with /config"
     if isinstance(got, bool) and "str" in fault["type"]:
@@ -177,7 +180,7 @@ def _cross_faults(config: RunConfig) -> list[str]:
     if config.prompt.template not in templates:
         near = _nearest(config.prompt.template, templates)
         faults.append(f"prompt.template: no {config.prompt.template!r}{near}; available: {', '.join(templates)}")
-    return faults
+    return faults + config.reward.faults(config.grpo)
 
 
 def _trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:

@@ -9,11 +9,16 @@ from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write beside, flush, rename: a reader sees the old file or the new one, never a part."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with beside.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)

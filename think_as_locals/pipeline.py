@@ -121,7 +121,7 @@ def _grpo(
     config: RunConfig, model: str, train: Sequence[Item], test: Sequence[Item], folder: Path, console: Console
 ) -> None:
     """GRPO from a model to `folder/model`, measured by CARB before, at checkpoints and after."""
-    trainer, rewards = make_trainer(config, model, train, folder / "checkpoints")
+    trainer, rewards = make_trainer(config, model, train, folder)
     evaluator = Evaluator(config, trainer, load_chat(config, model), test, folder, console)
     view = LiveView(console, "GRPO")
     trainer.remove_callback(PrinterCallback)

@@ -71,10 +71,60 @@ class PromptSection(Section):
     template: str
 
 
-class RewardSection(Section):
-    """Reward components and what they weigh."""
+class CriteriaGainSection(Section):
+    """How `criteria_gain` is priced, and its range in nats."""
 
-    weights: Annotated[dict[RewardName, float], Field(min_length=1)]
+    scorer: Literal["policy", "reference"]
+    clip: Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class RubricQualitySection(Section):
+    """Whose script a rubric is to be written in: a BCP-47 tag, `item`, or no matter."""
+
+    language: str | None
+
+
+class LengthSection(Section):
+    """Over how many tokens, before the longest completion, the overlong penalty grows."""
+
+    cache: PositiveInt
+
+
+class RewardSection(Section):
+    """Reward components, what they weigh and need, and what happens where one fails."""
+
+    weights: Annotated[dict[RewardName, NonNegativeFloat], Field(min_length=1)]
+    both_orders: bool
+    timeout_s: PositiveFloat
+    max_fault_share: Annotated[float, Field(ge=0, lt=1)]
+    fault_window: PositiveInt
+    criteria_gain: CriteriaGainSection
+    rubric_quality: RubricQualitySection
+    length: LengthSection
+
+    def weighted(self) -> dict[str, float]:
+        """The components that are computed: those whose weight is not zero."""
+        return {str(name): weight for name, weight in self.weights.items() if weight}
+
+    def faults(self, grpo: GrpoSection) -> list[str]:
+        """What does not fit together here, or with the trainer, a sentence each."""
+        weighted, (low, high), faults = self.weighted(), self.criteria_gain.clip, []
+        longest, group = grpo.max_completion_length, grpo.num_generations
+        if not weighted:
+            faults.append(f"reward.weights: all are 0 ({', '.join(self.weights)}): give one of them more")
+        if low >= high:
+            faults.append(f"reward.criteria_gain.clip: got [{low}, {high}], expected a low end below the high one")
+        if "criteria_gain" in weighted and self.criteria_gain.scorer == "reference" and not grpo.beta:
+            faults.append("reward.criteria_gain.scorer: the reference model is loaded where grpo.beta is above 0")
+        if "length" in weighted and self.length.cache > longest:
+            faults.append(
+                f"reward.length.cache: got {self.length.cache}, expected at most grpo.max_completion_length ({longest})"
+            )
+        if "consistency" in weighted and not self.both_orders:
+            faults.append("reward.weights.consistency: compares both orders of an item: set reward.both_orders=true")
+        if self.both_orders and group % 2:
+            faults.append(f"grpo.num_generations: got {group}, expected an even number with reward.both_orders=true")
+        return faults
 
 
 class RolloutSection(Section):

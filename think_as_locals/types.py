@@ -20,7 +20,7 @@ LABELS = "ABCDEFGH"
 FinishReason = Literal["stop", "length"]
 """How a completion ended: by itself (`stop`) or at the token limit (`length`)."""
 
-RewardName = Literal["correctness", "structure"]
+RewardName = Literal["correctness", "criteria_gain", "structure", "rubric_quality", "consistency", "length"]
 """The reward components there are; `judging.rewards` computes them."""
 
 
@@ -38,6 +38,10 @@ class ConfigError(ThinkAsLocalsError, ValueError):
 
 class PreflightError(ThinkAsLocalsError, RuntimeError):
     """This machine lacks something that a recipe needs."""
+
+
+class TrainingError(ThinkAsLocalsError, RuntimeError):
+    """Training cannot go on: the message says what went wrong in which step, where its batch lies and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

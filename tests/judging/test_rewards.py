@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from think_as_locals.judging import COMPONENTS, RULES, parse, permute, present, score, write
-from think_as_locals.judging.rewards import UnknownRewardError
+from think_as_locals.config import load_recipe
+from think_as_locals.judging import COMPONENTS, RULES, Evidence, parse, permute, present, score, write
+from think_as_locals.judging.rewards import MissingEvidenceError, UnknownRewardError
 from think_as_locals.types import Criterion, Item, Rubric
 
 RUBRIC = Rubric(
@@ -77,15 +81,119 @@ def test_with_the_default_weights_abstaining_pays_less_than_guessing() -> None:
 
 
 def test_only_the_components_asked_for_are_computed() -> None:
-    assert set(score(parse("", 3), ITEM).parts) == set(COMPONENTS)
+    assert set(score(parse("", 3), ITEM).parts) == {"correctness", "structure", "rubric_quality"}
     assert set(score(parse("", 3), ITEM, components=["structure"]).parts) == {"structure"}
 
 
 def test_an_unknown_component_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownRewardError, match=r"'corectness'.*correctness, structure"):
+    with pytest.raises(UnknownRewardError, match=r"'corectness'.*correctness, criteria_gain, structure"):
         score(parse("", 3), ITEM, components=["corectness"])
 
 
 def test_components_cannot_be_added_from_outside() -> None:
     with pytest.raises(TypeError):
         COMPONENTS["free"] = COMPONENTS["structure"]  # type: ignore[index]
+
+
+# --- what needs evidence ---
+
+GAIN = Evidence(gain_clip=(-1.0, 2.0))
+
+
+def part(name: str, text: str, evidence: Evidence, finish_reason: str = "stop") -> float:
+    return score(parse(text, 3, finish_reason), ITEM, components=[name], evidence=evidence).parts[name]
+
+
+@pytest.mark.parametrize(
+    ("prices", "paid"),
+    [((-0.25, -0.75), 0.5), ((-0.75, -0.25), -0.5), ((-0.1, -9.0), 2.0), ((-9.0, -0.1), -1.0), ((-3.0, -3.0), 0.0)],
+)
+def test_criteria_gain_is_the_difference_clipped(prices: tuple[float, float], paid: float) -> None:
+    evidence = Evidence(gain_clip=(-1.0, 2.0), log_probabilities=prices)
+    assert part("criteria_gain", completion(0), evidence) == pytest.approx(paid)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "<rubric>\nno criterion\n</rubric>", "So: " + completion(0)])
+def test_without_a_rubric_to_price_criteria_gain_is_its_low_end(text: str) -> None:
+    assert part("criteria_gain", text, GAIN) == -1.0
+    assert part("criteria_gain", text, Evidence(gain_clip=(-1.0, 2.0), log_probabilities=(-0.1, -9.0))) == -1.0
+
+
+@pytest.mark.parametrize("prices", [(math.nan, -1.0), (-1.0, math.nan), (-math.inf, -1.0), (-1.0, -math.inf)])
+def test_a_log_probability_that_is_not_finite_is_never_clipped_to_a_reward(prices: tuple[float, float]) -> None:
+    evidence = Evidence(gain_clip=(-1.0, 2.0), log_probabilities=prices)
+    assert math.isnan(part("criteria_gain", completion(0), evidence))
+
+
+def test_consistency_is_one_only_where_both_orders_are_right() -> None:
+    best = present(ITEM).best
+    paid = [
+        part("consistency", completion(verdict), Evidence(partner_right=partner))
+        for verdict in (best, (best + 1) % 3)
+        for partner in (True, False)
+    ]
+    assert paid == [1.0, 0.0, 0.0, 0.0]
+    assert part("consistency", "", Evidence(partner_right=True)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "paid"), [(1, 0.0), (800, 0.0), (801, -0.005), (850, -0.25), (900, -0.5), (1000, -1.0), (1200, -1.0)]
+)
+def test_length_is_the_soft_overlong_penalty_of_dapo(tokens: int, paid: float) -> None:
+    evidence = Evidence(num_tokens=tokens, length_cache=200, max_completion_length=1000)
+    assert part("length", completion(0), evidence) == pytest.approx(paid)
+    assert part("length", completion(0), evidence, finish_reason="length") == -1.0
+
+
+@given(st.integers(1, 4000), st.integers(1, 2000), st.integers(0, 2000))
+def test_length_falls_within_its_range(tokens: int, cache: int, more: int) -> None:
+    evidence = [
+        Evidence(num_tokens=count, length_cache=cache, max_completion_length=cache + more)
+        for count in (tokens, tokens + 1)
+    ]
+    shorter, longer = (part("length", completion(0), one) for one in evidence)
+    assert -1.0 <= longer <= shorter <= 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "evidence", "needs"),
+    [
+        ("criteria_gain", Evidence(), "gain_clip"),
+        ("criteria_gain", GAIN, "log_probabilities"),
+        ("consistency", Evidence(), "partner_right"),
+        ("length", Evidence(), "num_tokens"),
+        ("length", Evidence(num_tokens=3, length_cache=2), "max_completion_length"),
+    ],
+)
+def test_a_component_without_its_evidence_says_what_to_pass(name: str, evidence: Evidence, needs: str) -> None:
+    with pytest.raises(MissingEvidenceError, match=rf"{name!r} needs {needs}: pass evidence=Evidence\({needs}="):
+        part(name, completion(0), evidence)
+
+
+@pytest.mark.parametrize("option", ["correctness_structure", "paper", "rm_r1", "j1", "full"])
+def test_with_the_weights_of_every_option_abstaining_pays_less_than_guessing(option: str) -> None:
+    reward = load_recipe("recipes/tal_grpo.yaml", [f"reward={option}"]).reward
+    low, high = reward.criteria_gain.clip
+    evidence = Evidence(
+        gain_clip=(low, high),
+        log_probabilities=(0.0, high - low),
+        partner_right=False,
+        num_tokens=100,
+        length_cache=reward.length.cache,
+        max_completion_length=2048,
+    )
+    weights = reward.weighted()
+
+    def total(text: str) -> float:
+        return score(parse(text, 3), ITEM, components=weights, evidence=evidence).total(weights)
+
+    guess = sum(total(completion(verdict)) for verdict in range(3)) / 3
+    for text in ("", "nonsense", completion(0).replace("<verdict>A</verdict>", ""), completion(0).replace(">A<", "><")):
+        assert total(text) < guess
+
+
+def test_in_the_reverse_order_the_same_response_is_right() -> None:
+    for seed in range(6):
+        one, other = present(ITEM, seed), present(ITEM, seed, reverse=True)
+        assert other.responses == one.responses[::-1]
+        assert other.responses[other.best] == one.responses[one.best] == ITEM.responses[ITEM.best]

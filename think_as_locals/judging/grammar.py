@@ -10,7 +10,8 @@
     </analysis>
     <verdict>B</verdict>
 
-The prompt describes it (`prompts/grammar.txt`), `parse` reads it, `write` renders it for demonstrations.
+The prompt describes it (`prompts/grammar.txt`), `parse` reads it, `write` renders it for demonstrations, and
+`forced_verdict` renders what `criteria_gain` puts a price on.
 """
 
 from __future__ import annotations
@@ -56,4 +57,20 @@ def write(rubric: Rubric, analysis: str, verdict: int) -> str:
         <verdict>A</verdict>
     """
     lines = "\n".join(f"- {c.weight} | {c.name} | {c.description}" for c in rubric.criteria)
-    return f"<rubric>\n{lines}\n</rubric>\n<analysis>\n{analysis}\n</analysis>\n<verdict>{LABELS[verdict]}</verdict>"
+    return f"<rubric>\n{lines}\n</rubric>\n<analysis>\n{analysis}\n</analysis>{forced_verdict(verdict)}"
+
+
+def forced_verdict(verdict: int, rubric: str = "") -> str:
+    r"""What follows a rubric whose worth for a verdict is asked: the verdict at once, in the judge's own format.
+
+    Args:
+        verdict: Index of the response as shown.
+        rubric: What stands before, from `rubric_span`: one that was cut is closed first. Empty for the price without a
+            rubric: the same text at the beginning of the completion.
+
+    Example:
+        >>> forced_verdict(1, "<rubric>\n- 100 | Custom | Done there.\n</rubric>")
+        '\n<verdict>B</verdict>'
+    """
+    closing = "" if not rubric or rubric.endswith("</rubric>") else "</rubric>"
+    return f"{closing}\n<verdict>{LABELS[verdict]}</verdict>"

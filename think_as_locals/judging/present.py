@@ -25,20 +25,20 @@ def permute(item: Item, order: tuple[int, ...]) -> Item:
     )
 
 
-def present(item: Item, seed: int = 0) -> Item:
+def present(item: Item, seed: int = 0, reverse: bool = False) -> Item:
     """The item as a judge is shown it: responses in an order that only `seed` and their texts decide.
 
     Each response is placed by a hash of the seed, the set of all responses and its own text. So a slot tells nothing
     about the answer; the order in which a data set stores responses cannot matter (order-equivariance is exact); and
     the items of a flip set, which share their responses, are shown alike, so that a judge blind to the culture scores
-    exactly 1/N.
+    exactly 1/N. With `reverse` the last of that order comes first: with two responses that is the swap.
     """
     together = _digest(str(seed), *sorted(item.responses))
 
     def place(i: int) -> str:
         return _digest(together, item.responses[i])
 
-    return permute(item, tuple(sorted(range(len(item.responses)), key=place)))
+    return permute(item, tuple(sorted(range(len(item.responses)), key=place, reverse=reverse)))
 
 
 def _digest(*parts: str) -> str:

@@ -35,7 +35,7 @@ def prompt_names() -> list[str]:
 
 
 def render(
-    item: Item, prompt: str = "listwise", seed: int = 0, special_tokens: Iterable[str] = ()
+    item: Item, prompt: str = "listwise", seed: int = 0, special_tokens: Iterable[str] = (), reverse: bool = False
 ) -> list[dict[str, str]]:
     """The chat messages that ask a judge about an item; responses are labelled A, B, ... in the order of `present`.
 
@@ -44,6 +44,7 @@ def render(
         prompt: Name of the template: a folder of `judging/prompts`.
         seed: Decides the order of responses, together with their texts.
         special_tokens: The tokenizer's special tokens, to be neutralised in untrusted text.
+        reverse: Whether to show the responses in the reverse order.
 
     Raises:
         UnknownPromptError: the message lists the templates there are.
@@ -54,7 +55,7 @@ def render(
         >>> [message["role"] for message in render(item)]
         ['system', 'user']
     """
-    shown = present(item, seed)
+    shown = present(item, seed, reverse)
     templates = _templates(prompt)
     tokens = tuple(special_tokens)
     responses = "\n".join(

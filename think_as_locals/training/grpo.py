@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,35 +15,86 @@ from trl import GRPOConfig, GRPOTrainer
 
 from think_as_locals.generation import Chat, Engine, eos_token_ids, vllm_engine
 from think_as_locals.generation.transformers_engine import TransformersEngine
-from think_as_locals.judging import present, render
+from think_as_locals.judging import COMPONENTS, Component, present, render
 from think_as_locals.schema import RunConfig
 from think_as_locals.training.arguments import trl_arguments
+from think_as_locals.training.criteria_gain import RubricPricer
+from think_as_locals.training.faults import StepGuard
 from think_as_locals.training.rewards import Rewards
+from think_as_locals.training.sampler import BothOrdersSampler
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 from think_as_locals.types import Item
 
 
-def make_trainer(config: RunConfig, model: str, items: Sequence[Item], output_dir: Path) -> tuple[GRPOTrainer, Rewards]:
+class JudgeTrainer(SharedPrefixTrainer):
+    """Shared prefixes, both orders of an item in one group, and an end where loss or gradient is not finite.
+
+    Args:
+        both_orders: Whether the data set has two rows for each item, one after the other.
+        faults: Folder for batches that ended the run.
+        settings: GRPOTrainer's.
+    """
+
+    def __init__(self, *, both_orders: bool, faults: Path, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._both_orders = both_orders
+        self._guard = StepGuard(self.accelerator, faults)
+        self.add_callback(self._guard)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """TRL's loss, which has to be finite on every rank."""
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        self._guard.check_loss(loss, inputs, self.state.global_step + 1)
+        return loss
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Any:
+        if not self._both_orders:
+            return super()._get_train_sampler(dataset)
+        return BothOrdersSampler(
+            len(self.train_dataset if dataset is None else dataset),
+            self.num_generations,
+            batch_size=self.args.generation_batch_size // self.num_generations,
+            repeat_count=self.num_iterations * self.args.steps_per_generation,
+            shuffle=self.shuffle_dataset,
+            seed=self.args.seed,
+        )
+
+
+def make_trainer(
+    config: RunConfig,
+    model: str,
+    items: Sequence[Item],
+    folder: Path,
+    components: Mapping[str, Component] = COMPONENTS,
+) -> tuple[JudgeTrainer, Rewards]:
     """A GRPOTrainer whose prompts are items and whose rewards are ours.
 
     Args:
         config: The run.
         model: Directory or Hub id of the judge to start from.
         items: Training items.
-        output_dir: Where TRL writes.
+        folder: The run's: TRL writes to its `checkpoints`, batches that end the run go to its `faults`.
+        components: What computes each reward component.
     """
-    arguments = {**trl_arguments(config, config.grpo, output_dir), **_rollout_arguments(config)}
+    arguments = {**trl_arguments(config, config.grpo, folder / "checkpoints"), **_rollout_arguments(config)}
     chat = load_chat(config, model)
-    weights = {str(name): weight for name, weight in config.reward.weights.items()}
-    rewards = Rewards([present(item, config.seed) for item in items], weights, chat)
+    orders = (False, True) if config.reward.both_orders else (False,)
+    rows = [(item, reverse) for item in items for reverse in orders]
+    shown = [present(item, config.seed, reverse) for item, reverse in rows]
+    rewards = Rewards(config, shown, chat, components, folder / "faults", lambda queries: pricer(queries))
     with _vllm_settings(config):
-        trainer = SharedPrefixTrainer(
+        trainer = JudgeTrainer(
+            both_orders=config.reward.both_orders,
+            faults=folder / "faults",
             model=model,
             reward_funcs=rewards.functions(),
-            args=GRPOConfig(**arguments, reward_weights=list(weights.values())),
-            train_dataset=_dataset(config, items, chat),
+            args=GRPOConfig(**arguments, reward_weights=rewards.weights()),
+            train_dataset=_dataset(config, rows, chat),
             processing_class=chat.tokenizer,
         )
+    pricer = RubricPricer(trainer, chat, config.reward.criteria_gain.scorer)
     return trainer, rewards
 
 
@@ -65,12 +116,12 @@ def policy_engine(trainer: GRPOTrainer, chat: Chat, batch_size: int) -> Iterator
         yield TransformersEngine(model, chat, batch_size)
 
 
-def _dataset(config: RunConfig, items: Sequence[Item], chat: Chat) -> Dataset:
+def _dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:
     special = chat.special_tokens
     return Dataset.from_list(
         [
-            {"prompt": render(item, config.prompt.template, config.seed, special), "index": index}
-            for index, item in enumerate(items)
+            {"prompt": render(item, config.prompt.template, config.seed, special, reverse), "index": index}
+            for index, (item, reverse) in enumerate(rows)
         ]
     )
 

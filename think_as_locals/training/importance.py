@@ -39,11 +39,11 @@ def make_up(trainer: GRPOTrainer, inputs: dict[str, Any], log_probs: Tensor, com
         computed: Which of the B rows have them; `None` for all. The others carry no gradient and get the weight 1.
     """
     rows = torch.tensor(computed or [True] * len(log_probs), device=log_probs.device)[:, None]
-    mask = inputs["completion_mask"] * inputs.get("tool_mask", 1) * rows
-    difference = ((log_probs.detach() - inputs["sampling_per_token_logps"]) * mask).nan_to_num(nan=0.0)
-    ratio = _ratio(trainer, difference)
+    mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1) * rows).bool()
+    difference = log_probs.detach() - inputs["sampling_per_token_logps"]  # NaN where vLLM could not score a token
+    ratio = _ratio(trainer, difference.nan_to_num(nan=0.0) * mask)
     inputs["importance_sampling_ratio"] = torch.where(rows, ratio, 1.0)
-    _log(trainer, difference.abs(), ratio, mask.bool())
+    _log(trainer, difference[mask & ~difference.isnan()].abs(), ratio, mask)
 
 
 def _ratio(trainer: GRPOTrainer, difference: Tensor) -> Tensor:
@@ -58,8 +58,8 @@ def _ratio(trainer: GRPOTrainer, difference: Tensor) -> Tensor:
 def _log(trainer: GRPOTrainer, difference: Tensor, ratio: Tensor, mask: Tensor) -> None:
     """What TRL logs of the correction, by its names."""
     gather, metrics = trainer.accelerator.gather, trainer._metrics["train"]
-    nothing = difference.new_full((1,), torch.nan)
-    tokens = difference[mask] if mask.any() else nothing
+    nothing = ratio.new_full((1,), torch.nan)
+    tokens = difference if difference.numel() else nothing
     weights = ratio[mask.any(-1)].flatten() if ratio.shape[1] == 1 else ratio[mask]
     weights = weights if weights.numel() else nothing
     for name, value, over_ranks in (

@@ -18,6 +18,8 @@ _SHOWN = {  # metric -> how it is called, how it is written
     "reward": ("reward", "{:+.3f}"),
     "rewards/correctness/mean": ("correctness", "{:+.3f}"),
     "rewards/structure/mean": ("structure", "{:.3f}"),
+    "rewards/criteria_gain/mean": ("criteria gain", "{:+.3f}"),
+    "consistent_accuracy": ("both orders right", "{:.1%}"),
     "parse_failure": ("parse failures", "{:.1%}"),
     "frac_reward_zero_std": ("zero-variance groups", "{:.1%}"),
     "completions/mean_length": ("tokens a completion", "{:.0f}"),

@@ -1,0 +1,271 @@
+"""What is measured of a rubric: what may be priced, overlap, use, script, in any writing system."""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from think_as_locals.judging import Evidence, forced_verdict, parse, rubric_span, score, write
+from think_as_locals.judging.rubric import check_languages, distinct_share, script_share, scripts, used_share
+from think_as_locals.types import LABELS, Criterion, DataError, Item, Rubric
+
+thorough = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+
+LINES = ("- 50 | Custom | People there really do this.", "- 30 | Place | It belongs there.", "- 20 | Fit | It fits.")
+
+
+def text_of(*lines: str) -> str:
+    return "\n".join(
+        ["<rubric>", *lines, "</rubric>", "<analysis>", "Custom: B.", "</analysis>", "<verdict>B</verdict>"]
+    )
+
+
+def span(text: str, n: int = 4) -> str | None:
+    return rubric_span(parse(text, n), n)
+
+
+def rubric(*criteria: tuple[str, str]) -> Rubric:
+    return Rubric(tuple(Criterion(100 // len(criteria), name, description) for name, description in criteria))
+
+
+# --- the span that is priced ---
+
+
+def test_a_clean_rubric_is_priced_as_a_whole_and_nothing_behind_it() -> None:
+    assert span(text_of(*LINES)) == "\n".join(["<rubric>", *LINES, "</rubric>"])
+    assert span("\n " + text_of(*LINES)) == "\n " + "\n".join(["<rubric>", *LINES, "</rubric>"])
+
+
+@pytest.mark.parametrize(
+    "leak",
+    [
+        "- 30 | Verdict | B is right.",
+        "- 30 | Place | the answer is B",
+        "- 30 | Place | verdict: B",
+        "- 30 | Place | Response B wins.",
+        "- 30 | B | It belongs there.",
+        "- 30 | Place | (B)",
+        "- 30 | Place | Response_B",
+        "- 30 | Place | **B**",
+        "- 30 | Place | 选B对",
+        "- 30 | Place | คำตอบBถูก",
+        "- 30 | Place | 答えはＢ",
+        "- 30 | Place | the answer is Ⓑ",
+        "- 30 | Place | the answer is 𝐁",
+        "- 30 | Place | <verdict>",
+        "- 30 | Place | <VERDICT>b</VERDICT>",
+        "- 30 | Place | B12 is a vitamin, B is right",
+        "- 30 | Place | A response says so.",
+    ],
+)
+def test_a_line_that_names_a_response_and_all_behind_it_is_cut(leak: str) -> None:
+    assert span(text_of(LINES[0], leak, LINES[2])) == f"<rubric>\n{LINES[0]}\n"
+    assert span(text_of(leak, LINES[0], LINES[2])) is None
+
+
+@pytest.mark.parametrize(
+    "clean",
+    ["Be brief.", "BBC says so.", "Vitamin B12.", "Á la carte, ÉB.", "E is no label here.", "a b c d", "CDs", "是的"],
+)
+def test_a_label_inside_a_word_or_not_on_offer_names_nobody(clean: str) -> None:
+    text = text_of(LINES[0], f"- 50 | Place | {clean}")
+    assert span(text) == text[: text.index("</rubric>") + len("</rubric>")]
+
+
+def test_which_labels_count_depends_on_how_many_are_on_offer() -> None:
+    text = text_of(LINES[0], "- 50 | Place | C is right.")
+    assert span(text, 2) == text[: text.index("</rubric>") + len("</rubric>")]
+    assert span(text, 3) == f"<rubric>\n{LINES[0]}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no rubric",
+        "<rubric>\n</rubric>",
+        "<rubric>\nnot a criterion\n</rubric>",
+        "<rubric>\n" + LINES[0],
+        "B is right. " + text_of(*LINES),
+        "<analysis>\nB\n</analysis>\n<rubric>\n- 100 | Custom | Done.\n</rubric>\n<verdict>B</verdict>",
+        text_of(*LINES) + text_of(*LINES),
+    ],
+)
+def test_without_a_readable_rubric_at_its_beginning_there_is_nothing_to_price(text: str) -> None:
+    assert span(text) is None
+
+
+tags = ["<rubric>", "</rubric>", "<verdict>", "</verdict>", "<analysis>"]
+pieces = st.sampled_from([*tags, "- 50 | Custom | Done.", "- 10 | B | x", "word", *"\n| ABCＢé7แ是.\u0301"])
+texts = st.lists(st.one_of(pieces, st.text(max_size=6)), max_size=40).map("".join)
+criteria = st.lists(st.one_of(pieces.filter(lambda p: p not in ("\n", "|")), st.text(max_size=4)), max_size=8).map(
+    "".join
+)
+wrapped = st.lists(criteria, max_size=6).map(lambda rows: text_of(*(f"- 10 | name | {row}" for row in rows)))
+
+
+@thorough
+@given(st.one_of(texts, wrapped), st.integers(2, 8))
+def test_a_span_is_a_prefix_that_names_no_label(text: str, n: int) -> None:
+    found = span(text, n)
+    if found is None:
+        return
+    assert text.startswith(found)
+    assert found.count("<rubric>") == 1
+    assert found.endswith(("</rubric>", "\n"))
+    assert "- " in found
+    body = found.partition("<rubric>")[2].removesuffix("</rubric>")
+    words = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in body)
+    # Whatever is no letter, mark or digit separates words; so do letters of scripts without case.
+    split = "".join(
+        c if c.isdigit() or c.lower() != c.upper() or unicodedata.combining(c) else " " for c in words
+    ).split()
+    assert not set(split) & set(LABELS[:n])
+    assert "verdict>" not in body
+    assert "analysis>" not in body
+
+
+@thorough
+@given(st.lists(st.sampled_from(LINES), min_size=1, max_size=5), st.text(max_size=40))
+def test_what_stands_behind_a_rubric_does_not_change_its_span(lines: list[str], tail: str) -> None:
+    head = "\n".join(["<rubric>", *lines, "</rubric>"])
+    if "rubric>" not in tail:
+        assert span(head + tail) == head
+
+
+@pytest.mark.parametrize(
+    "line", ["- 10 | x | " + "b " * 200_000, "- 10 | x | " + "é" * 300_000, "- 10 | x | e" + "\u0316\u0301" * 150_000]
+)
+def test_spans_take_linear_time(line: str) -> None:
+    judgement = parse(text_of(line), 8)
+    began = time.process_time()
+    assert rubric_span(judgement, 8) is not None
+    assert time.process_time() - began < 2
+
+
+def test_the_forced_verdict_is_the_judges_own_end() -> None:
+    full = write(rubric(("Custom", "x"), ("Place", "y")), "A: no.", 1)
+    assert full.endswith("</analysis>" + forced_verdict(1))
+    assert [forced_verdict(i) for i in range(8)] == [f"\n<verdict>{label}</verdict>" for label in LABELS]
+    whole, cut = span(text_of(*LINES)), span(text_of(LINES[0], "- 50 | B | x"))
+    assert whole is not None
+    assert cut is not None
+    assert forced_verdict(1, whole) == forced_verdict(1)
+    assert cut + forced_verdict(1, cut) == f"<rubric>\n{LINES[0]}\n</rubric>\n<verdict>B</verdict>"
+
+
+# --- quality ---
+
+DISTINCT = {
+    "en": [
+        ("Custom", "What people in the country actually do on that day."),
+        ("Politeness", "Suits an elder and offends nobody."),
+        ("Clear", "Answers the question in a few plain words."),
+    ],
+    "th": [
+        ("ธรรมเนียมท้องถิ่น", "ตรงกับสิ่งที่คนไทยทำจริงในวันนั้น"),
+        ("ความสุภาพ", "เหมาะสมกับผู้ใหญ่และไม่ล่วงเกินใคร"),
+        ("ชัดเจน", "ตอบคำถามอย่างกระชับ"),
+    ],
+    "zh": [
+        ("当地习俗", "符合人们当天实际的做法。"),
+        ("礼貌", "对长辈得体，不冒犯任何人。"),
+        ("清楚", "简明地回答了问题。"),
+    ],
+    "ja": [
+        ("地域の習慣", "その日に人々が実際に行うことと合っている。"),
+        ("礼儀", "目上の人にふさわしく、失礼でない。"),
+        ("明確さ", "質問に簡潔に答えている。"),
+    ],
+    "ar": [
+        ("العادة المحلية", "يوافق ما يفعله الناس حقا في ذلك اليوم."),
+        ("الأدب", "يليق بكبار السن ولا يسيء إلى أحد."),
+        ("الوضوح", "يجيب عن السؤال بإيجاز."),
+    ],
+}
+
+
+@pytest.mark.parametrize("language", DISTINCT)
+def test_distinct_criteria_are_told_from_repeated_ones_in_any_writing(language: str) -> None:
+    first, second, third = DISTINCT[language]
+    assert distinct_share(rubric(first, second, third)) == 1.0
+    again = (third[0], f"{first[1]} {first[0]}")
+    assert distinct_share(rubric(first, second, again)) == pytest.approx(2 / 3)
+    assert distinct_share(rubric(first, first, first)) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("language", DISTINCT)
+def test_a_criterion_is_used_where_the_analysis_names_it(language: str) -> None:
+    judged = rubric(*DISTINCT[language])
+    names = [name for name, _ in DISTINCT[language]]
+    assert used_share(judged, f"{names[0]}: {names[1].upper()}。{names[2]}") == 1.0
+    assert used_share(judged, f"… {names[1]} …") == pytest.approx(1 / 3)
+    assert used_share(judged, None) == used_share(judged, "") == 0.0
+
+
+def test_a_name_inside_another_word_is_no_use() -> None:
+    judged = rubric(("Fit", "x"), ("Place of\tbirth", "y"))
+    assert used_share(judged, "Benefits outfit.") == 0.0
+    assert used_share(judged, "outfit fit") == 0.5
+    assert used_share(judged, "PLACE  OF BIRTH") == 0.5
+
+
+@pytest.mark.parametrize("language", DISTINCT)
+def test_the_script_of_a_language_is_known_from_the_others(language: str) -> None:
+    judged = rubric(*DISTINCT[language])
+    assert script_share(judged, language) > 0.98
+    for other in set(DISTINCT) - {language, "zh", "ja"}:  # Japanese writes Chinese characters too
+        assert script_share(judged, other) == 0.0
+    assert script_share(judged, {"zh": "zh-Hant", "en": "de"}.get(language, language)) > 0.98
+
+
+def test_half_in_another_script_is_half() -> None:
+    assert script_share(rubric(("abcd", "กขคง")), "th") == 0.5
+    assert script_share(rubric(("1", "2")), "th") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("language", "expected"),
+    [
+        ("ko", ("HANGUL", "CJK")),
+        ("vi", ("LATIN",)),
+        ("ru", ("CYRILLIC",)),
+        ("sr-Latn", ("LATIN",)),
+        ("hi", ("DEVANAGARI",)),
+    ],
+)
+def test_scripts_are_those_of_cldr(language: str, expected: tuple[str, ...]) -> None:
+    assert scripts(language) == expected
+
+
+@pytest.mark.parametrize("language", ["", "zz", "english", "???", "en_US"])
+def test_a_language_without_a_known_script_is_an_error_before_training(language: str, item: Item) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(DataError, match=f"language {language!r}: expected a BCP-47 tag".replace("?", r"\?")):
+        check_languages(language, [item])
+    if language:
+        with pytest.raises(DataError, match="item 'greeting-th': language"):
+            check_languages("item", [replace(item, language=language)])
+    check_languages(None, [])
+    check_languages("item", [item])
+
+
+def test_quality_is_the_product_of_its_parts(item: Item) -> None:
+    def quality(text: str, language: str | None) -> float:
+        return score(
+            parse(text, 4), item, components=["rubric_quality"], evidence=Evidence(rubric_language=language)
+        ).parts["rubric_quality"]
+
+    judged = rubric(*DISTINCT["en"])
+    full = write(judged, "Custom: A. Politeness: A. Clear: B.", 0)
+    assert [quality(full, language) for language in (None, "item", "en", "th")] == [1.0, 1.0, 1.0, 0.0]
+    assert quality(write(judged, "Custom: A.", 0), None) == pytest.approx(1 / 3)
+    twice = rubric(DISTINCT["en"][0], DISTINCT["en"][0], DISTINCT["en"][1])
+    assert quality(write(twice, "Custom, politeness.", 0), "en") == pytest.approx(2 / 3)
+    for text in ("", "<rubric>\n?\n</rubric>", write(rubric(*DISTINCT["en"][:2]), "Custom, politeness.", 0)):
+        assert quality(text, None) == 0.0

@@ -1,0 +1,120 @@
+"""A judge made in a second and its trainer, for the tests of what happens around a step.
+
+torchrun --nproc_per_node 2 small_grpo.py FOLDER      a fault on rank 1 alone: what each rank makes of it
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+from think_as_locals.config import load_recipe
+from think_as_locals.data import load
+from think_as_locals.judging import COMPONENTS, Component, Evidence, render, write
+from think_as_locals.models.scratch import make_judge
+from think_as_locals.training.grpo import JudgeTrainer, make_trainer
+from think_as_locals.training.rewards import Rewards
+from think_as_locals.types import Criterion, Item, Judgement, Rubric, TrainingError
+
+TINY = [
+    "data.groups=[idiom_heavy_rain,gift_taboo]",
+    "data.sets_per_group=4",
+    "model.scratch.hidden_size=32",
+    "model.scratch.intermediate_size=32",
+    "model.scratch.num_hidden_layers=1",
+    "model.scratch.num_attention_heads=2",
+    "model.scratch.num_key_value_heads=1",
+    "grpo.max_steps=2",
+    "grpo.per_device_train_batch_size=4",
+    "grpo.max_completion_length=6",
+    "grpo.num_generations=4",
+    "run.name=tiny",
+]
+
+
+def tiny_trainer(
+    folder: Path, *overrides: str, components: Mapping[str, Component] = COMPONENTS
+) -> tuple[JudgeTrainer, Rewards]:
+    config = load_recipe("recipes/quickstart.yaml", [*TINY, *overrides])
+    items = load(config.data, config.seed).train[:16]
+    assert config.model.scratch is not None
+    if PartialState().is_main_process and not (folder / "model").is_dir():
+        texts = [message["content"] for item in items for message in render(item, config.prompt.template)]
+        make_judge(folder / "model", texts, config.model.scratch, config.seed)
+    PartialState().wait_for_everyone()
+    return make_trainer(config, str(folder / "model"), items, folder, components)
+
+
+def poison_loss(trainer: JudgeTrainer) -> None:
+    """From now on the training pass, not the sampling, gives NaN."""
+    trainer.model.model.norm.register_forward_hook(
+        lambda module, given, output: output * float("nan") if torch.is_grad_enabled() else output
+    )
+
+
+def structure_that_raises(times: int) -> dict[str, Component]:
+    left = [times]
+
+    def structure(judgement: Judgement, shown: Item, evidence: Evidence) -> float:
+        if left[0] > 0:
+            left[0] -= 1
+            raise ZeroDivisionError("rank 1 alone")
+        return COMPONENTS["structure"](judgement, shown, evidence)
+
+    return {**COMPONENTS, "structure": structure}
+
+
+def structure_that_hangs(judgement: Judgement, shown: Item, evidence: Evidence) -> float:
+    while True:
+        pass
+
+
+def main(folder: Path) -> None:
+    PartialState(cpu=True)
+    rank = PartialState().process_index
+    limits = ["reward.fault_window=20", "reward.max_fault_share=0.1", "reward.timeout_s=0.3"]
+    hangs: dict[str, Component] = {**COMPONENTS, "structure": structure_that_hangs}
+    nan: dict[str, Component] = {**COMPONENTS, "structure": lambda *_: float("nan")}
+    said: dict[str, Any] = {}
+    for case, components in {
+        "few": structure_that_raises(2),
+        "many": structure_that_raises(3),
+        "hangs": hangs,
+        "nan": nan,
+        "loss": COMPONENTS,
+    }.items():
+        trainer, _ = tiny_trainer(folder, *limits, components=components if rank == 1 else COMPONENTS)
+        if case == "loss" and rank == 1:
+            poison_loss(trainer)
+        try:
+            trainer.train()
+            said[case] = [log["reward_faults"] for log in trainer.state.log_history if "reward_faults" in log]
+        except TrainingError as error:
+            said[case] = str(error)
+    said["pairs"] = pairs(folder, rank)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(said))
+
+
+def pairs(folder: Path, rank: int) -> list[Any]:
+    """A group of four that lies on two ranks: the pairs are (right, right) and (wrong, right)."""
+    trainer, rewards = tiny_trainer(folder, "reward=j1", "grpo.per_device_train_batch_size=2")
+    end = trainer.processing_class.eos_token_id
+    rubric = Rubric(tuple(Criterion(weight, f"Custom {weight}", "Done.") for weight in (50, 30, 20)))
+    best = rewards._shown[rank].best
+    verdicts = [best, best if rank == 1 else (best + 1) % 4]
+    texts = [write(rubric, "Weighed.", verdict) for verdict in verdicts]
+    completions = [[*ids, end] for ids in trainer.processing_class(texts, add_special_tokens=False)["input_ids"]]
+    logged: dict[str, float] = {}
+    context = {"log_metric": logged.__setitem__, "trainer_state": trainer.state}
+    values = {f.__name__: f(completion_ids=completions, index=[rank] * 2, **context) for f in rewards.functions()}
+    return [values, logged["consistent_accuracy"]]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,124 @@
+"""The price of rubrics against plain forward passes, and what it says of good and bad ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from training.small_grpo import tiny_trainer
+
+from think_as_locals.generation import Chat
+from think_as_locals.judging import write
+from think_as_locals.judging.grammar import forced_verdict
+from think_as_locals.training.criteria_gain import RubricPricer, force
+from think_as_locals.training.grpo import JudgeTrainer
+from think_as_locals.training.rewards import GainQuery
+from think_as_locals.types import LABELS, Criterion, Rubric
+
+
+def rubric_of(*names: str) -> str:
+    """A rubric as it stands in a completion, through its closing tag."""
+    rubric = Rubric(tuple(Criterion(100 // len(names), name, f"It is {name}.") for name in names))
+    return write(rubric, "x", 0).partition("</rubric>")[0] + "</rubric>"
+
+
+def naive(trainer: JudgeTrainer, prompt: str, rubric: str, verdict: int) -> float:
+    """log pi(verdict | prompt, rubric) from one plain forward pass over one row."""
+    tokenizer = trainer.processing_class
+    before = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    after = tokenizer(rubric + forced_verdict(verdict, rubric), add_special_tokens=False)["input_ids"]
+    tail = f"{LABELS[verdict]}</verdict>"
+    scored = next(n for n in range(1, len(after)) if tokenizer.decode(after[-n:]).endswith(tail))
+    with torch.no_grad():
+        log_probs = trainer.model(input_ids=torch.tensor([before + after])).logits[0].log_softmax(-1)
+    places = range(len(before) + len(after) - scored, len(before) + len(after))
+    return sum(float(log_probs[place - 1, token]) for place, token in zip(places, after[-scored:], strict=True))
+
+
+@pytest.mark.parametrize("scorer", ["policy", "reference"])
+def test_gains_equal_two_naive_forwards(tmp_path: Path, scorer: str) -> None:
+    trainer, _ = tiny_trainer(tmp_path, "reward=paper", f"reward.criteria_gain.scorer={scorer}", "grpo.beta=0.1")
+    assert trainer.ref_model is not None
+    if scorer == "reference":  # the policy moves on, the price does not
+        torch.nn.init.normal_(trainer.model.lm_head.weight)
+    pricer = RubricPricer(trainer, Chat(trainer.processing_class), scorer)
+    rubrics = [rubric_of("custom", "place", "fit"), None, rubric_of("fit"), rubric_of("place", "custom"), None]
+    rows, verdicts = [0, 0, 0, 3, 3], [1, 1, 1, 2, 2]
+    prices = pricer(
+        [
+            GainQuery(row=row, completion_ids=(), rubric=rubric, verdict=verdict)
+            for row, rubric, verdict in zip(rows, rubrics, verdicts, strict=True)
+        ]
+    )
+    assert trainer.unshared_reason is None
+    if scorer == "reference":
+        trainer.model.load_state_dict(trainer.ref_model.state_dict())
+    for price, row, rubric, verdict in zip(prices, rows, rubrics, verdicts, strict=True):
+        if rubric is None:
+            assert price is None
+            continue
+        prompt = trainer.processing_class.apply_chat_template(
+            trainer.train_dataset[row]["prompt"], tokenize=False, add_generation_prompt=True
+        )
+        expected = (naive(trainer, prompt, rubric, verdict), naive(trainer, prompt, "", verdict))
+        assert price == pytest.approx(expected, abs=1e-5)
+
+
+def test_only_the_verdict_is_scored(tmp_path: Path) -> None:
+    tokenizer = tiny_trainer(tmp_path)[0].processing_class
+    for rubric in ("", rubric_of("custom")):
+        ids, scored = force(tokenizer, rubric, 1)
+        assert tokenizer.decode(ids) == rubric + forced_verdict(1, rubric)
+        assert tokenizer.decode(ids[-scored:]).endswith("B</verdict>")
+        assert "<verdict>" not in tokenizer.decode(ids[-scored + 1 :])
+
+
+@pytest.mark.slow
+def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_path: Path) -> None:
+    """A model that has learned to follow rubrics: each names, in order, how much a response deserves."""
+    trainer, _ = tiny_trainer(tmp_path, "reward=paper")
+    model, tokenizer = trainer.model, trainer.processing_class
+    prompt = tokenizer.apply_chat_template(
+        trainer.train_dataset[0]["prompt"], tokenize=False, add_generation_prompt=True
+    )
+    reasons = ["custom", "place", "fit", "origin"]
+    encoded = [  # without a rubric, one verdict is as likely as another
+        tokenizer(prompt + rubric + forced_verdict(i, rubric), return_tensors="pt")["input_ids"]
+        for i, reason in enumerate(reasons)
+        for rubric in (rubric_of(reason), "")
+    ]
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(150):
+        losses = [cross_entropy(model(input_ids=ids).logits[0, -9:-1], ids[0, -8:]) for ids in encoded]
+        optimizer.zero_grad()
+        sum(losses).backward()
+        optimizer.step()
+    pricer = RubricPricer(trainer, Chat(trainer.processing_class), "policy")
+
+    def gain(rubric: str, verdict: int) -> float:
+        price = pricer([GainQuery(row=0, completion_ids=(), rubric=rubric, verdict=verdict)])[0]
+        assert price is not None
+        return price[0] - price[1]
+
+    for verdict, reason in enumerate(reasons):
+        stated = gain(rubric_of(reason), verdict)
+        assert stated > 1
+        for other in reasons:
+            if other != reason:
+                assert gain(rubric_of(other), verdict) < stated - 1
+
+
+@pytest.mark.parametrize("beta", ["0", "0.05"])
+def test_a_judge_is_trained_on_the_papers_reward(tmp_path: Path, beta: str) -> None:
+    trainer, rewards = tiny_trainer(tmp_path, "reward=paper", f"grpo.beta={beta}", "grpo.max_completion_length=64")
+    end = trainer.processing_class.eos_token_id
+    text = rubric_of("custom", "place", "fit") + "\n<analysis>\nWeighed.\n</analysis>" + forced_verdict(0)
+    ids = [*trainer.processing_class(text, add_special_tokens=False)["input_ids"], end]
+    trainer._generate_single_turn = lambda prompt_ids, *_, **__: ([ids] * len(prompt_ids), None)
+    trainer.train()
+    paid = [row["reward/criteria_gain"] for row in rewards.take_rows()]
+    assert len(paid) == 8
+    assert all(-1 <= gain <= 1 for gain in paid)
+    assert any(gain != -1 for gain in paid)

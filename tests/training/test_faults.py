@@ -1,0 +1,87 @@
+"""Around a step of a real trainer: both orders in a group, faults that cost one rollout, faults that end the run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from conftest import command, launch
+from training.small_grpo import poison_loss, structure_that_raises, tiny_trainer
+
+from think_as_locals.types import TrainingError
+
+pytestmark = pytest.mark.slow
+
+
+def test_both_orders_train_in_one_group(tmp_path: Path) -> None:
+    trainer, rewards = tiny_trainer(tmp_path, "reward=j1", "grpo.per_device_train_batch_size=8")
+    trainer.train()
+    first, *_ = logs = [log for log in trainer.state.log_history if "reward" in log]
+    assert len(logs) == 2
+    assert {"rewards/consistency/mean", "consistent_accuracy", "position/A", "position/D", "reward_faults"} <= set(
+        first
+    )
+    rows = rewards.take_rows()
+    assert len(rows) == 16
+    for start in range(0, 16, 4):
+        group = rows[start : start + 4]
+        assert len({row["id"] for row in group}) == 1
+        slots = ["ABCD".index(row["best"]) for row in group]
+        assert slots[0] == slots[1] == 3 - slots[2] == 3 - slots[3]
+
+
+def test_a_rollout_without_a_reward_gets_no_advantage_and_training_goes_on(tmp_path: Path) -> None:
+    trainer, rewards = tiny_trainer(tmp_path, "grpo.max_steps=1", components=structure_that_raises(1))
+    trainer.train()
+    rows = rewards.take_rows()
+    assert [row["reward"] is None for row in rows] == [True, False, False, False]
+    assert trainer._logs["advantages"][0] == 0.0
+    (log,) = (log for log in trainer.state.log_history if "reward_faults" in log)
+    assert log["reward_faults"] == 1
+    assert math.isfinite(log["reward"])
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_optimizer(tmp_path: Path, what: str) -> None:
+    trainer, _ = tiny_trainer(tmp_path)
+    if what == "loss":
+        poison_loss(trainer)
+    else:
+        trainer.model.model.norm.weight.register_hook(lambda gradient: gradient + math.inf)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    with pytest.raises(
+        TrainingError, match=rf"step 1: {what} not finite on rank 0; the optimizer did not use it"
+    ) as caught:
+        trainer.train()
+    assert "grpo.learning_rate" in str(caught.value)
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, before[name])
+    batch = safetensors.torch.load_file(tmp_path / "faults" / "step-1-rank-0.safetensors")
+    assert batch["0/completion_ids"].shape[0] == 4
+    assert {"0/prompt_ids", "0/advantages"} <= set(batch)
+    about = json.loads((tmp_path / "faults" / "step-1-rank-0.json").read_text())
+    assert about == {"fault": what, "step": 1, "rank": 0, "batch": "step-1-rank-0.safetensors"}
+
+
+def test_a_fault_on_one_rank_neither_hangs_nor_kills_the_other_until_it_is_too_much(tmp_path: Path) -> None:
+    script = str(Path(__file__).parent / "small_grpo.py")
+    done = launch(command("torchrun"), "--nproc_per_node", "2", script, str(tmp_path), timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    assert first.pop("pairs") == [{"correctness": [1, -1], "consistency": [1, 0]}, 0.5]
+    assert second.pop("pairs") == [{"correctness": [1, 1], "consistency": [1, 0]}, 0.5]
+    assert first == second
+    assert first["few"] == [2.0, 0.0]
+    failed = "step 1: on rank 1 the rewards of more than 10.0% of the last 20 rollouts failed"
+    assert first["many"].startswith(failed)
+    assert "ZeroDivisionError: rank 1 alone" in first["many"]
+    assert first["hangs"].startswith(failed)
+    assert "TimeoutError" in first["hangs"]
+    assert first["nan"].startswith("step 1: reward not finite on rank 1;")
+    assert first["loss"].startswith("step 1: loss not finite on rank 1;")
+    assert (tmp_path / "faults" / "step-1-rank-1.safetensors").is_file()
+    assert not (tmp_path / "faults" / "step-1-rank-0.safetensors").exists()

@@ -1,0 +1,176 @@
+"""What can be measured of a rubric without a model: the part that may be priced, overlap, use and script."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from functools import cache
+
+from babel import Locale
+from babel.core import UnknownLocaleError, get_global, parse_locale
+
+from think_as_locals.judging.grammar import SECTIONS
+from think_as_locals.types import LABELS, DataError, Item, Judgement, Rubric
+
+OF_ITEM = "item"
+"""The language of a rubric where it shall be that of the item's prompt."""
+
+_GRAM = 3  # characters: works alike with and without spaces between words
+_OVERLAP = 0.5
+_OPENING, _CLOSING = "<rubric>", "</rubric>"
+_SCRIPTS = {  # first words of Unicode's names, where the script's English name is another
+    "Hans": ("CJK", "IDEOGRAPHIC"),
+    "Hant": ("CJK", "IDEOGRAPHIC"),
+    "Jpan": ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA"),
+    "Kore": ("HANGUL", "CJK"),
+    "Beng": ("BENGALI",),
+    "Orya": ("ORIYA",),
+}
+
+
+def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
+    r"""The part of a completion that `criteria_gain` may price: its beginning, through `</rubric>`.
+
+    It ends before the first line that names a response: that holds one of the labels on offer as a word of its own, in
+    upper case (so a line with the article "A" ends it as well), or a tag of the grammar. So no rubric can raise the
+    price of a verdict by saying it; what points to a response in other words ("the second one") is not seen.
+
+    Args:
+        judgement: As parsed from the completion.
+        num_responses: N, how many labels were on offer.
+
+    Returns:
+        A prefix of the completion, or `None` where there is nothing to price: no readable rubric, text before it, or
+        a response named before the first criterion ends.
+
+    Example:
+        >>> from think_as_locals.judging.parse import parse
+        >>> text = "<rubric>\n- 60 | Custom | Done there.\n- 40 | Verdict | Hence B.\n</rubric>"
+        >>> rubric_span(parse(text, 2), 2)
+        '<rubric>\n- 60 | Custom | Done there.\n'
+    """
+    text = judgement.text
+    start = text.find(_OPENING)
+    if judgement.rubric is None or text[:start].strip():
+        return None
+    end, has_criterion = start + len(_OPENING), False
+    stop = text.find(_CLOSING)
+    for line in text[end:stop].split("\n"):
+        if _names_response(line, LABELS[:num_responses]):
+            return text[:end] if has_criterion else None
+        end += len(line) + 1
+        has_criterion |= bool(line.strip())
+    return text[: stop + len(_CLOSING)]
+
+
+def distinct_share(rubric: Rubric) -> float:
+    """Share of the criteria that say something that none before them says. Range: (0, 1].
+
+    Two criteria say the same where half of the shorter one's character trigrams (name and description, without case
+    and punctuation) stand in the other.
+    """
+    grams = [_grams(f"{criterion.name} {criterion.description}") for criterion in rubric.criteria]
+    distinct = sum(all(_overlap(one, before) < _OVERLAP for before in grams[:i]) for i, one in enumerate(grams))
+    return distinct / len(grams)
+
+
+def used_share(rubric: Rubric, analysis: str | None) -> float:
+    """Share of the criteria whose name stands in the analysis as it is written, but for case and white space.
+
+    Range: [0, 1].
+    """
+    said = _fold(analysis or "")
+    return sum(_stands_in(_fold(criterion.name), said) for criterion in rubric.criteria) / len(rubric.criteria)
+
+
+def script_share(rubric: Rubric, language: str) -> float:
+    """Share of a rubric's letters that belong to the script of a language. Range: [0, 1]; 0 without letters.
+
+    A check of the script, not of the language: it tells Thai from English, not German from English.
+
+    Raises:
+        DataError: as for `scripts`.
+    """
+    expected = scripts(language)
+    texts = [text for criterion in rubric.criteria for text in (criterion.name, criterion.description)]
+    letters = [character for text in texts for character in text if character.isalpha()]
+    return sum(unicodedata.name(letter, "").startswith(expected) for letter in letters) / max(1, len(letters))
+
+
+@cache
+def scripts(language: str) -> tuple[str, ...]:
+    """How Unicode's names of a language's letters begin, by CLDR's likely script.
+
+    Raises:
+        DataError: the tag is none of BCP-47, or CLDR knows no script for it.
+
+    Example:
+        >>> scripts("th"), scripts("sr-Latn")
+        (('THAI',), ('LATIN',))
+    """
+    try:
+        name, _, script, *_ = parse_locale(language, sep="-")
+        likely = get_global("likely_subtags").get(name)
+        script = script or parse_locale(likely)[2]
+        return _SCRIPTS.get(script) or (Locale("en").scripts[script].upper().split()[0],)
+    except (ValueError, TypeError, KeyError, AttributeError, UnknownLocaleError):
+        raise DataError(
+            f"language {language!r}: expected a BCP-47 tag with a known script, such as 'th' or 'zh-Hant'"
+        ) from None
+
+
+def check_languages(language: str | None, items: Iterable[Item]) -> None:
+    """See before training that the script of every rubric can be checked.
+
+    Raises:
+        DataError: names the language, and the item where the language is that of the item.
+    """
+    if language == OF_ITEM:
+        for item in items:
+            try:
+                scripts(item.language)
+            except DataError as error:
+                raise DataError(f"item {item.id!r}: {error}; or set reward.rubric_quality.language=null") from None
+    elif language is not None:
+        scripts(language)
+
+
+def _names_response(line: str, labels: str) -> bool:
+    folded = line.casefold()
+    if any(f"{name}>" in folded for name in SECTIONS):
+        return True
+    # Full-width, circled and mathematical letters are read as the letters they stand for, one by one: to normalise the
+    # whole line takes time quadratic in a run of combining marks.
+    plain = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in line)
+    return any(_stands_in(label, plain) for label in labels)
+
+
+def _stands_in(words: str, text: str) -> bool:
+    """Whether words stand in a text, and not inside a longer word."""
+    start = text.find(words)
+    while start >= 0:
+        end = start + len(words)
+        if not (start and _joins(text[start - 1])) and not (end < len(text) and _joins(text[end])):
+            return True
+        start = text.find(words, end)
+    return False
+
+
+def _joins(neighbour: str) -> bool:
+    """Whether a character makes one word with a letter beside it; those of scripts without case (and spaces) do not."""
+    return neighbour.isdigit() or neighbour.lower() != neighbour.upper() or unicodedata.combining(neighbour) > 0
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _grams(text: str) -> frozenset[str]:
+    # Letters, marks (vowels in Thai or Hindi) and numbers.
+    words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in text.casefold())
+    plain = " ".join(words.split())
+    return frozenset(plain[i : i + _GRAM] for i in range(max(1, len(plain) - _GRAM + 1)))
+
+
+def _overlap(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / min(len(one), len(other))
