@@ -29,12 +29,10 @@ def naive(trainer: JudgeTrainer, prompt: str, rubric: str, verdict: int) -> floa
     tokenizer = trainer.processing_class
     before = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     after = tokenizer(rubric + forced_verdict(verdict, rubric), add_special_tokens=False)["input_ids"]
-    tail = f"{LABELS[verdict]}</verdict>"
-    scored = next(n for n in range(1, len(after)) if tokenizer.decode(after[-n:]).endswith(tail))
+    label = next(n for n in range(1, len(after)) if f"{LABELS[verdict]}</verdict>" in tokenizer.decode(after[-n:]))
     with torch.no_grad():
         log_probs = trainer.model(input_ids=torch.tensor([before + after])).logits[0].log_softmax(-1)
-    places = range(len(before) + len(after) - scored, len(before) + len(after))
-    return sum(float(log_probs[place - 1, token]) for place, token in zip(places, after[-scored:], strict=True))
+    return float(log_probs[-label - 1, after[-label]])
 
 
 @pytest.mark.parametrize("scorer", ["policy", "reference"])
@@ -66,13 +64,12 @@ def test_gains_equal_two_naive_forwards(tmp_path: Path, scorer: str) -> None:
         assert price == pytest.approx(expected, abs=1e-5)
 
 
-def test_only_the_verdict_is_scored(tmp_path: Path) -> None:
+def test_the_last_forced_token_is_the_label(tmp_path: Path) -> None:
     tokenizer = tiny_trainer(tmp_path)[0].processing_class
     for rubric in ("", rubric_of("custom")):
-        ids, scored = force(tokenizer, rubric, 1)
-        assert tokenizer.decode(ids) == rubric + forced_verdict(1, rubric)
-        assert tokenizer.decode(ids[-scored:]).endswith("B</verdict>")
-        assert "<verdict>" not in tokenizer.decode(ids[-scored + 1 :])
+        ids = force(tokenizer, rubric, 1)
+        assert tokenizer.decode(ids) == (rubric + forced_verdict(1, rubric)).removesuffix("</verdict>")
+        assert tokenizer.decode(ids[-1]) == "B"
 
 
 @pytest.mark.slow
@@ -85,13 +82,13 @@ def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_pa
     )
     reasons = ["custom", "place", "fit", "origin"]
     encoded = [  # without a rubric, one verdict is as likely as another
-        tokenizer(prompt + rubric + forced_verdict(i, rubric), return_tensors="pt")["input_ids"]
+        torch.tensor([tokenizer(prompt)["input_ids"] + force(tokenizer, rubric, i)])
         for i, reason in enumerate(reasons)
         for rubric in (rubric_of(reason), "")
     ]
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for _ in range(150):
-        losses = [cross_entropy(model(input_ids=ids).logits[0, -9:-1], ids[0, -8:]) for ids in encoded]
+    for _ in range(100):
+        losses = [cross_entropy(model(input_ids=ids).logits[:, -2], ids[:, -1]) for ids in encoded]
         optimizer.zero_grad()
         sum(losses).backward()
         optimizer.step()

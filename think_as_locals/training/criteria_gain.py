@@ -4,9 +4,9 @@ For question q, responses y, rubric z and right verdict j, R_appr of arXiv 2509.
 
     log pi(j | q, y, z) - log pi(j | q, y)
 
-Both verdicts are forced in the judge's own format: after the rubric, and where the completion would begin. The paper
-does not say who scores; here it is the policy itself, or the reference model. All rubrics of a group and the verdict
-without one continue the same prompt, which a packed pass computes once.
+Both verdicts are forced in the judge's own format, after the rubric and where the completion would begin; the label is
+what is scored. The paper does not say who scores; here it is the policy itself, or the reference model. All rubrics of a
+group and the verdict without one continue the same prompt, which a packed pass computes once.
 """
 
 from __future__ import annotations
@@ -67,23 +67,19 @@ class RubricPricer:
                 branches.append((i, query.rubric))
         rows = [prompts[queries[i].row] for i, _ in branches]
         forced = [force(self._chat.tokenizer, rubric, queries[i].verdict) for i, rubric in branches]
-        values = self._log_probs(model, rows, [ids for ids, _ in forced], [scored for _, scored in forced])
+        values = self._log_probs(model, rows, forced)
         priced = {i: value for (i, rubric), value in zip(branches, values, strict=True) if rubric}
         return [(priced[i], values[place]) if i in priced else None for i, place in enumerate(bare)]
 
-    def _log_probs(
-        self, model: nn.Module, prompts: list[list[int]], completions: list[list[int]], scored: list[int]
-    ) -> list[float]:
-        """Summed log-probabilities of each completion's last tokens."""
+    def _log_probs(self, model: nn.Module, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+        """Log-probability of each completion's last token."""
         device = self._trainer.accelerator.device
         before, before_mask = _padded(prompts, "left")
         after, after_mask = _padded(completions, "right")
         ids, mask = torch.cat([before, after], 1).to(device), torch.cat([before_mask, after_mask], 1).to(device)
         log_probs, _, _ = self._trainer._get_per_token_logps_and_entropies(model, ids, mask, after.shape[1])
-        column = torch.arange(after.shape[1])
-        end = after_mask.sum(1, keepdim=True)
-        last = (column < end) & (column >= end - torch.tensor(scored)[:, None])
-        values: list[float] = (log_probs.double() * last.to(device)).sum(1).tolist()
+        last = after_mask.sum(1, keepdim=True).to(device) - 1
+        values: list[float] = log_probs.gather(1, last)[:, 0].tolist()
         return values
 
     def _prompts(self, queries: Sequence[GainQuery]) -> dict[int, list[int]]:
@@ -106,17 +102,18 @@ class RubricPricer:
                     yield trainer.model
 
 
-def force(tokenizer: PreTrainedTokenizerBase, rubric: str, verdict: int) -> tuple[list[int], int]:
-    """Tokens of a rubric and the verdict forced behind it, and how many of them are scored: from the label on.
+def force(tokenizer: PreTrainedTokenizerBase, rubric: str, verdict: int) -> list[int]:
+    r"""Tokens of a rubric and the verdict forced behind it, through the one that holds the label.
 
     Example:
-        >>> # ids, scored = force(tokenizer, "", 1)
-        >>> # tokenizer.decode(ids[-scored:])  ->  'B</verdict>'
+        >>> # tokenizer.decode(force(tokenizer, "", 1))  ->  '\n<verdict>B'
     """
     text = rubric + forced_verdict(verdict, rubric)
     label = text.rindex(f"{LABELS[verdict]}</verdict>")
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    return encoded["input_ids"], sum(end > label for _, end in encoded["offset_mapping"])
+    through = next(i for i, (_, end) in enumerate(encoded["offset_mapping"]) if end > label)
+    ids: list[int] = encoded["input_ids"]
+    return ids[: through + 1]
 
 
 def _padded(rows: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
