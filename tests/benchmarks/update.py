@@ -2,7 +2,8 @@
 
 Both trainers get the same model, seed, rollouts and loss, padded as TRL pads them; their updates (all micro-batches of
 a generation batch, forward and backward) alternate, and medians are compared. A third trainer trims padding only, so
-that one sees what padding and what sharing contributes.
+that one sees what padding and what sharing contributes. The last case asks what pricing every rubric (`criteria_gain`)
+adds to a whole step.
 """
 
 from __future__ import annotations
@@ -32,16 +33,22 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from think_as_locals.files import write_json
+from think_as_locals.generation import Chat
 from think_as_locals.models.scratch import train_tokenizer
+from think_as_locals.training.criteria_gain import RubricPricer
+from think_as_locals.training.rewards import GainQuery
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 
-VARIANTS = ("trl", "trimmed", "shared")
+UPDATES, STEPS, PRICES = ("trl", "trimmed", "shared"), ("trl", "shared"), ("shared", "priced")
 VOCABULARY = 16_384
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table: lengths in tokens of each group's prompt, and the range of completions' lengths."""
+    """One row of the table: lengths in tokens of each group's prompt, and the range of completions' lengths.
+
+    The target is how many times as fast the last variant is to be as the first.
+    """
 
     name: str
     prompts: tuple[int, ...]
@@ -49,7 +56,12 @@ class Case:
     target: float
     checkpointing: bool = False
     idle_groups: int = 0
-    whole_step: bool = False
+    variants: tuple[str, ...] = UPDATES
+
+    @property
+    def whole_step(self) -> bool:
+        """Whether rollouts are sampled as well."""
+        return self.variants != UPDATES
 
 
 CASES = (
@@ -58,7 +70,8 @@ CASES = (
     Case("P 1024, C 256", (1024,), (256, 256), 3.0),
     Case("ragged: P 350-1024, C 24-128", (350, 420, 512, 1024), (24, 128), 7.5),
     Case("ragged, half of the groups at zero advantage", (350, 420, 512, 1024), (24, 128), 12, idle_groups=2),
-    Case("whole step with rollouts, P 512, C 64", (512,), (64, 64), 2.5, whole_step=True),
+    Case("whole step with rollouts, P 512, C 64", (512,), (64, 64), 2.5, variants=STEPS),
+    Case("criteria_gain in a whole step, P 1024, C 128", (1024,), (128, 128), 1 / 1.1, variants=PRICES),
 )
 MEMORY_TARGET = 0.5
 
@@ -74,7 +87,7 @@ class Bench:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self._make_model()
         self.batch = self._batch()
-        self.trainers = {variant: self._trainer(variant) for variant in VARIANTS[:: 2 if case.whole_step else 1]}
+        self.trainers = {variant: self._trainer(variant) for variant in case.variants}
 
     def _make_model(self) -> None:
         hidden = self.arguments.hidden
@@ -99,7 +112,7 @@ class Bench:
         on_gpu = self.device == "cuda"
         trainer = (GRPOTrainer if variant == "trl" else SharedPrefixTrainer)(
             model=str(self.folder),
-            reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids],
+            reward_funcs=lambda completion_ids, **_: self._rewards(variant, completion_ids),
             args=GRPOConfig(
                 output_dir=str(self.folder / "out"),
                 model_init_kwargs={"dtype": "bfloat16" if on_gpu else "float32", "attn_implementation": "sdpa"},
@@ -116,7 +129,7 @@ class Bench:
                 report_to=[],
                 disable_tqdm=True,
             ),
-            train_dataset=Dataset.from_list([{"prompt": self._text(n)} for n in self.prompts]),
+            train_dataset=Dataset.from_list(self._rows()),
             processing_class=self.tokenizer,
         )
         trainer.model.train()
@@ -127,6 +140,16 @@ class Bench:
         if not self.case.whole_step:
             trainer._generate_and_score_completions = lambda _: dict(self.batch)
         return trainer
+
+    def _rewards(self, variant: str, completion_ids: list[list[int]]) -> list[float]:
+        if variant == "priced":
+            rubric = self._text(self.completions[0] // 2)
+            queries = [GainQuery(row=0, completion_ids=ids, rubric=rubric, verdict=1) for ids in completion_ids]
+            RubricPricer(self.trainers[variant], Chat(self.tokenizer), "policy")(queries)
+        return [float(sum(ids) % 7) for ids in completion_ids]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{"prompt": [{"role": "user", "content": self._text(length)}]} for length in self.prompts]
 
     def _text(self, tokens: int) -> str:
         text = self.tokenizer.decode([self.tokenizer.vocab_size - 1 - i % 40 for i in range(tokens)])
@@ -159,7 +182,7 @@ class Bench:
         trainer = self.trainers[variant]
         trainer.model.zero_grad()
         trainer._step = 0
-        rows = [{"prompt": self._text(n)} for n in self.prompts for _ in range(self.arguments.generations)]
+        rows = [row for row in self._rows() for _ in range(self.arguments.generations)]
         torch.manual_seed(2)
         start = time.perf_counter()
         for _ in self.prompts:
@@ -188,17 +211,18 @@ def measure(bench: Bench, repetitions: int, advance: Callable[[], None]) -> dict
             memory[variant] = peak[0]
             advance()
     median = {variant: statistics.median(times) for variant, times in seconds.items()}
+    first, *_, last = bench.case.variants
     result = {
         "case": bench.case.name,
         "target": bench.case.target,
         "seconds": seconds,
-        "times_trl": {variant: median["trl"] / median[variant] for variant in median},
+        "times_first": {variant: median[first] / median[variant] for variant in median},
         "memory_mb": {variant: peak / 2**20 for variant, peak in memory.items()},
     }
     if not bench.case.whole_step:
-        reference = bench.gradient("trl")
-        result["gradient_error"] = float((bench.gradient("shared") - reference).norm() / reference.norm())
-        result["memory_of_trl"] = memory["shared"] / memory["trl"]
+        reference = bench.gradient(first)
+        result["gradient_error"] = float((bench.gradient(last) - reference).norm() / reference.norm())
+        result["memory_of_trl"] = memory[last] / memory[first]
     return result
 
 
@@ -233,19 +257,21 @@ def _status(field: str) -> float:
 def table(results: list[dict[str, Any]], title: str) -> Table:
     """The results, with a bar for what trimming brings and one for what sharing adds."""
     shown = Table(title=title)
-    for column in ("case", "TRL, s", "trimmed", "shared", "target", "times TRL", "peak memory", "gradient"):
+    for column in ("case", "compared", "seconds", "trimmed", "times", "target", "", "peak memory", "gradient"):
         shown.add_column(column)
     for result in results:
-        times = result["times_trl"]
+        times = result["times_first"]
+        first, *_, last = times
         trimmed = times.get("trimmed", 1.0)
-        bar = f"[blue]{'█' * round(2 * trimmed)}[/][green]{'█' * round(2 * (times['shared'] - trimmed))}[/]"
-        met = "green" if times["shared"] >= result["target"] else "red"
+        bar = f"[blue]{'█' * round(trimmed)}[/][green]{'█' * round(times[last] - trimmed)}[/]"
+        met = "green" if times[last] >= result["target"] else "red"
         shown.add_row(
             result["case"],
-            f"{statistics.median(result['seconds']['trl']):.2f}",
-            f"{trimmed:.2f}",
-            f"[{met}]{times['shared']:.2f}[/]",
-            f">= {result['target']}",
+            f"{first}, {last}",
+            ", ".join(f"{statistics.median(result['seconds'][variant]):.2f}" for variant in (first, last)),
+            f"{trimmed:.2f}" if "trimmed" in times else "",
+            f"[{met}]{times[last]:.2f}[/]",
+            f">= {result['target']:.3g}",
             bar,
             f"{result['memory_of_trl']:.2f} (<= {MEMORY_TARGET})" if "memory_of_trl" in result else "",
             f"{result['gradient_error']:.0e}" if "gradient_error" in result else "",
@@ -271,7 +297,7 @@ def main() -> None:
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
     shape = f"hidden {arguments.hidden} x {arguments.layers}, G {arguments.generations}, {threads} threads, {machine}"
     console = Console(record=True, width=150)
-    console.print(table(results, f"An update, times as fast as TRL's ({shape})"))
+    console.print(table(results, f"How many times as fast ({shape})"))
     arguments.out.mkdir(parents=True, exist_ok=True)
     versions = {"torch": torch.__version__}
     write_json(arguments.out / "update.json", {"shape": shape, "versions": versions, "results": results})

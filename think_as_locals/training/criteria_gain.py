@@ -5,8 +5,8 @@ For question q, responses y, rubric z and right verdict j, R_appr of arXiv 2509.
     log pi(j | q, y, z) - log pi(j | q, y)
 
 Both verdicts are forced in the judge's own format, after the rubric and where the completion would begin; the label is
-what is scored. The paper does not say who scores; here it is the policy itself, or the reference model. All rubrics of a
-group and the verdict without one continue the same prompt, which a packed pass computes once.
+what is scored. The paper does not say who scores; here it is the policy itself, or the reference model. All rubrics of
+a group and the verdict without one continue the same prompt, which a packed pass computes once.
 """
 
 from __future__ import annotations
