@@ -91,7 +91,7 @@ def _build(arguments: argparse.Namespace) -> None:
     out = [text for text in arguments.overrides if text.startswith("out=")]
     if len(out) != 1:
         raise ThinkAsLocalsError("say where to: out=FILE.jsonl")
-    config = load_recipe("recipes/quickstart.yaml", [text for text in arguments.overrides if text not in out])
+    config = load_recipe("recipes/tal_grpo.yaml", [text for text in arguments.overrides if text not in out])
     path = Path(out[0].removeprefix("out="))
     print(f"{path}: {jsonl.write(read(config.data, config.seed), path):,} items")
 
