@@ -36,6 +36,11 @@ _SET_ELSEWHERE = {  # fields of TRL's that other keys decide
     "reward_weights": "reward.weights",
 }
 
+_OFF = {  # sections that may be null, and what turns them on
+    "sft": "this recipe has no cold start (sft is null): choose trainer=cold_start_grpo, or drop sft.*",
+    "model.scratch": "null here (the model is loaded): choose model=quickstart, or drop model.scratch.*",
+}
+
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Compose a recipe with conf/ and overrides, and validate the result.
@@ -155,6 +160,8 @@ def _fault(fault: Mapping[str, Any]) -> str:
         return f"{place}: no such key{_nearest(place, sorted(_keys(RunConfig)))}"
     if fault["type"] == "finite_number":
         return f"{place}: got {got}, expected a finite number"
+    if fault["type"] == "missing" and (section := place.rpartition(".")[0]) in _OFF:
+        return f"{section}: {_OFF[section]}"
     if fault["type"] == "missing":
         return f"{place}: missing; the recipe's defaults must begin with /config"
     if isinstance(got, bool) and "str" in fault["type"]:
@@ -168,8 +175,9 @@ def _cross_faults(config: RunConfig) -> list[str]:
     """Faults that only several keys together have, and names that live outside this schema."""
     faults = []
     if (config.model.path is None) == (config.model.scratch is None):
-        faults.append("model: set either model.path or model.scratch")
-    if config.sft is None and config.model.path is None:
+        got = "neither" if config.model.path is None else "both"
+        faults.append(f"model: got {got} of model.path and model.scratch, expected one of them")
+    if config.sft is None and config.model.scratch is not None:
         faults.append("sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path")
     if config.sft and config.sft.biased_wrong + config.sft.biased_right > 1:
         faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")

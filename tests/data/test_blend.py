@@ -233,6 +233,13 @@ def test_the_domain_is_the_first_word_of_the_topic_and_the_group_is_the_question
     assert {(item.domain, item.group, item.source) for item in items} == {("food", "Al-en-01", "blend")}
 
 
+def test_a_question_without_a_topic_is_named_with_the_file(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, {"Al-en-01": BREAKFAST})
+    (folder / "questions" / "US_questions.csv").write_text("ID,Topic\nAl-en-02,Food\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"questions/US_questions\.csv: no row with the ID 'Al-en-01'"):
+        read(folder)
+
+
 def test_the_questions_folder_is_not_silently_done_without(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="questions"):
         read(a_folder(tmp_path, topics=False))
