@@ -17,6 +17,7 @@ _ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_PROJECT": "think-as-locals",
     # Idle threads sleep instead of spinning: on a machine with few or busy cores that is several times faster.
     "OMP_WAIT_POLICY": "PASSIVE",
 }

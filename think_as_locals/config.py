@@ -27,6 +27,7 @@ ASSETS = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.p
 
 _SET_ELSEWHERE = {  # fields of TRL's that other keys decide
     "output_dir": "run.dir and run.name",
+    "run_name": "run.name",
     "seed": "seed",
     "bf16": "model.dtype",
     "fp16": "model.dtype",

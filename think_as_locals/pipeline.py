@@ -28,6 +28,7 @@ from think_as_locals.training.callbacks import (
     CheckpointPlace,
     CompletionsWriter,
     MetricsWriter,
+    WandbConfig,
     last_checkpoint,
 )
 from think_as_locals.training.demonstrations import demonstrate
@@ -129,6 +130,7 @@ def _grpo(
         CarbCallback(trainer, evaluator, config.eval.every_steps),
         CompletionsWriter(folder / "completions", rewards),
         CheckpointPlace(trainer),
+        WandbConfig(config),
         MetricsWriter(folder / "metrics.jsonl", "grpo"),
         view,
     ):
