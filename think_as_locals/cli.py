@@ -27,7 +27,8 @@ _ENVIRONMENT = {
 def main(recipe: str | None = None) -> None:
     """The command line, or what a launched recipe calls with its own path.
 
-    Ends the process with status 2 and one message where the recipe, the data or the machine is at fault.
+    Ends the process with status 2 and one message where the recipe, the data or the machine is at fault, with 130 after
+    Ctrl-C.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -40,6 +41,9 @@ def main(recipe: str | None = None) -> None:
     except ThinkAsLocalsError as error:
         print(f"tal: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        print("tal: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def run(recipe: str, overrides: Sequence[str]) -> None:
