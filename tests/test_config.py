@@ -364,6 +364,13 @@ def test_faults_of_our_keys_and_of_trls_are_told_in_one_message(fault: Fault) ->
         assert found in said
 
 
+@pytest.mark.parametrize("data", ["quickstart_cards", "culture_cards", "blend", "jsonl"])
+def test_the_quick_start_asks_for_what_a_judge_from_nothing_can_learn_whatever_the_data(data: str) -> None:
+    chosen = load_recipe(QUICKSTART, [f"data={data}", "data.path=somewhere"]).data
+    assert (chosen.split, chosen.languages, chosen.max_groups) == ("pairing", ["en"], 16)
+    assert load_recipe(GRPO, [f"data={data}", "data.path=somewhere"]).data.max_groups is None
+
+
 # --- faults of several keys together ---
 
 
