@@ -364,12 +364,38 @@ def test_faults_of_our_keys_and_of_trls_are_told_in_one_message(fault: Fault) ->
         assert found in said
 
 
+@pytest.mark.parametrize("data", ["quickstart_cards", "culture_cards", "blend", "jsonl"])
+def test_the_quick_start_asks_for_what_a_judge_from_nothing_can_learn_whatever_the_data(data: str) -> None:
+    chosen = load_recipe(QUICKSTART, [f"data={data}", "data.path=somewhere"]).data
+    assert (chosen.split, chosen.languages, chosen.max_groups) == ("pairing", ["en"], 16)
+    assert load_recipe(GRPO, [f"data={data}", "data.path=somewhere"]).data.max_groups is None
+
+
 # --- faults of several keys together ---
 
 
-@pytest.mark.parametrize("changes", [{"model__path": "some/model"}, {"model__scratch": None}])
-def test_a_model_is_either_loaded_or_made(fault: Fault, changes: dict[str, Any]) -> None:
-    assert "model: set either model.path or model.scratch" in fault(**changes)
+@pytest.mark.parametrize(
+    ("changes", "got"), [({"model__path": "some/model"}, "both"), ({"model__scratch": None}, "neither")]
+)
+def test_a_model_is_either_loaded_or_made(fault: Fault, changes: dict[str, Any], got: str) -> None:
+    assert f"model: got {got} of model.path and model.scratch, expected one of them" in fault(**changes)
+
+
+def test_a_model_made_from_nothing_must_be_taught(fault: Fault) -> None:
+    assert "sft: a model made from scratch needs a cold start (trainer=cold_start_grpo)" in fault(sft=None)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("sft.max_steps=10", "sft: this recipe has no cold start (sft is null): choose trainer=cold_start_grpo"),
+        ("model.scratch.hidden_size=64", "model.scratch: null here (the model is loaded): choose model=quickstart"),
+    ],
+)
+def test_a_key_of_what_the_recipe_does_without_says_how_to_have_it(override: str, said: str) -> None:
+    whole = message(GRPO, [override])
+    assert said in whole
+    assert whole.count("\n") == 1
 
 
 def test_shares_of_a_bias_cannot_sum_to_more_than_one(fault: Fault) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import SMALL, command, launch
 
+from think_as_locals import cli
+
 pytestmark = pytest.mark.slow
 
 QUICK = [*SMALL, "sft.max_steps=2", "sft.warmup_steps=0", "grpo.max_steps=1", "eval.max_items=4"]
@@ -80,3 +82,16 @@ def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path) -
     assert done.returncode == 2
     assert f"{rows}:1" in done.stderr
     assert not (tmp_path / "mine").exists()
+
+
+def test_an_interrupted_run_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main("recipes/quickstart.yaml")
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "tal: interrupted\n"

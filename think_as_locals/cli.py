@@ -17,6 +17,7 @@ _ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_PROJECT": "think-as-locals",
     # Idle threads sleep instead of spinning: on a machine with few or busy cores that is several times faster.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
@@ -26,7 +27,8 @@ _ENVIRONMENT = {
 def main(recipe: str | None = None) -> None:
     """The command line, or what a launched recipe calls with its own path.
 
-    Ends the process with status 2 and one message where the recipe, the data or the machine is at fault.
+    Ends the process with status 2 and one message where the recipe, the data or the machine is at fault, with 130 after
+    Ctrl-C.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -39,6 +41,9 @@ def main(recipe: str | None = None) -> None:
     except ThinkAsLocalsError as error:
         print(f"tal: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        print("tal: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def run(recipe: str, overrides: Sequence[str]) -> None:
@@ -94,7 +99,7 @@ def _build(arguments: argparse.Namespace) -> None:
     out = [text for text in arguments.overrides if text.startswith("out=")]
     if len(out) != 1:
         raise ThinkAsLocalsError("say where to: out=FILE.jsonl")
-    config = load_recipe("recipes/quickstart.yaml", [text for text in arguments.overrides if text not in out])
+    config = load_recipe("recipes/tal_grpo.yaml", [text for text in arguments.overrides if text not in out])
     path = Path(out[0].removeprefix("out="))
     print(f"{path}: {jsonl.write(read(config.data, config.seed), path):,} items")
 

@@ -27,6 +27,7 @@ ASSETS = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.p
 
 _SET_ELSEWHERE = {  # fields of TRL's that other keys decide
     "output_dir": "run.dir and run.name",
+    "run_name": "run.name",
     "seed": "seed",
     "bf16": "model.dtype",
     "fp16": "model.dtype",
@@ -34,6 +35,11 @@ _SET_ELSEWHERE = {  # fields of TRL's that other keys decide
     "chat_template_kwargs": "model.chat_template_kwargs",
     "use_vllm": "rollout",
     "reward_weights": "reward.weights",
+}
+
+_OFF = {  # sections that may be null, and what turns them on
+    "sft": "this recipe has no cold start (sft is null): choose trainer=cold_start_grpo, or drop sft.*",
+    "model.scratch": "null here (the model is loaded): choose model=quickstart, or drop model.scratch.*",
 }
 
 
@@ -158,6 +164,8 @@ def _fault(fault: Mapping[str, Any]) -> str:
     if fault["loc"][:2] == ("reward", "weights") and fault["type"] == "literal_error":
         name, known = str(fault["loc"][2]), get_args(RewardName)
         return f"reward.weights: no component {name!r}{_nearest(name, known)}; available: {', '.join(known)}"
+    if fault["type"] == "missing" and (section := place.rpartition(".")[0]) in _OFF:
+        return f"{section}: {_OFF[section]}"
     if fault["type"] == "missing":
         return f"{place}: missing; the recipe's defaults must begin with /config"
     if isinstance(got, bool) and "str" in fault["type"]:
@@ -171,8 +179,9 @@ def _cross_faults(config: RunConfig) -> list[str]:
     """Faults that only several keys together have, and names that live outside this schema."""
     faults = []
     if (config.model.path is None) == (config.model.scratch is None):
-        faults.append("model: set either model.path or model.scratch")
-    if config.sft is None and config.model.path is None:
+        got = "neither" if config.model.path is None else "both"
+        faults.append(f"model: got {got} of model.path and model.scratch, expected one of them")
+    if config.sft is None and config.model.scratch is not None:
         faults.append("sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path")
     if config.sft and config.sft.biased_wrong + config.sft.biased_right > 1:
         faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from think_as_locals.training.callbacks import (
     CheckpointPlace,
     CompletionsWriter,
     MetricsWriter,
+    WandbConfig,
     last_checkpoint,
 )
 from think_as_locals.training.demonstrations import demonstrate
@@ -109,8 +111,9 @@ def _cold_start(
             parameters = make_judge(Path(model), texts, config.model.scratch, config.seed)
             console.print(f"made a judge of {parameters / 1e6:.2f} M parameters")
         state.wait_for_everyone()
-    callbacks = [LiveView(console, "cold start"), MetricsWriter(run_folder / "metrics.jsonl", "sft")]
-    cold_start(config, sft, str(model), demonstrations, taught, callbacks)
+    with closing(LiveView(console, "cold start")) as view:
+        callbacks = [view, MetricsWriter(run_folder / "metrics.jsonl", "sft")]
+        cold_start(config, sft, str(model), demonstrations, taught, callbacks)
     if state.is_main_process:
         settings_of(config).save(taught)
     state.wait_for_everyone()
@@ -129,6 +132,7 @@ def _grpo(
         CarbCallback(trainer, evaluator, config.eval.every_steps),
         CompletionsWriter(folder / "completions", rewards),
         CheckpointPlace(trainer),
+        WandbConfig(config),
         MetricsWriter(folder / "metrics.jsonl", "grpo"),
         view,
     ):
@@ -136,10 +140,8 @@ def _grpo(
     checkpoint = last_checkpoint(folder / "checkpoints") if config.run.resume == "auto" else None
     if checkpoint is None:
         evaluator(0)
-    try:
+    with closing(view):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    finally:
-        view.close()
     trainer.save_model(str(folder / "model"))
     if PartialState().is_main_process:
         settings_of(config).save(folder / "model")

@@ -62,6 +62,7 @@ class DataSection(Section):
     groups: Annotated[list[str], Field(min_length=1)] | None
     num_responses: Annotated[int, Field(ge=2, le=8)]
     sets_per_group: PositiveInt | None
+    max_groups: PositiveInt | None
     shuffle_labels: bool
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from think_as_locals.data import blend, flip_sets
+from think_as_locals import cli
+from think_as_locals.data import blend, flip_sets, jsonl
 from think_as_locals.types import DataError, Item
 
 Answers = dict[str, int]
@@ -233,6 +234,13 @@ def test_the_domain_is_the_first_word_of_the_topic_and_the_group_is_the_question
     assert {(item.domain, item.group, item.source) for item in items} == {("food", "Al-en-01", "blend")}
 
 
+def test_a_question_without_a_topic_is_named_with_the_file(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, {"Al-en-01": BREAKFAST})
+    (folder / "questions" / "US_questions.csv").write_text("ID,Topic\nAl-en-02,Food\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"questions/US_questions\.csv: no row with the ID 'Al-en-01'"):
+        read(folder)
+
+
 def test_the_questions_folder_is_not_silently_done_without(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="questions"):
         read(a_folder(tmp_path, topics=False))
@@ -320,3 +328,13 @@ def test_a_list_of_questions_of_another_schema_is_named(tmp_path: Path, text: by
 def test_an_unknown_language_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no language 'zh' in BLEnD; known: en, own"):
         read(a_folder(tmp_path), languages=["en", "zh"])
+
+
+def test_rows_of_ones_own_are_built_in_english_and_in_the_local_languages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "blend.jsonl"
+    folder = a_folder(tmp_path)
+    monkeypatch.setattr("sys.argv", ["tal", "data", "build", "data=blend", f"data.path={folder}", f"out={out}"])
+    cli.main()
+    assert {item.language for item in jsonl.read(out)} == {"en", "es", "el", "zh"}

@@ -154,6 +154,15 @@ def test_nothing_is_overwritten_that_appears_while_items_are_written(tmp_path: P
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+    assert jsonl.write([an_item()], tmp_path / "items.jsonl") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["items.jsonl"]
+
+
 def test_nothing_half_written_is_left_where_the_items_fail(tmp_path: Path) -> None:
     def failing() -> Iterator[Item]:
         yield an_item()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ class Spec:
     groups: tuple[str, ...] | None = None
     num_responses: int = 4
     sets_per_group: int | None = 5
+    max_groups: int | None = None
 
 
 def an_item(number: int, **changes: Any) -> Item:
@@ -78,6 +80,18 @@ def test_every_item_is_on_one_side_and_no_key_on_both(
     assert train
     assert test
     assert not train & test
+
+
+def test_the_groups_with_the_most_flip_sets_are_kept() -> None:
+    sizes = Counter(item.group for item in read(Spec(groups=GROUPS, sets_per_group=None)))
+    kept = {item.group for item in read(Spec(groups=GROUPS, sets_per_group=None, max_groups=3))}
+    assert len(kept) == 3
+    assert min(sizes[group] for group in kept) >= max(sizes[group] for group in sizes.keys() - kept)
+    assert list(read(Spec(groups=GROUPS, max_groups=12))) == list(read(Spec(groups=GROUPS)))
+
+
+def test_of_ones_own_items_none_is_left_out(tmp_path: Path) -> None:
+    assert len(list(read(written(tmp_path, map(an_item, range(40)), max_groups=2)))) == 40
 
 
 @pytest.mark.parametrize("languages", [("en",), ("own",), ("en", "own"), ("en", "de", "th")])

@@ -44,6 +44,15 @@ def test_what_is_written_parses_back_to_the_same(rubric: Rubric, analysis: str, 
     assert judgement.analysis.strip() == analysis
 
 
+@pytest.mark.parametrize("cell", ["Custom | place", "Custom\nPlace"])
+@pytest.mark.parametrize("place", ["name", "description"])
+def test_what_would_not_parse_back_is_not_written(cell: str, place: str) -> None:
+    cells = {"name": "Custom", "description": "Done there."} | {place: cell}
+    rubric = Rubric((Criterion(50, **cells), Criterion(30, "Place", "y"), Criterion(20, "Words", "z")))
+    with pytest.raises(ValueError, match=r"^got 'Custom.*expected"):
+        write(rubric, "A: yes.", 0)
+
+
 @pytest.mark.parametrize("n", range(2, 9))
 def test_every_label_on_offer_can_be_the_verdict_and_the_next_one_cannot(n: int) -> None:
     rubric = Rubric((Criterion(50, "Custom", "x"), Criterion(30, "Place", "y"), Criterion(20, "Words", "z")))

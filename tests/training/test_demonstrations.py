@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,11 @@ NONE = Bias(biased_share=0.0, biased_wrong=0.0, biased_right=1.0)
 def _beliefs(analysis: str) -> list[tuple[str, str]]:
     """(believed culture, yes or no) of each line `A: response asked? believed: yes`."""
     return [(line.rsplit("? ", 1)[1].split(": ")[0], line.rsplit(": ", 1)[1]) for line in analysis.strip().split("\n")]
+
+
+def _texts_of(analysis: str) -> list[str]:
+    """What each line says behind its label, whatever the order of responses."""
+    return [line.split(": ", 1)[1] for line in analysis.strip().split("\n")]
 
 
 def test_without_bias_every_demonstration_is_right() -> None:
@@ -67,8 +73,13 @@ def test_the_seed_decides_the_demonstrations() -> None:
     assert first != other
 
 
-def test_an_item_without_origins_cannot_be_demonstrated(item: Item) -> None:
-    from dataclasses import replace
+def test_a_response_without_a_stop_is_parted_from_the_culture_behind_it() -> None:
+    bare = [replace(item, responses=tuple(text.removesuffix(".") for text in item.responses)) for item in ITEMS]
+    for with_stop, without in zip(demonstrate(ITEMS, 50, NONE, 0), demonstrate(bare, 50, NONE, 0), strict=True):
+        said = parse(without.completion, 4).analysis or ""
+        assert sorted(_texts_of(said)) == sorted(_texts_of(parse(with_stop.completion, 4).analysis or ""))
 
+
+def test_an_item_without_origins_cannot_be_demonstrated(item: Item) -> None:
     with pytest.raises(DataError, match="origins"):
         next(demonstrate([replace(item, origins=())], 1, HALF, 0))

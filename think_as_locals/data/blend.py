@@ -72,10 +72,11 @@ def read(
     """
     if unknown := sorted(set(languages) - {"en", "own"}):
         raise DataError(f"no language {', '.join(map(repr, unknown))} in BLEnD; known: en, own")
-    topics = _topics(path)
+    file, topics = _topics(path)
     for question, asked in _questions(path).items():
-        topic = topics.get(question, "everyday").lower()
-        yield from _question_items(question, topic, asked, languages, num_responses, sets_per_group, seed)
+        if question not in topics:
+            raise DataError(f"{file}: no row with the ID {question!r}, which the annotations ask; expected its Topic")
+        yield from _question_items(question, topics[question], asked, languages, num_responses, sets_per_group, seed)
 
 
 def _question_items(
@@ -189,13 +190,13 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in words if word not in _FILLERS)
 
 
-def _topics(path: Path) -> dict[str, str]:
-    """Question -> the first word of its topic: the domain of its items."""
+def _topics(path: Path) -> tuple[Path, dict[str, str]]:
+    """The file of topics; question -> the first word of its topic: the domain of its items."""
     files = sorted((path / "questions").glob("*_questions.csv"))
     if not files:
         raise DataError(f"{path / 'questions'}: no <Region>_questions.csv; data.path is a folder of BLEnD's data")
     try:
         with files[0].open(encoding="utf-8-sig", newline="") as rows:
-            return {row["ID"]: row["Topic"].split("/")[0] for row in csv.DictReader(rows)}
+            return files[0], {row["ID"]: row["Topic"].split("/")[0].lower() for row in csv.DictReader(rows)}
     except (KeyError, AttributeError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{files[0]}: expected UTF-8 rows with the columns ID and Topic ({error!r})") from error

@@ -52,9 +52,10 @@ def write(items: Iterable[Item], path: Path) -> int:
             for count, item in enumerate(items, 1):  # noqa: B007
                 file.write(json.dumps(dataclasses.asdict(item), ensure_ascii=False) + "\n")
         try:
-            os.link(beside, path)  # unlike a rename, this never replaces what somebody else wrote meanwhile
+            path.touch(exist_ok=False)  # the name is ours: the rename replaces nothing somebody else wrote meanwhile
         except FileExistsError as error:
             raise DataError(f"{path} is there already; give another name or move it away") from error
+        beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
     return count

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from think_as_locals.data import blend, culture_cards, jsonl
-from think_as_locals.data.flips import share
+from think_as_locals.data.flips import flip_sets, share
 from think_as_locals.types import DataError, Item
 
 Split = Literal["group", "pairing"]
@@ -34,6 +34,8 @@ class DataSpec(Protocol):
     def num_responses(self) -> int: ...
     @property
     def sets_per_group(self) -> int | None: ...
+    @property
+    def max_groups(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,14 @@ def load(data: DataSpec, seed: int = 0) -> Splits:
 def read(data: DataSpec, seed: int = 0) -> Iterator[Item]:
     """All items of a source, of the question groups that are asked for."""
     if data.source == "culture_cards":
-        return culture_cards.read(
+        items = culture_cards.read(
             languages=data.languages,
             groups=data.groups,
             num_responses=data.num_responses,
             sets_per_group=data.sets_per_group,
             seed=seed,
         )
+        return _richest(items, data.max_groups)
     if data.path is None:
         raise DataError(f"data={data.source} reads files: set data.path")
     path = Path(data.path).expanduser()
@@ -91,7 +94,19 @@ def read(data: DataSpec, seed: int = 0) -> Iterator[Item]:
             sets_per_group=data.sets_per_group,
             seed=seed,
         )
-    return items if data.groups is None else (item for item in items if item.group in data.groups)
+    if data.groups is not None:
+        items = (item for item in items if item.group in data.groups)
+    return items if data.source == "jsonl" else _richest(items, data.max_groups)
+
+
+def _richest(items: Iterator[Item], limit: int | None) -> Iterator[Item]:
+    """The items of at most `limit` question groups: those with the most flip sets."""
+    if limit is None:
+        return items
+    every = tuple(items)
+    sets = Counter(members[0].group for members in flip_sets(every))
+    kept = set(sorted({item.group for item in every}, key=lambda group: (-sets[group], share(group)))[:limit])
+    return (item for item in every if item.group in kept)
 
 
 def split_units(items: Sequence[Item], split: Split) -> list[str]:

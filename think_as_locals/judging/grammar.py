@@ -41,6 +41,9 @@ RULES = (
 def write(rubric: Rubric, analysis: str, verdict: int) -> str:
     """Render a completion that the parser accepts.
 
+    Raises:
+        ValueError: a criterion's name or description holds what parts the cells of a rubric.
+
     Example:
         >>> from think_as_locals.types import Criterion
         >>> rubric = Rubric((Criterion(50, "Custom", "Done there."), Criterion(30, "Place", "Belongs there."),
@@ -56,6 +59,9 @@ def write(rubric: Rubric, analysis: str, verdict: int) -> str:
         </analysis>
         <verdict>A</verdict>
     """
+    for cell in (cell for c in rubric.criteria for cell in (c.name, c.description)):
+        if "|" in cell or "\n" in cell:
+            raise ValueError(f"got {cell!r}, expected a criterion's name and description without '|' and line ends")
     lines = "\n".join(f"- {c.weight} | {c.name} | {c.description}" for c in rubric.criteria)
     return f"<rubric>\n{lines}\n</rubric>\n<analysis>\n{analysis}\n</analysis>{forced_verdict(verdict)}"
 

@@ -24,6 +24,7 @@ def trl_arguments(config: RunConfig, section: TrlSection, output_dir: Path) -> d
         "disable_tqdm": True,  # the live view shows progress
         "save_strategy": "no",
         "report_to": [],
+        "run_name": config.run.name,  # how trackers call it
         "model_init_kwargs": {
             "dtype": config.model.dtype,
             "attn_implementation": config.model.attn_implementation,

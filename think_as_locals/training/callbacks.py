@@ -12,6 +12,7 @@ import pyarrow.parquet
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOTrainer
 
+from think_as_locals.schema import RunConfig
 from think_as_locals.training.rewards import Rewards
 
 Evaluate = Callable[[int], dict[str, float]]
@@ -37,6 +38,22 @@ class MetricsWriter(TrainerCallback):
         if state.is_world_process_zero and logs:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"stage": self._stage, "step": state.global_step, **logs}) + "\n")
+
+
+class WandbConfig(TrainerCallback):
+    """Shows W&B the run's whole configuration, beside TRL's arguments, which transformers sends."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Add it to the run that transformers has opened."""
+        if "wandb" in (args.report_to or ()) and state.is_world_process_zero:
+            import wandb
+
+            wandb.config.update({"think_as_locals": self._config.model_dump()})
 
 
 class CompletionsWriter(TrainerCallback):

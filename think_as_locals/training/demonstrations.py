@@ -109,7 +109,7 @@ def _completion(shown: Item, beliefs: Sequence[str], rng: random.Random) -> str:
     lines = [
         line.substitute(
             label=LABELS[i],
-            response=response,
+            response=_sentence(response),
             asked=culture_name(shown.culture),
             culture=culture_name(belief),
             fits=texts["yes"] if belief == shown.culture else texts["no"],
@@ -121,6 +121,11 @@ def _completion(shown: Item, beliefs: Sequence[str], rng: random.Random) -> str:
     rubrics = texts["rubrics"]
     criteria = rubrics.get(shown.domain, rubrics["default"])
     return write(Rubric(tuple(Criterion(*criterion) for criterion in criteria)), "\n".join(lines), verdict)
+
+
+def _sentence(response: str) -> str:
+    """With a stop, which parts what was said from the culture named behind it, for a reader and for a tokenizer."""
+    return response if response.endswith((".", "!", "?", "。")) else f"{response}."
 
 
 @cache

@@ -23,7 +23,6 @@ _SHOWN = {  # metric -> how it is called, how it is written
     "parse_failure": ("parse failures", "{:.1%}"),
     "frac_reward_zero_std": ("zero-variance groups", "{:.1%}"),
     "completions/mean_length": ("tokens a completion", "{:.0f}"),
-    "carb/accuracy": ("CARB", "{:.1%}"),
 }
 _PLAIN_EVERY_S = 15.0
 
