@@ -325,3 +325,50 @@ def test_trl_still_has_what_is_overridden(method: str, parameters: list[str]) ->
     assert got[: len(parameters)] == parameters, (
         f"GRPOTrainer.{method} takes {got} in this TRL, training/shared_prefix.py was written for {parameters}"
     )
+
+
+def test_trl_still_calls_them_in_this_order(
+    trainer_of: Callable[..., SharedPrefixTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step: sampling asks for reference log-probabilities, then scores; the loss asks for those of the policy."""
+    calls: list[str] = []
+    for name in (
+        "_prepare_inputs",
+        "_generate_and_score_completions",
+        "_calculate_rewards",
+        "_compute_loss",
+        "_get_per_token_logps_and_entropies",
+    ):
+        theirs = getattr(GRPOTrainer, name)
+
+        def record(self: GRPOTrainer, *args: Any, _name: str = name, _theirs: Any = theirs, **kwargs: Any) -> Any:
+            calls.append(_name)
+            return _theirs(self, *args, **kwargs)
+
+        monkeypatch.setattr(GRPOTrainer, name, record)
+    trainer = trainer_of(beta=0.1, num_iterations=2, max_steps=1)
+    trls = GRPOTrainer._prepare_inputs.__get__(trainer)
+    monkeypatch.setattr(trainer, "_prepare_inputs", trls)
+    trainer.unshared_reason = "this is the reference"
+    trainer.train()
+    assert calls == [
+        "_prepare_inputs",
+        "_generate_and_score_completions",
+        "_get_per_token_logps_and_entropies",  # old
+        "_get_per_token_logps_and_entropies",  # reference
+        "_calculate_rewards",
+        "_compute_loss",
+        "_get_per_token_logps_and_entropies",
+    ], f"this TRL's GRPOTrainer works in another order, {calls}: training/shared_prefix.py must be adapted"
+    tensors = {name: tuple(value.shape) for name, value in trainer._buffered_inputs[0].items()}
+    rows, (prompt, completion) = 8, (tensors["prompt_ids"][1], tensors["completion_ids"][1])
+    assert tensors == {
+        "prompt_ids": (rows, prompt),
+        "prompt_mask": (rows, prompt),
+        "completion_ids": (rows, completion),
+        "completion_mask": (rows, completion),
+        "advantages": (rows,),
+        "num_items_in_batch": (),
+        "old_per_token_logps": (rows, completion),
+        "ref_per_token_logps": (rows, completion),
+    }, "this TRL's batches have other parts: `micro_batches` must be adapted"

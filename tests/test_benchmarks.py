@@ -1,0 +1,27 @@
+"""The benchmark itself, on shapes that take seconds: it runs, and what it compares is the same."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import launch
+
+pytestmark = pytest.mark.slow
+
+TINY = ["--hidden", "64", "--layers", "1", "--shrink", "16", "--repetitions", "1"]
+
+
+def test_updates_that_are_compared_have_the_same_gradient(tmp_path: Path) -> None:
+    done = launch(sys.executable, "tests/benchmarks/update.py", *TINY, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((tmp_path / "update.json").read_text())["results"]
+    assert [result["case"] for result in results if "gradient_error" not in result] == [
+        "whole step with rollouts, P 512, C 64",
+        "criteria_gain in a whole step, P 1024, C 128",
+    ]
+    assert all(result["gradient_error"] < 1e-5 for result in results if "gradient_error" in result)
+    assert all(len(seconds) == 1 for result in results for seconds in result["seconds"].values())
+    assert (tmp_path / "update.svg").read_text().startswith("<svg")
