@@ -119,3 +119,34 @@ def test_a_judge_is_trained_on_the_papers_reward(tmp_path: Path, beta: str) -> N
     assert len(paid) == 8
     assert all(-1 <= gain <= 1 for gain in paid)
     assert any(gain != -1 for gain in paid)
+
+
+def test_off_policy_the_pass_that_prices_computes_the_old_log_probabilities_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["reward=paper", "grpo.max_completion_length=64", "grpo.num_iterations=2"]
+    batches = []
+    for shared in (True, False):
+        trainer, _ = tiny_trainer(tmp_path, *overrides)
+        if not shared:
+            trainer.unshared_reason = "this is the reference"
+        texts = [rubric_of("custom", *more) + forced_verdict(0) for more in (["fit"], ["fit", "place"], [], ["place"])]
+        ids = [trainer.processing_class(text, add_special_tokens=False)["input_ids"] for text in texts]
+        trainer._generate_single_turn = lambda prompt_ids, *_, ids=ids, **__: (ids, None)
+        passes: list[int] = []
+        computed = trainer._get_per_token_logps_and_entropies
+        monkeypatch.setattr(
+            trainer,
+            "_get_per_token_logps_and_entropies",
+            lambda *given, f=computed, n=passes, **named: (n.append(len(given[1])), f(*given, **named))[1],
+        )
+        trainer.model.train()
+        torch.manual_seed(0)
+        batches.append(trainer._prepare_inputs([trainer.train_dataset[0]] * 4))
+        # TRL asks for the old ones first; then one verdict alone, four rubrics, and with shared prefixes four rollouts.
+        assert passes == [4, 1 + 4 + 4 * shared]
+    shared_batch, expected = batches
+    assert shared_batch.keys() == expected.keys()
+    for name, tensor in shared_batch.items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-5, rtol=1e-5)
+    assert shared_batch["old_per_token_logps"].abs().sum() > 0

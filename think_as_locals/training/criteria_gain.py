@@ -6,11 +6,13 @@ For question q, responses y, rubric z and right verdict j, R_appr of arXiv 2509.
 
 Both verdicts are forced in the judge's own format, after the rubric and where the completion would begin; the label is
 what is scored. The paper does not say who scores; here it is the policy itself, or the reference model. All rubrics of
-a group and the verdict without one continue the same prompt, which a packed pass computes once.
+a group and the verdict without one continue the same prompt, which a packed pass computes once; off policy, the same
+pass computes the old log-probabilities of the group's rollouts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -56,31 +58,37 @@ class RubricPricer:
     def _price(
         self, model: nn.Module, queries: Sequence[GainQuery], prompts: dict[int, list[int]]
     ) -> list[tuple[float, float] | None]:
-        branches: list[tuple[int, str]] = []  # query and rubric
-        bare: list[int] = []  # for each query, the branch without a rubric: one for each prompt
+        """One pass: for each prompt its verdict alone, for each rollout its rubric, and itself where that is wanted."""
+        tokenizer, branches = self._chat.tokenizer, list[tuple[int, str, list[int]]]()  # query, what, tokens
         for i, query in enumerate(queries):
             if i == 0 or query.row != queries[i - 1].row:
-                branches.append((i, ""))
-                first = len(branches) - 1
-            bare.append(first)
+                branches.append((i, "alone", force(tokenizer, "", query.verdict)))
             if query.rubric is not None:
-                branches.append((i, query.rubric))
-        rows = [prompts[queries[i].row] for i, _ in branches]
-        forced = [force(self._chat.tokenizer, rubric, queries[i].verdict) for i, rubric in branches]
-        values = self._log_probs(model, rows, forced)
-        priced = {i: value for (i, rubric), value in zip(branches, values, strict=True) if rubric}
-        return [(priced[i], values[place]) if i in priced else None for i, place in enumerate(bare)]
+                branches.append((i, "rubric", force(tokenizer, query.rubric, query.verdict)))
+            if self._trainer.wants_old_log_probs:
+                branches.append((i, "rollout", list(query.completion_ids)))
+        log_probs = self._log_probs(
+            model, [prompts[queries[i].row] for i, *_ in branches], [ids for *_, ids in branches]
+        )
+        if rollouts := [place for place, (_, what, _) in enumerate(branches) if what == "rollout"]:
+            self._trainer.take_old_log_probs(log_probs[rollouts])
+        labels = log_probs.gather(1, torch.tensor([[len(ids) - 1] for *_, ids in branches], device=log_probs.device))
+        found = {(i, what): value for (i, what, _), [value] in zip(branches, labels.tolist(), strict=True)}
+        prices: list[tuple[float, float] | None] = []
+        alone = math.nan
+        for i in range(len(queries)):
+            alone = found.get((i, "alone"), alone)
+            prices.append((found[i, "rubric"], alone) if (i, "rubric") in found else None)
+        return prices
 
-    def _log_probs(self, model: nn.Module, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
-        """Log-probability of each completion's last token."""
+    def _log_probs(self, model: nn.Module, prompts: list[list[int]], completions: list[list[int]]) -> Tensor:
+        """Log-probabilities of completions, (rows, tokens of the longest)."""
         device = self._trainer.accelerator.device
         before, before_mask = _padded(prompts, "left")
         after, after_mask = _padded(completions, "right")
         ids, mask = torch.cat([before, after], 1).to(device), torch.cat([before_mask, after_mask], 1).to(device)
         log_probs, _, _ = self._trainer._get_per_token_logps_and_entropies(model, ids, mask, after.shape[1])
-        last = after_mask.sum(1, keepdim=True).to(device) - 1
-        values: list[float] = log_probs.gather(1, last)[:, 0].tolist()
-        return values
+        return log_probs
 
     def _prompts(self, queries: Sequence[GainQuery]) -> dict[int, list[int]]:
         rows = sorted({query.row for query in queries})

@@ -94,7 +94,9 @@ def make_trainer(
             train_dataset=_dataset(config, rows, chat),
             processing_class=chat.tokenizer,
         )
-    pricer = RubricPricer(trainer, chat, config.reward.criteria_gain.scorer)
+    scorer = config.reward.criteria_gain.scorer
+    pricer = RubricPricer(trainer, chat, scorer)
+    trainer.prices_rubrics = "criteria_gain" in config.reward.weighted() and scorer == "policy"
     return trainer, rewards
 
 

@@ -10,23 +10,47 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from trl import GRPOTrainer
 from trl.trainer.utils import nanmax, nanmin
 
 
+def on_policy(trainer: GRPOTrainer) -> bool:
+    """Whether every update uses rollouts of the very policy it updates."""
+    window = trainer.args.steps_per_generation * trainer.num_iterations
+    return bool(trainer.args.gradient_accumulation_steps % window == 0)
+
+
 def waits(trainer: GRPOTrainer) -> bool:
     """Whether TRL would compute old log-probabilities for this correction alone."""
-    window = trainer.args.steps_per_generation * trainer.num_iterations
-    on_policy = trainer.args.gradient_accumulation_steps % window == 0
-    return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction and on_policy)
+    return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction and on_policy(trainer))
 
 
-def put_off(trainer: GRPOTrainer, batch: dict[str, Any]) -> None:
-    """Take out of a generation batch, and of TRL's metrics, what it made of log-probabilities that were all NaN."""
-    del batch["old_per_token_logps"], batch["importance_sampling_ratio"]
+def put_off(trainer: GRPOTrainer, batch: dict[str, Any], old: list[Tensor]) -> None:
+    """Take out of a generation batch, and of TRL's metrics, what it made of log-probabilities that were all NaN.
+
+    Args:
+        trainer: The trainer.
+        batch: What TRL made of B rollouts.
+        old: The policy's log-probabilities from another pass, (rows, tokens) for B rows in all; empty where the loss
+            computes them.
+
+    Raises:
+        RuntimeError: they are missing, and the loss would come too late for them.
+    """
+    for name in ("old_per_token_logps", "importance_sampling_ratio"):
+        batch.pop(name, None)
     for name, values in trainer._metrics["train"].items():
         if name.startswith("sampling/"):
             values.pop()
+    if on_policy(trainer):
+        return
+    if not old:
+        raise RuntimeError("off policy, the pass that prices rubrics computes old log-probabilities; it did not run")
+    width = batch["completion_ids"].shape[1]
+    batch["old_per_token_logps"] = torch.cat([pad(part[:, :width], (0, width - part.shape[1])) for part in old])
+    if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
+        make_up(trainer, batch, batch["old_per_token_logps"], None)
 
 
 def make_up(trainer: GRPOTrainer, inputs: dict[str, Any], log_probs: Tensor, computed: list[bool] | None) -> None:

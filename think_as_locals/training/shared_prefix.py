@@ -37,12 +37,16 @@ class SharedPrefixTrainer(GRPOTrainer):
 
     Attributes:
         unshared_reason: Why prefixes are not shared; `None` where they are.
+        prices_rubrics: Whether a pass between sampling and loss scores rubrics anyway: off policy, it is then to
+            hand over the rollouts' log-probabilities as well, by `take_old_log_probs`.
     """
 
     _buffered_inputs: list[dict[str, Any]] | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.prices_rubrics = False
+        self._old_log_probs: list[Tensor] | None = None
         self._inputs: dict[str, Any] | None = None
         self._gradient_rows: list[bool] | None = None
         self._skip_pass = False
@@ -62,12 +66,24 @@ class SharedPrefixTrainer(GRPOTrainer):
             return super()._prepare_inputs(generation_batch)
         parts = self.args.steps_per_generation
         if self._step % (parts * self.num_iterations) == 0 or self._buffered_inputs is None:
-            waits = self._skip_pass = self.unshared_reason is None and importance.waits(self)
+            elsewhere = importance.waits(self) or (self.prices_rubrics and not importance.on_policy(self))
+            self._skip_pass = elsewhere and self.unshared_reason is None
+            self._old_log_probs = [] if self._skip_pass else None
             batch = self._generate_and_score_completions(generation_batch)
-            if waits:
-                importance.put_off(self, batch)
+            if self._old_log_probs is not None:
+                importance.put_off(self, batch, self._old_log_probs)
             self._buffered_inputs = micro_batches(batch, parts)
         return self._buffered_inputs[self._step % parts]
+
+    @property
+    def wants_old_log_probs(self) -> bool:
+        """Whether the pass that prices rubrics is to compute the rollouts' log-probabilities too."""
+        return self._old_log_probs is not None and not importance.on_policy(self)
+
+    def take_old_log_probs(self, log_probs: Tensor) -> None:
+        """Take those of the next rollouts, (rows, tokens)."""
+        if self._old_log_probs is not None:
+            self._old_log_probs.append(log_probs)
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss; where nothing but the advantage can move the policy, rows whose advantage is 0 need no pass."""
