@@ -48,6 +48,22 @@ def test_two_processes_share_one_run(tmp_path: Path, launcher: list[str]) -> Non
     assert json.loads((run / "carb" / "step-1.json").read_text())["n"] == 4
 
 
+def test_two_processes_train_on_every_reward_off_policy(tmp_path: Path) -> None:
+    overrides = ["reward=full", "reward.length.cache=16", "grpo.num_iterations=2", "grpo.max_steps=2"]
+    done = launch(
+        command("accelerate"),
+        *["launch", "--multi_gpu", "--num_processes", "2", "recipes/quickstart.yaml", *QUICK, *overrides],
+        f"run.dir={tmp_path}",
+        OMP_NUM_THREADS="1",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = _runs(tmp_path)
+    logs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rewards = {name for log in logs for name in log if name.startswith("rewards/") and name.endswith("/mean")}
+    assert len(rewards) == 6
+    assert "prefixes are not shared" not in done.stderr
+
+
 def test_a_recipe_that_cannot_run_here_says_what_is_missing_and_what_runs() -> None:
     done = launch(command("accelerate"), "launch", "recipes/tal_grpo.yaml", "grpo.beta=0.001", "seed=3")
     assert done.returncode != 0

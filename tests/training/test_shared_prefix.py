@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from think_as_locals.models.scratch import train_tokenizer
-from think_as_locals.training.shared_prefix import SharedPrefixTrainer, micro_batches
+from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 
 VOCABULARY = 61
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
@@ -170,17 +170,6 @@ def test_rollouts_without_advantage_count_where_something_else_moves_the_policy(
     loss, gradient = loss_and_gradient(trainer, batch(zero=True))
     torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
     assert (gradient - expected).norm() <= 1e-5 * expected.norm()
-
-
-def test_micro_batches_keep_groups_together_and_lose_common_padding() -> None:
-    whole = batch()
-    parts = sorted(micro_batches(whole, 2), key=lambda part: -part["prompt_ids"].shape[1])
-    assert [tuple(part["prompt_ids"].shape) for part in parts] == [(G, 9), (G, 4)]
-    assert torch.equal(parts[0]["completion_ids"], whole["completion_ids"][:G])
-    assert torch.equal(parts[1]["old_per_token_logps"], whole["old_per_token_logps"][G:])
-    assert torch.equal(parts[1]["advantages"], whole["advantages"][G:])
-    short = micro_batches(whole | {"completion_mask": whole["completion_mask"] * (torch.arange(6) < 2)}, 1)[0]
-    assert short["ref_per_token_logps"].shape == short["completion_mask"].shape == (2 * G, 2)
 
 
 def test_training_is_trls_step_for_step(
@@ -371,4 +360,4 @@ def test_trl_still_calls_them_in_this_order(
         "num_items_in_batch": (),
         "old_per_token_logps": (rows, completion),
         "ref_per_token_logps": (rows, completion),
-    }, "this TRL's batches have other parts: `micro_batches` must be adapted"
+    }, "this TRL's batches have other parts: training/micro_batches.py must be adapted"
