@@ -100,6 +100,8 @@ def test_gradients_are_those_of_separate_rows() -> None:
 
 def test_a_prepared_model_computes_usual_rows_as_before() -> None:
     prepared, ids = model_of(), torch.arange(12).view(2, 6)
+    packing.prepare(prepared)  # as a second trainer of the same model does
+    assert packing.log_probs(prepared, packing.pack([ids[0]], [ids[1]]))[0].shape == (6,)
     plain = Qwen3ForCausalLM(prepared.config)
     plain.load_state_dict(prepared.state_dict())
     assert torch.equal(prepared(input_ids=ids).logits, plain(input_ids=ids).logits)

@@ -240,7 +240,7 @@ def _sampled(prompts: list[str]) -> tuple[Any, ...]:
     [
         ({"kernel": "eager"}, "eager; supported: sdpa"),
         ({"model_use_sliding_window": True, "model_sliding_window": 8, "model_max_window_layers": 1}, "of 8 tokens"),
-        ({"model_attention_dropout": 0.1}, "disable_dropout"),
+        ({"model_attention_dropout": 0.1}, "attention_dropout=0.1"),
     ],
 )
 def test_what_is_not_supported_is_said_once_and_computed_as_trl_does(

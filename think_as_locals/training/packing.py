@@ -167,7 +167,8 @@ def prepare(model: PreTrainedModel) -> None:
     kernel = ALL_ATTENTION_FUNCTIONS[name]
     if not isinstance(kernel, PackedAttention):
         AttentionInterface.register(name, PackedAttention(name, kernel))
-    model.base_model.register_forward_hook(_keep_scored, with_kwargs=True)
+    if _keep_scored not in model.base_model._forward_hooks.values():
+        model.base_model.register_forward_hook(_keep_scored, with_kwargs=True)
 
 
 def _keep_scored(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:

@@ -187,9 +187,8 @@ class SharedPrefixTrainer(GRPOTrainer):
         self._gradient_rows = gradient_rows
         scored = mask[rows, -num_labels:].bool()
         difference = (got - expected)[scored].abs().float()
-        autocast = torch.is_autocast_enabled(ids.device.type)
-        dtype = next(model.parameters()).dtype
-        exact = _TOLERANCE.get(dtype) if not autocast and self.args.bf16 is not True else None
+        full_precision = self.accelerator.mixed_precision == "no"
+        exact = _TOLERANCE.get(next(model.parameters()).dtype) if full_precision else None
         size = (difference.mean() if exact is None else difference.max()) if difference.numel() else ids.new_zeros(())
         worst = float(self.accelerator.gather(size.reshape(1)).max())
         self._checked = True
@@ -206,8 +205,8 @@ def unsupported(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
     """Why a model cannot take packed rows, or `None`."""
     config: PretrainedConfig = model.config.get_text_config()
     kernel = config._attn_implementation
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    layers = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
     if kernel not in packing.SUPPORTED_KERNELS:
         known = ", ".join(packing.SUPPORTED_KERNELS)
         return f"model.attn_implementation is {kernel}; supported: {known}"
@@ -219,8 +218,8 @@ def unsupported(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
         return f"the model attends within a sliding window of {window} tokens"
     if any("sinks" in name.rpartition(".")[2] for name, _ in model.named_parameters()):
         return "the model has attention sinks"
-    if getattr(config, "attention_dropout", 0.0) and not trainer.args.disable_dropout:
-        return "the model drops attention out; set grpo.disable_dropout=true"
+    if dropout := getattr(config, "attention_dropout", 0.0):
+        return f"the model drops out attention (attention_dropout={dropout})"
     if trainer.aux_loss_enabled:
         return "the router's auxiliary loss counts padding; set grpo.router_aux_loss_coef=0"
     return None
