@@ -416,7 +416,11 @@ def test_each_choice_of_rewards_weighs_its_components(weights: str, components: 
     reward = load_recipe(GRPO, [f"reward={weights}"]).reward
     assert list(reward.weighted()) == components
     assert reward.both_orders == ("consistency" in components)
-    assert load_recipe(GRPO).reward.weights == {"correctness": 1.0, "structure": 0.2}
+
+
+def test_the_flagship_is_paid_as_in_the_paper_and_the_quick_start_for_structure() -> None:
+    assert load_recipe(GRPO).reward.weights == {"correctness": 1.0, "criteria_gain": 0.5}
+    assert load_recipe(QUICKSTART).reward.weights == {"correctness": 1.0, "structure": 0.2}
 
 
 @pytest.mark.parametrize(
