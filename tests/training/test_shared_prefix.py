@@ -49,20 +49,25 @@ def trainer_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[.
             **of_model,
         )
         Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
-        settings = {"gradient_checkpointing": False, "beta": 0.0, "max_completion_length": 6, **arguments}
+        settings = {
+            "gradient_checkpointing": False,
+            "beta": 0.0,
+            "max_completion_length": 6,
+            "bf16": False,
+            **arguments,
+        }
         return SharedPrefixTrainer(
             model=str(tmp_path / "model"),  # a path: the reference model is loaded from it as well
             reward_funcs=lambda completion_ids, **_: [float(len(set(ids))) for ids in completion_ids],
             args=GRPOConfig(
                 output_dir=str(tmp_path),
                 use_cpu=True,
-                bf16=False,
                 model_init_kwargs={"attn_implementation": kernel, "dtype": "float32"},
                 per_device_train_batch_size=8,
                 num_generations=G,
                 report_to=[],
                 disable_tqdm=True,
-                **settings,
+                **{**defaults, **arguments},
             ),
             train_dataset=Dataset.from_list([{"prompt": text} for text in ["which is done", "these", "of there is"]]),
             processing_class=tokenizer,
@@ -276,6 +281,27 @@ def test_half_precision_passes_the_first_comparison(trainer_of: Callable[..., Sh
     _, gradient = loss_and_gradient(trainer, batch())
     assert trainer.unshared_reason is None
     assert torch.cosine_similarity(gradient.float(), expected.float(), dim=0) > 0.98
+
+
+def test_weights_in_full_precision_under_autocast(trainer_of: Callable[..., SharedPrefixTrainer]) -> None:
+    trainer = trainer_of(bf16=True)
+    _, expected = separately(trainer, batch())
+    _, gradient = loss_and_gradient(trainer, batch())
+    assert trainer.unshared_reason is None
+    assert torch.cosine_similarity(gradient, expected, dim=0) > 0.98
+
+
+def test_completions_that_are_all_masked_leave_the_entropy_bonus_finite(
+    trainer_of: Callable[..., SharedPrefixTrainer],
+) -> None:
+    trainer = trainer_of(entropy_coef=0.01)
+    masked = batch() | {"completion_mask": torch.zeros(2 * G, 6, dtype=torch.long)}
+    expected_loss, _ = separately(trainer, masked)
+    loss, gradient = loss_and_gradient(trainer, masked)
+    assert loss == expected_loss == 0
+    assert not gradient.any()
+    loss_and_gradient(trainer, batch())  # the comparison waits for something to compare
+    assert trainer._checked
 
 
 def _record_passes(trainer: SharedPrefixTrainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -33,7 +33,7 @@ def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
 
     It ends before the first line that names a response: that holds one of the labels on offer as a word of its own, in
     upper case (so a line with the article "A" ends it as well), or a tag of the grammar. So no rubric can raise the
-    price of a verdict by saying it; what points to a response in other words ("the second one") is not seen.
+    price of a verdict by naming it so; what points to one otherwise ("response b", "the second one") is not seen.
 
     Args:
         judgement: As parsed from the completion.

@@ -46,7 +46,10 @@ class RubricPricer:
         self._scorer = scorer
 
     def __call__(self, queries: Sequence[GainQuery]) -> list[tuple[float, float] | None]:
-        """Log-probabilities, in nats, of the right verdict with each rubric and without; `None` where there is none."""
+        """Log-probabilities, in nats, of the right verdict with each rubric and without; `None` where there is none.
+
+        They are those of the distribution that rollouts are sampled from: at the trainer's temperature.
+        """
         prompts = self._prompts(queries)
         prices: list[tuple[float, float] | None] = []
         with self._model() as model, torch.no_grad():

@@ -125,7 +125,8 @@ class StepGuard(TrainerCallback):
         Raises:
             TrainingError: on every rank, where the loss of one is NaN or infinite.
         """
-        self._batches.append(inputs)
+        if loss.requires_grad:
+            self._batches.append(inputs)
         self._stop_unless(bool(torch.isfinite(loss.detach()).all()), "loss", step)
 
     def on_pre_optimizer_step(
@@ -141,6 +142,9 @@ class StepGuard(TrainerCallback):
         Raises:
             TrainingError: on every rank, where a gradient of one is NaN or infinite.
         """
+        if self._accelerator.scaler is not None:  # fp16: the scaler itself leaves out steps that overflow
+            self._batches.clear()
+            return
         if self._accelerator.distributed_type == DistributedType.DEEPSPEED:
             norm = float(self._accelerator.deepspeed_engine_wrapped.get_global_grad_norm() or 0.0)
         else:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 SUPPORTED_KERNELS = ("sdpa", "flash_attention_2", "flash_attention_3")
@@ -196,6 +197,11 @@ class PackedAttention:
         packed: Packed | None = kwargs.pop(ARGUMENT, None)
         if packed is None:
             return self._kernel(module, query, key, value, attention_mask, **kwargs)
+        # Positions are in the tensors already; flash attention would read from them where sequences begin.
+        kwargs.pop("position_ids", None)
+        if torch.is_autocast_enabled(query.device.type):
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
         outputs = []
         for group in packed.groups:
             if group.trunk.start != group.trunk.stop:
@@ -214,19 +220,24 @@ class PackedAttention:
             for whole, own in ((key, k), (value, v))
         )
         if self._name == "sdpa":
+            grouped = q.shape[1] != k.shape[1]
+            if grouped and not _grouped_heads_are_fast(q):
+                k, v = (repeat_kv(tensor, q.shape[1] // k.shape[1]) for tensor in (k, v))
+                grouped = False
             # The kernel's own flag would align to the beginning.
+            mask = causal_lower_right(q.shape[2], k.shape[2])
             output = nn.functional.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=causal_lower_right(q.shape[2], k.shape[2]),
-                scale=kwargs.get("scaling"),
-                enable_gqa=q.shape[1] != k.shape[1],
+                q, k, v, attn_mask=mask, scale=kwargs.get("scaling"), enable_gqa=grouped
             ).transpose(1, 2)
         else:
             output = self._kernel(module, q, k, v, None, **kwargs)[0]
         flat = output.reshape(1, group.num_branches * group.longest, *output.shape[2:])
         return flat if group.scatter is None else flat[:, group.scatter]
+
+
+def _grouped_heads_are_fast(query: Tensor) -> bool:
+    """Whether SDPA takes fewer heads of keys than of queries without a kernel that writes all scores to memory."""
+    return query.device.type == "cpu" or (query.dtype != torch.float32 and query.shape[-1] <= 256)
 
 
 def _unpack(tokens: Tensor, group: Group) -> Tensor:

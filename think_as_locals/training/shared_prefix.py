@@ -73,6 +73,7 @@ class SharedPrefixTrainer(GRPOTrainer):
             batch = self._generate_and_score_completions(generation_batch)
             if self._old_log_probs is not None:
                 importance.put_off(self, batch, self._old_log_probs)
+                self._old_log_probs = None
             self._buffered_inputs = micro_batches(batch, parts)
         return self._buffered_inputs[self._step % parts]
 
@@ -169,12 +170,13 @@ class SharedPrefixTrainer(GRPOTrainer):
             values, entropy = packing.log_probs(model, packed)
         shape = (len(ids), num_labels)
         if idle:
-            return 0 * values.expand(shape), values.new_full(shape, torch.nan)
+            unknown = 0.0 if self._gradient_rows is None else torch.nan
+            return 0 * values.expand(shape), values.new_full(shape, unknown)
         at = (packed.rows, packed.columns)
         logps = values.new_zeros(shape).index_put(at, values)
         if entropy is None:
             return logps, torch.zeros_like(logps)
-        # TRL logs the mean entropy: rows without a pass take that of the others (and NaN, above, is left out).
+        # TRL logs the mean entropy: rows without a pass take that of the others; NaN, above, is left out of its log.
         return logps, entropy.mean().detach().expand(shape).index_put(at, entropy)
 
     def _check(self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int, dense: Any) -> None:
@@ -189,9 +191,10 @@ class SharedPrefixTrainer(GRPOTrainer):
         difference = (got - expected)[scored].abs().float()
         full_precision = self.accelerator.mixed_precision == "no"
         exact = _TOLERANCE.get(next(model.parameters()).dtype) if full_precision else None
-        size = (difference.mean() if exact is None else difference.max()) if difference.numel() else ids.new_zeros(())
-        worst = float(self.accelerator.gather(size.reshape(1)).max())
-        self._checked = True
+        compared = difference.numel()
+        size = (difference.mean() if exact is None else difference.max()) if compared else difference.new_zeros(())
+        found = self.accelerator.gather(torch.stack([size, size.new_tensor(compared)])[None])
+        worst, self._checked = float(found[:, 0].max()), bool(found[:, 1].any())
         if not worst <= (exact or _HALF_PRECISION_TOLERANCE):
             self.unshared_reason = f"log-probabilities differ by {worst:.1e} from those of separate rows"
             self._say(self.unshared_reason)
@@ -212,6 +215,8 @@ def unsupported(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
         return f"model.attn_implementation is {kernel}; supported: {known}"
     if trainer._is_vlm:
         return "the model reads images"
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        return "the model lies on several devices"
     if layers - {"full_attention", "sliding_attention"}:
         return f"the model has layers of {', '.join(sorted(layers - {'full_attention'}))}"
     if "sliding_attention" in layers and window is not None and window < config.max_position_embeddings:
