@@ -67,7 +67,7 @@ def trainer_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[.
                 num_generations=G,
                 report_to=[],
                 disable_tqdm=True,
-                **{**defaults, **arguments},
+                **settings,
             ),
             train_dataset=Dataset.from_list([{"prompt": text} for text in ["which is done", "these", "of there is"]]),
             processing_class=tokenizer,
