@@ -90,33 +90,19 @@ def pack(prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> Packed:
         raise ValueError("nothing to pack: expected at least one completion, and a prompt before each")
     tokens: list[Tensor] = []
     positions: list[Tensor] = []
-    scored: list[Tensor] = []
     groups: list[Group] = []
-    start = 0
     for members in _runs(prompts, wanted):
         prompt = prompts[members[0]]
-        trunk = len(prompt) - 1
-        lengths = [len(completions[row]) for row in members]
+        trunk, lengths = len(prompt) - 1, [len(completions[row]) for row in members]
         tokens += [prompt[:-1], *(part for row in members for part in (prompt[-1:], completions[row][:-1]))]
         positions += [torch.arange(trunk), *(torch.arange(trunk, trunk + length) for length in lengths)]
-        end = start + trunk + sum(lengths)
-        scored.append(torch.arange(start + trunk, end))
-        groups.append(
-            Group(
-                trunk=slice(start, start + trunk),
-                branches=slice(start + trunk, end),
-                num_branches=len(members),
-                longest=max(lengths),
-                scatter=_scatter(lengths, prompt.device),
-            )
-        )
-        start = end
+        groups.append(_group(groups[-1].branches.stop if groups else 0, trunk, lengths, prompt.device))
     device = prompts[wanted[0]].device
     return Packed(
         tokens=torch.cat(tokens)[None],
         positions=torch.cat(positions).to(device)[None],
         labels=torch.cat([completions[row] for row in wanted])[None],
-        scored=torch.cat(scored).to(device),
+        scored=torch.cat([torch.arange(group.branches.start, group.branches.stop) for group in groups]).to(device),
         groups=tuple(groups),
         rows=torch.cat([torch.full((len(completions[row]),), row) for row in wanted]).to(device),
         columns=torch.cat([torch.arange(len(completions[row])) for row in wanted]).to(device),
@@ -133,11 +119,16 @@ def _runs(prompts: Sequence[Tensor], wanted: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _scatter(lengths: Sequence[int], device: torch.device) -> Tensor | None:
+def _group(start: int, trunk: int, lengths: Sequence[int], device: torch.device) -> Group:
     longest = max(lengths)
-    if min(lengths) == longest:
-        return None
-    return torch.cat([torch.arange(i * longest, i * longest + n) for i, n in enumerate(lengths)]).to(device)
+    places = [torch.arange(i * longest, i * longest + length) for i, length in enumerate(lengths)]
+    return Group(
+        trunk=slice(start, start + trunk),
+        branches=slice(start + trunk, start + trunk + sum(lengths)),
+        num_branches=len(lengths),
+        longest=longest,
+        scatter=None if min(lengths) == longest else torch.cat(places).to(device),
+    )
 
 
 def log_probs(model: nn.Module, packed: Packed) -> tuple[Tensor, Tensor | None]:
