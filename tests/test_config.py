@@ -446,6 +446,10 @@ def test_the_flagship_is_paid_as_in_the_paper_and_the_quick_start_for_structure(
         ),
         ({"reward__weights": {"consistency": 0.1}}, "set reward.both_orders=true"),
         (
+            {"reward__weights": {"criteria_gain": 0.5}, "reward__criteria_gain__scorer": "reference"},
+            "reward.criteria_gain.scorer: no reference model with grpo.beta=0",
+        ),
+        (
             {"reward__both_orders": True, "grpo__num_generations": 7},
             "grpo.num_generations: got 7, expected an even number with reward.both_orders=true",
         ),

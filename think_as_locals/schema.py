@@ -116,7 +116,7 @@ class RewardSection(Section):
         if low >= high:
             faults.append(f"reward.criteria_gain.clip: got [{low}, {high}], expected a low end below the high one")
         if "criteria_gain" in weighted and self.criteria_gain.scorer == "reference" and not grpo.beta:
-            faults.append("reward.criteria_gain.scorer: the reference model is loaded where grpo.beta is above 0")
+            faults.append("reward.criteria_gain.scorer: no reference model with grpo.beta=0: raise it, or set policy")
         if "length" in weighted and self.length.cache > longest:
             faults.append(
                 f"reward.length.cache: got {self.length.cache}, expected at most grpo.max_completion_length ({longest})"
