@@ -55,7 +55,11 @@ def run(config: RunConfig, splits: Splits, folder: Path) -> None:
     Raises:
         RunStoppedError: on every rank, where one was sent SIGTERM or SIGUSR1.
     """
-    console = Console(quiet=not PartialState().is_main_process)
+    with StopSignals() as signals:
+        _run(config, splits, folder, signals, Console(quiet=not PartialState().is_main_process))
+
+
+def _run(config: RunConfig, splits: Splits, folder: Path, signals: StopSignals, console: Console) -> None:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     test = select(splits.test, config.eval.max_items)
@@ -64,12 +68,11 @@ def run(config: RunConfig, splits: Splits, folder: Path) -> None:
         f"({config.data.source}, split by {config.data.split})"
     )
     model = str(config.model.path)  # or what the cold start makes of it
-    with StopSignals() as signals:
-        if config.sft is not None:
-            model = _cold_start(config, config.sft, splits.train, folder, signals, console)
-        train = shuffle_labels(splits.train, config.seed) if config.data.shuffle_labels else splits.train
-        if not (folder / "model").is_dir():
-            _grpo(config, model, train, test, folder, signals, console)
+    if config.sft is not None:
+        model = _cold_start(config, config.sft, splits.train, folder, signals, console)
+    train = shuffle_labels(splits.train, config.seed) if config.data.shuffle_labels else splits.train
+    if not (folder / "model").is_dir():
+        _grpo(config, model, train, test, folder, signals, console)
     if PartialState().is_main_process:
         report = write_report(folder)
         console.print(

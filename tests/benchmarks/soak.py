@@ -171,7 +171,7 @@ def _pair(folder: Path, name: str, moment: float | None, rng: random.Random) -> 
     processes = [start(folder, name, rank, 2, port) for rank in range(2)]
     if moment is not None:
         # Before a run has begun there is nothing to save, and a signal ends it as it ends any process.
-        wait(processes[0], LIMIT_S, lambda: " items to learn from" in _tail(folder / f"{name}-0.log"))
+        wait(processes[0], LIMIT_S, lambda: all(map(_heeds, processes)))
         wait(processes[0], moment)
         for rank in rng.sample(range(2), rng.choice([1, 2])):
             os.kill(processes[rank], rng.choice([signal.SIGTERM, signal.SIGUSR1]))
@@ -181,6 +181,12 @@ def _pair(folder: Path, name: str, moment: float | None, rng: random.Random) -> 
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
     return statuses
+
+
+def _heeds(process: int) -> bool:
+    """Whether a process has a handler of its own for SIGUSR1."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    return bool(int(fields["SigCgt"], 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
 def _tail(path: Path) -> str:
@@ -205,14 +211,18 @@ def main() -> None:
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     folder = Path(tempfile.mkdtemp())
-    try:
-        results = {"sigkill": kills(folder, arguments.kills, rng), "sigterm": stops(folder, arguments.stops, rng)}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    results = {"sigkill": kills(folder, arguments.kills, rng), "sigterm": stops(folder, arguments.stops, rng)}
+    faults = sum(results["sigkill"][name] for name in ("different_weights", "wrong_steps", "did_not_go_on"))
+    faults += sum(results["sigterm"][name] for name in ("hangs", "other_status", "wrong_steps"))
+    if faults:
+        print(f"what went wrong lies in {folder}", file=sys.stderr)
+    else:
+        shutil.rmtree(folder)
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "trl", "accelerate")}
     environment = {"python": platform.python_version(), "machine": platform.machine(), **versions}
     write_json(arguments.out, {"environment": environment, "seed": arguments.seed, **results})
     print(json.dumps(results, indent=2))
+    raise SystemExit(faults > 0)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,11 @@ from think_as_locals.files import write_text
 from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 
+# Of several processes without a GPU, transformers loads the optimizer to "cpu:0", a place that torch does not know.
+torch.serialization.register_package(
+    9, lambda storage: None, lambda storage, location: storage if location.startswith("cpu:") else None
+)
+
 Values = dict[str, Any]
 """What JSON can hold, NaN included."""
 
@@ -90,7 +95,8 @@ class _Restore(TrainerCallback):
         if folder is not None:
             stem = folder / f"rank-{args.process_index}"
             values = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-            self._trainer.load_rank_state(values, load_file(stem.with_suffix(".safetensors"), str(args.device)))
+            tensors = load_file(stem.with_suffix(".safetensors"))
+            self._trainer.load_rank_state(values, {name: value.to(args.device) for name, value in tensors.items()})
 
 
 class ResumableTrainer(CheckpointedTrainer, SharedPrefixTrainer):
