@@ -35,7 +35,9 @@ from think_as_locals.training.callbacks import (
 from think_as_locals.training.demonstrations import demonstrate
 from think_as_locals.training.grpo import load_chat, make_trainer, policy_engine
 from think_as_locals.training.live import LiveView
+from think_as_locals.training.saving import save_model
 from think_as_locals.training.sft import bias_of, cold_start
+from think_as_locals.training.shards import ShardsWriter
 from think_as_locals.types import Item, Prediction
 
 _TOKENIZER_DEMONSTRATIONS = 4000
@@ -129,6 +131,7 @@ def _grpo(
     view = LiveView(console, "GRPO")
     trainer.remove_callback(PrinterCallback)
     for callback in (
+        ShardsWriter(trainer.accelerator, folder / "workers.json"),
         CarbCallback(trainer, evaluator, config.eval.every_steps),
         CompletionsWriter(folder / "completions", rewards),
         CheckpointPlace(trainer),
@@ -138,11 +141,9 @@ def _grpo(
     ):
         trainer.add_callback(callback)
     checkpoint = last_checkpoint(folder / "checkpoints") if config.run.resume == "auto" else None
-    if checkpoint is None:
-        evaluator(0)
     with closing(view):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    trainer.save_model(str(folder / "model"))
+    save_model(trainer, config, model, folder)
     if PartialState().is_main_process:
         settings_of(config).save(folder / "model")
 

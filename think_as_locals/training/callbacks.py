@@ -73,12 +73,19 @@ class CompletionsWriter(TrainerCallback):
 
 
 class CarbCallback(TrainerCallback):
-    """Measures CARB every so many steps, and at the last one, with the trainer's own engine."""
+    """Measures CARB before the first step, every so many, and at the last, with the trainer's own engine."""
 
     def __init__(self, trainer: GRPOTrainer, evaluate: Evaluate, every_steps: int) -> None:
         self._trainer = trainer
         self._evaluate = evaluate
         self._every = every_steps
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Measure what training starts from, now that the weights are where they will be."""
+        if state.global_step == 0:
+            self._evaluate(0)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Measure; the metrics join what the trainer logs for this step."""
