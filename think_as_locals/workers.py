@@ -61,6 +61,8 @@ def _sharding_faults(config: RunConfig, environment: Mapping[str, str]) -> list[
         faults.append("sharding: ACCELERATE_USE_CPU turns it off; unset it")
     if fsdp and environment.get("FSDP_STATE_DICT_TYPE") != "FULL_STATE_DICT":
         faults.append("a saved model: FSDP saves one only with fsdp_state_dict_type: FULL_STATE_DICT")
+    if fsdp and config.rollout.backend == "transformers":
+        faults.append("a sampler: FSDP's ranks cannot sample with rollout=transformers, they wait for one another")
     if not has_gpu():
         if fsdp:
             faults.append("a GPU: FSDP shards nothing without; launch with --config_file launch/cpu_zero3.yaml")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from small_grpo import TINY, tiny_trainer
+from training.small_grpo import TINY, tiny_trainer
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 

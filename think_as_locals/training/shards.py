@@ -40,7 +40,9 @@ class ShardsWriter(TrainerCallback):
         whole = sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
         here = {
             "parameters": sum(_local(p) for p in parameters),
-            "optimized": sum(_local(p) for group in optimizer.param_groups for p in group["params"]),
+            # ZeRO-3 fills its groups only while it steps; it optimizes the shards.
+            "optimized": sum(_local(p) for group in optimizer.param_groups for p in group["params"])
+            or sum(_local(p) for p in parameters if p.requires_grad),
         }
         ranks = gather_object([here])
         plugin = self._accelerator.state.deepspeed_plugin
