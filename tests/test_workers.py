@@ -158,7 +158,7 @@ def test_deepspeed_without_a_gpu_needs_full_precision(bare: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("key", ["use_cpu=true", "ddp_backend=gloo", "deepspeed=zero.json", "fsdp=true"])
 def test_what_a_launch_file_decides_cannot_be_set_past_it(key: str) -> None:
-    with pytest.raises(ConfigError, match="--config_file of accelerate launch"):
+    with pytest.raises(ConfigError, match="set a --config_file of accelerate launch instead"):
         load_recipe("recipes/quickstart.yaml", [f"grpo.{key}"])
 
 

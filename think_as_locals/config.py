@@ -35,10 +35,7 @@ _SET_ELSEWHERE = {  # fields of TRL's that other keys decide
     "chat_template_kwargs": "model.chat_template_kwargs",
     "use_vllm": "rollout",
     "reward_weights": "reward.weights",
-    "use_cpu": "--config_file of accelerate launch",
-    "ddp_backend": "--config_file of accelerate launch",
-    "deepspeed": "--config_file of accelerate launch, to one of launch/,",
-    "fsdp": "--config_file of accelerate launch, to one of launch/,",
+    **dict.fromkeys(("use_cpu", "ddp_backend", "deepspeed", "fsdp"), "a --config_file of accelerate launch"),
 }
 
 _OFF = {  # sections that may be null, and what turns them on

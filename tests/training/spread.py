@@ -95,7 +95,7 @@ def logits(model: Any) -> torch.Tensor:
 def saved_difference(trainer: JudgeTrainer, folder: Path, case: str, overrides: list[str]) -> float | None:
     """How far logits of the saved model are from those of the policy."""
     config = load_recipe("recipes/quickstart.yaml", [*TINY, *overrides])
-    save_model(trainer, config, str(folder / "model"), folder / case)
+    save_model(trainer, config, str(folder / "model"), folder / case / "adapter", str(folder / case / "model"))
     with whole(trainer) as model:  # its forward fetches nothing: hooks of ZeRO-3 are gone with the engine's
         weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     if not trainer.accelerator.is_main_process:
