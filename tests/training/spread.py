@@ -74,7 +74,7 @@ def make(folder: Path, *overrides: str) -> JudgeTrainer:
 
 
 def curve(trainer: JudgeTrainer) -> list[list[float]]:
-    """Loss, gradient norm and learning rate of each step; TRL's log of the KL weighs ranks alike, whatever their tokens."""
+    """Loss, gradient norm and learning rate of each step; TRL's KL metric weighs ranks alike, whatever their tokens."""
     names = ("loss", "grad_norm", "learning_rate")
     return [[log[name] for name in names] for log in trainer.state.log_history if "kl" in log]
 
