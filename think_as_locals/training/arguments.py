@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from think_as_locals.schema import RunConfig, SftSection, TrlSection
+from think_as_locals.workers import device_arguments
 
 _OURS = set(SftSection.model_fields) - set(TrlSection.model_fields)  # the demonstrations' bias: not TRL's
 
@@ -15,11 +14,10 @@ _OURS = set(SftSection.model_fields) - set(TrlSection.model_fields)  # the demon
 def trl_arguments(config: RunConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
     """Keyword arguments for GRPOConfig or SFTConfig."""
     values = {key: value for key, value in section.model_dump().items() if key not in _OURS}
-    on_gpu = torch.cuda.is_available()
     return {
         "output_dir": str(output_dir),
         "seed": config.seed,
-        "use_cpu": not on_gpu,
+        **device_arguments(),
         "bf16": config.model.dtype == "bfloat16",
         "disable_tqdm": True,  # the live view shows progress
         "save_strategy": "steps",

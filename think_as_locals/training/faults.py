@@ -110,8 +110,7 @@ class RewardGuard:
 class StepGuard(TrainerCallback):
     """Ends training where a loss or a gradient is not finite, before the optimizer acts on it.
 
-    DeepSpeed's engine steps within the backward pass: there a bad gradient is found right after its step, before any
-    checkpoint or evaluation of it.
+    DeepSpeed's engine steps within the backward pass, before this is asked; it skips the step of a bad gradient itself.
 
     Args:
         accelerator: The trainer's.

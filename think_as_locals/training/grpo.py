@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoTokenizer, GenerationConfig
 from trl import GRPOConfig, GRPOTrainer
+from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.generation import Chat, Engine, eos_token_ids, vllm_engine
@@ -99,6 +101,7 @@ def make_trainer(
             args=GRPOConfig(**arguments, reward_weights=rewards.weights()),
             train_dataset=_dataset(config, rows, chat),
             processing_class=chat.tokenizer,
+            peft_config=LoraConfig(**config.lora.model_dump()) if config.lora else None,
         )
     scorer = config.reward.criteria_gain.scorer
     pricer = RubricPricer(trainer, chat, scorer)
@@ -120,8 +123,9 @@ def policy_engine(trainer: GRPOTrainer, chat: Chat, batch_size: int) -> Iterator
         trainer.vllm_generation.sync_weights()
         yield vllm_engine.VLLMEngine(trainer.vllm_generation.llm, chat)
     else:
-        model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        yield TransformersEngine(model, chat, batch_size)
+        gather = {"gradient_checkpointing_kwargs": trainer.args.gradient_checkpointing_kwargs}
+        with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator, **gather) as model:
+            yield TransformersEngine(model, chat, batch_size)
 
 
 def _dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:

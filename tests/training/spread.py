@@ -1,0 +1,158 @@
+"""The same few steps under every way to spread them over processes, with rollouts that depend on prompt and step alone.
+
+accelerate launch --config_file launch/cpu_zero2.yaml spread.py FOLDER      on two processes: what each way gives
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from training.small_grpo import TINY, tiny_trainer
+from transformers import AutoModelForCausalLM
+from trl.distributed import DistributedBackend
+
+from think_as_locals.config import load_recipe
+from think_as_locals.judging import COMPONENTS, Component, Evidence
+from think_as_locals.training.grpo import JudgeTrainer
+from think_as_locals.training.saving import save_model
+from think_as_locals.training.shards import ShardsWriter
+from think_as_locals.types import Item, Judgement, TrainingError
+from think_as_locals.workers import join
+
+GLOBAL_BATCH = 8
+STEPS = [
+    "grpo.max_steps=6",
+    "grpo.num_iterations=2",
+    "grpo.gradient_accumulation_steps=2",
+    "grpo.learning_rate=0.01",
+    "grpo.warmup_steps=2",
+    "grpo.beta=0.05",
+    "grpo.loss_type=dapo",
+    "grpo.gradient_checkpointing=true",
+]
+LORA = ["lora=rank16", "lora.r=4"]
+WAYS: dict[str, tuple[str | None, list[str]]] = {  # stage of ZeRO, and overrides
+    "ddp": (None, []),
+    "zero1": ("1", []),
+    "zero2": ("2", []),
+    "lora_zero2": ("2", LORA),
+    "zero3": ("3", []),
+}
+
+
+def chance(judgement: Judgement, shown: Item, evidence: Evidence) -> float:
+    """A reward that depends on nothing but the text."""
+    return random.Random(judgement.text).random()
+
+
+def make(folder: Path, *overrides: str) -> JudgeTrainer:
+    """The trainer, whose completions are drawn by prompt, place in the group and step."""
+    size = f"grpo.per_device_train_batch_size={GLOBAL_BATCH // PartialState().num_processes}"
+    components: dict[str, Component] = {**COMPONENTS, "structure": chance}
+    trainer, _ = tiny_trainer(folder, *STEPS, size, *overrides, components=components)
+    end = trainer.processing_class.eos_token_id
+
+    def fixed(prompts: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        first = trainer.accelerator.process_index * len(prompts)
+        draws = [
+            random.Random(f"{prompt} {(first + row) % trainer.num_generations} {trainer.state.global_step}")
+            for row, prompt in enumerate(prompts)
+        ]
+        return [[*draw.choices(range(10, 300), k=draw.randint(1, 5)), end] for draw in draws], None
+
+    trainer._generate_single_turn = fixed
+    return trainer
+
+
+def curve(trainer: JudgeTrainer) -> list[list[float]]:
+    """Loss, gradient norm and learning rate of each step; TRL's KL metric weighs ranks alike, whatever their tokens."""
+    names = ("loss", "grad_norm", "learning_rate")
+    return [[log[name] for name in names] for log in trainer.state.log_history if "kl" in log]
+
+
+@contextmanager
+def whole(trainer: JudgeTrainer) -> Iterator[Any]:
+    """The policy with all of its weights on each rank."""
+    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    with DistributedBackend(trainer.accelerator).gather_params(list(model.parameters())):
+        yield model
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.arange(10, 30)[None]).logits
+
+
+def saved_difference(trainer: JudgeTrainer, folder: Path, case: str, overrides: list[str]) -> float | None:
+    """How far logits of the saved model are from those of the policy."""
+    config = load_recipe("recipes/quickstart.yaml", [*TINY, *overrides])
+    save_model(trainer, config, str(folder / "model"), folder / case / "adapter", str(folder / case / "model"))
+    with whole(trainer) as model:  # its forward fetches nothing: hooks of ZeRO-3 are gone with the engine's
+        weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    if not trainer.accelerator.is_main_process:
+        return None
+    assert (folder / case / "model" / "model.safetensors").is_file()
+    if overrides:
+        return float((logits(plain(folder / case / "model")) - logits(model)).abs().max())
+    loaded = plain(folder / case / "model").state_dict()
+    assert loaded.keys() == weights.keys()
+    return max(float((loaded[name] - weights[name]).abs().max()) for name in weights)
+
+
+def plain(folder: Path) -> Any:
+    """A model loaded as anyone would, whatever DeepSpeed has told transformers in this process."""
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def poisoned(folder: Path) -> list[Any]:
+    """What is said of a gradient that is NaN, and whether the weights are as they were."""
+    trainer = make(folder)
+    parameter = dict(trainer.model.named_parameters())["model.layers.0.mlp.up_proj.weight"]
+    parameter.register_hook(lambda gradient: gradient * float("nan"))
+    with whole(trainer) as model:
+        before = model.state_dict()["model.norm.weight"].clone()
+    try:
+        trainer.train()
+    except TrainingError as error:
+        said = str(error)
+    with whole(trainer) as model:
+        return [said, bool((model.state_dict()["model.norm.weight"] == before).all())]
+
+
+def main(folder: Path) -> None:
+    join()
+    said: dict[str, Any] = {}
+    for case, (stage, overrides) in WAYS.items():
+        os.environ["ACCELERATE_USE_DEEPSPEED"] = str(stage is not None).lower()
+        os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = stage or ""
+        os.environ["ACCELERATE_DEEPSPEED_ZERO3_INIT"] = str(stage == "3").lower()
+        os.environ["ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"] = str(stage == "3").lower()
+        trainer = make(folder, *overrides)
+        trainer.add_callback(ShardsWriter(trainer.accelerator, folder / f"{case}.json"))
+        trainer.train()
+        said[case] = {
+            "curve": curve(trainer),
+            "unshared": trainer.unshared_reason,
+            "difference": saved_difference(trainer, folder, case, overrides),
+        }
+        if case in ("zero2", "zero3"):
+            said[case]["poisoned"] = poisoned(folder)
+        print(case, said[case], flush=True)
+    if PartialState().is_main_process:
+        (folder / "said.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

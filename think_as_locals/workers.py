@@ -1,0 +1,142 @@
+"""The processes of a launch: whether they are what its configuration promised, and how they find one another here.
+
+`accelerate launch` tells its processes by environment variables what it was asked for. Some of it accelerate,
+transformers or DeepSpeed then leave undone without a word; here that ends the run before any weight loads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from think_as_locals.schema import RunConfig
+from think_as_locals.types import PreflightError
+
+_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+_LOSES_MODEL = "ZeRO-3 would save no model.safetensors: set {} to true"
+
+
+def has_gpu() -> bool:
+    """Whether torch sees one."""
+    # Without a driver there is no need to import torch, which takes seconds.
+    if not find_spec("torch") or not any(map(shutil.which, ("nvidia-smi", "rocm-smi"))):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def launch_faults(config: RunConfig) -> list[str]:
+    """What this launch would silently leave undone, a sentence each."""
+    environment, faults = os.environ, []
+    if "WORLD_SIZE" not in environment:
+        if "ACCELERATE_DYNAMO_BACKEND" in environment and "MASTER_PORT" in environment:
+            faults.append(
+                "several processes: accelerate was asked for them and started one; add --multi_gpu (without a GPU as "
+                "well), or give a --config_file from launch/ (for one process: unset MASTER_PORT)"
+            )
+        if any(int(environment.get(name, "1")) > 1 for name in _MPI):
+            faults.append("processes that know each other: MPI started several, each would train alone; use torchrun")
+    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision not in ("no", _MIXED_PRECISION[config.model.dtype]):
+        faults.append(
+            f"one precision: the launch says {precision}, model.dtype {config.model.dtype}; launch with "
+            f"--mixed_precision {_MIXED_PRECISION[config.model.dtype]}, or change model.dtype"
+        )
+    return faults + _sharding_faults(config, environment)
+
+
+def _sharding_faults(config: RunConfig, environment: Mapping[str, str]) -> list[str]:
+    """What keeps DeepSpeed or FSDP from sharding, or the result from being saved."""
+    faults = []
+    deepspeed, fsdp = uses_deepspeed(), _is_on("ACCELERATE_USE_FSDP")
+    if (deepspeed or fsdp) and _is_on("ACCELERATE_USE_CPU"):
+        faults.append("sharding: ACCELERATE_USE_CPU turns it off; unset it")
+    if fsdp and environment.get("FSDP_STATE_DICT_TYPE") != "FULL_STATE_DICT":
+        faults.append("a saved model: FSDP saves one only with fsdp_state_dict_type: FULL_STATE_DICT")
+    if fsdp and config.rollout.backend == "transformers":
+        faults.append("a sampler: FSDP's ranks cannot sample with rollout=transformers, they wait for one another")
+    if not has_gpu():
+        if fsdp:
+            faults.append("a GPU: FSDP shards nothing without; launch with --config_file launch/cpu_zero3.yaml")
+        if deepspeed and config.model.dtype != "float32":
+            faults.append(f"a GPU: DeepSpeed without one needs model.dtype=float32, got {config.model.dtype}")
+    elif (here := int(environment.get("LOCAL_WORLD_SIZE", "1"))) > (gpus := _num_gpus()):
+        faults.append(f"{here} GPUs: {here} processes were started here, torch sees {gpus}; set --num_processes")
+    return faults + (_zero3_faults(environment) if deepspeed else [])
+
+
+def _zero3_faults(environment: Mapping[str, str]) -> list[str]:
+    if file := environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        zero = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
+        key = "stage3_gather_16bit_weights_on_model_save"
+        return [_LOSES_MODEL.format(f"{key} in {file}")] if zero.get("stage") == 3 and not zero.get(key) else []
+    if environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3" and not _is_on(
+        "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"
+    ):
+        return [_LOSES_MODEL.format("zero3_save_16bit_model in the launch configuration")]
+    return []
+
+
+def device_arguments() -> dict[str, Any]:
+    """What transformers must be told of this machine; without a GPU its `use_cpu` would turn DeepSpeed off."""
+    import torch
+
+    if torch.cuda.is_available():
+        return {"use_cpu": False}
+    if uses_deepspeed():
+        return {"use_cpu": False, "ddp_backend": "gloo", "dataloader_pin_memory": False}
+    return {"use_cpu": True}
+
+
+def join() -> None:
+    """Join the other processes of this launch.
+
+    Raises:
+        PreflightError: fewer came than were promised, or without DeepSpeed.
+    """
+    arguments = device_arguments()
+    if uses_deepspeed():
+        _prepare_deepspeed()
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+
+    state = PartialState(cpu=arguments["use_cpu"], backend=arguments.get("ddp_backend"))
+    promised = int(os.environ["WORLD_SIZE"])
+    if state.num_processes != promised:
+        raise PreflightError(f"{promised} processes were launched, {state.num_processes} found one another")
+    if uses_deepspeed() and state.distributed_type != DistributedType.DEEPSPEED:
+        raise PreflightError(f"DeepSpeed was launched, accelerate made it {state.distributed_type.value}")
+
+
+def _prepare_deepspeed() -> None:
+    """What must stand before DeepSpeed opens its process group."""
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # DeepSpeed calls by their old names
+    if not has_gpu():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        import deepspeed
+
+        # Its operator for CPU has to be compiled first, and processes that wait for one another in it spin.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def uses_deepspeed() -> bool:
+    """Whether the launch asks for DeepSpeed."""
+    return _is_on("ACCELERATE_USE_DEEPSPEED")
+
+
+def _is_on(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes")
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return int(torch.cuda.device_count())
