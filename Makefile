@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test bench lint format clean
+.PHONY: help install quickstart test bench soak lint format clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -23,6 +23,9 @@ test: lint .venv/.vllm  ## Lint, types, layers, all tests
 
 bench: .venv/.dev  ## How much faster than TRL's an update is; a table, runs/bench/update.json and a picture
 	$(BIN)/python tests/benchmarks/update.py $(ARGS)
+
+soak: .venv/.dev  ## Runs that are killed and told to stop, 250 times; tests/benchmarks/soak.json
+	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
 
 lint: .venv/.dev  ## Style, strict types, layers
 	$(BIN)/ruff check .

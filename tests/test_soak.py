@@ -1,0 +1,66 @@
+"""Runs that are killed or told to stop, in short: `make soak` does it 250 times."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SMALL, command, launch
+
+pytestmark = pytest.mark.slow
+
+
+def test_ten_kills_and_three_stops_lose_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "soak.json"
+    script = str(ROOT / "tests" / "benchmarks" / "soak.py")
+    done = launch(sys.executable, script, "--kills", "10", "--stops", "3", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    soaked = json.loads(out.read_text())
+    assert soaked["sigkill"]["kills"] >= 8  # one that comes after the end of a run hits nothing
+    assert soaked["sigkill"]["while_saving"] >= 1
+    assert soaked["sigterm"]["stops"] >= 1
+
+
+def test_a_signal_to_a_node_saves_and_a_second_launch_goes_on(tmp_path: Path) -> None:
+    words = ["launch/node.sh", "--config_file", "launch/cpu_ddp.yaml", "recipes/quickstart.yaml", *SMALL]
+    words += ["grpo.max_steps=30", "eval.every_steps=30", f"run.dir={tmp_path}", "run.name=node", "run.resume=auto"]
+    path = f"{Path(command('tal')).parent}:{os.environ['PATH']}"
+    run, log = tmp_path / "node", tmp_path / "log"
+    with log.open("w") as out:
+        environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        node = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=out, stderr=out)
+        until = time.monotonic() + 300
+        while not (run / "completions").is_dir() and node.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        node.send_signal(signal.SIGUSR1)
+        assert node.wait(timeout=120) == 75, log.read_text()
+    assert "was asked to stop and has saved after step" in log.read_text()
+    assert not (run / "model").exists()
+    again = launch(*words, PATH=path, OMP_NUM_THREADS="1")
+    assert again.returncode == 0, again.stderr
+    assert "grpo goes on from step" in again.stdout
+    assert (run / "model" / "model.safetensors").is_file()
+
+
+def test_a_slurm_job_that_was_stopped_is_queued_again(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    for name, body in {
+        "srun": f'echo "srun $*" >> {said}; exit 75',
+        "scontrol": f'echo "scontrol $*" >> {said}; echo node1; echo node2',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    job = {"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NAME": "tal", "SLURM_JOB_ID": "7"}
+    where = f"{tmp_path}:{os.environ['PATH']}"
+    done = launch("launch/slurm.sh", "recipes/tal_grpo.yaml", "seed=3", PATH=where, **job)
+    assert done.returncode == 75
+    hosts, started, requeued = said.read_text().replace("\\\n", "").splitlines()
+    assert hosts == "scontrol show hostnames node[1-2]"
+    assert started.endswith("node recipes/tal_grpo.yaml run.name=tal-7 run.resume=auto seed=3")
+    assert requeued == "scontrol requeue 7"
