@@ -33,8 +33,9 @@ from think_as_locals.training.callbacks import (
     last_checkpoint,
 )
 from think_as_locals.training.demonstrations import demonstrate
-from think_as_locals.training.grpo import load_chat, make_trainer, policy_engine
+from think_as_locals.training.grpo import load_chat, make_trainer
 from think_as_locals.training.live import LiveView
+from think_as_locals.training.rollouts import policy_engine
 from think_as_locals.training.sft import bias_of, cold_start
 from think_as_locals.types import Item, Prediction
 
