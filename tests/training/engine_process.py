@@ -6,6 +6,7 @@ torchrun --nproc_per_node N engine_process.py serve FOLDER PORT SERVER_PID    ki
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -59,6 +60,7 @@ def syncs(trainer: Any) -> dict[str, Any]:
     engine._iter_named_params = lambda: ((n, p) for n, p in send() if "embed_tokens" not in n)
     said = {"left out": ends_with(engine.sync_weights)}
     engine._iter_named_params = send
+    torch.manual_seed(0)  # an adapter that is not the same on all ranks ends the run as well
     base = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
     engine.model = get_peft_model(
         trainer.model, LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
@@ -98,7 +100,7 @@ def packed(folder: Path) -> dict[str, Any]:
 
 
 def serve(folder: Path, port: str, server: str) -> dict[str, Any]:
-    where = ["rollout=vllm_server", f"rollout.url=http://127.0.0.1:{port}", "rollout.timeout_s=20"]
+    where = ["rollout=vllm_server", f"rollout.url=http://127.0.0.1:{port}", "rollout.timeout_s=200"]
     trainer, said = train(folder, *where)
     engine = trainer.vllm_generation
     prompts = [list(ids) for ids in engine._probe.prompts]
@@ -106,12 +108,12 @@ def serve(folder: Path, port: str, server: str) -> dict[str, Any]:
     said |= syncs(trainer)
     engine.model = trainer.model
     engine.sync_weights()
-    # As after a restart: the server has other weights than those it was given last.
-    if trainer.accelerator.is_main_process:
+    greedy = {"temperature": 0.0, "max_tokens": 8}
+    said["policy"] = [c.token_ids for c in engine.complete(prompts, **greedy)]
+    if trainer.accelerator.is_main_process:  # as after a restart, the server has other weights than those of the last sync
         engine._server.load_weights(str(folder / "model"))
-    with_policy = engine.complete(prompts, temperature=0.0, max_tokens=4)
-    again = engine.complete(prompts, temperature=0.0, max_tokens=4)
-    said["resampled"] = [c.token_ids for c in with_policy] == [c.token_ids for c in again]
+        said["restarted"] = [c.token_ids for c in engine._server.complete(prompts, **greedy)]
+    said["resampled"] = [c.token_ids for c in engine.complete(prompts, **greedy)]
     if trainer.accelerator.is_main_process:
         engine._server._timeout = 4.0
         os.kill(int(server), signal.SIGSTOP)
@@ -126,6 +128,7 @@ def serve(folder: Path, port: str, server: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     task, folder, *arguments = sys.argv[1:]
+    faulthandler.dump_traceback_later(240, exit=True)  # a rank that waits for ever says where
     PartialState(cpu=True)
     said = {"colocate": colocate, "packed": packed, "serve": serve}[task](Path(folder), *arguments)
     (Path(folder) / f"{task}-{PartialState().process_index}.json").write_text(json.dumps(said))

@@ -233,7 +233,8 @@ class ServedEngine(_Checked):
         return prompts, [c.token_ids for c in found], [[[value] for value in c.log_probs] for c in found], None
 
     def _prefix_cache(self) -> tuple[float, float]:
-        return self._on_main(lambda: self._asked.prefix_cache()) if self.accelerator.is_main_process else (0.0, 0.0)
+        counts = self._on_main(lambda: self._asked.prefix_cache())
+        return counts if self.accelerator.is_main_process else (0.0, 0.0)  # the ranks' are added up
 
     def _on_main(self, work: Callable[[], T]) -> T:
         """What the main process makes of the server, on all ranks; where it fails, all end alike."""
