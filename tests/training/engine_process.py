@@ -16,16 +16,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from accelerate import PartialState
 from peft import LoraConfig, get_peft_model
-from small_grpo import tiny_trainer
 
 from think_as_locals.generation import vllm_engine
 from think_as_locals.judging import COMPONENTS, Component
 from think_as_locals.training import rollouts
 from think_as_locals.training.engines import ColocatedEngine
 from think_as_locals.types import TrainingError
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from training.small_grpo import tiny_trainer
 
 WIDE = [  # the narrowest that vLLM has an attention kernel for on CPU
     "model.scratch.hidden_size=64",
@@ -104,13 +107,19 @@ def serve(folder: Path, port: str, server: str) -> dict[str, Any]:
     trainer, said = train(folder, *where)
     engine = trainer.vllm_generation
     prompts = [list(ids) for ids in engine._probe.prompts]
+    said["unlocked"] = [
+        httpx.post(f"{engine._settings.url}/collective_rpc", json={"method": "tal_state"}, headers=key).status_code
+        for key in ({}, {"Authorization": "Bearer another"})
+    ] + [httpx.get(f"{engine._settings.url}/{route}").status_code for route in ("metrics", "health")]
     said["left behind"] = [path.name for path in engine._settings.weights.iterdir()]
     said |= syncs(trainer)
     engine.model = trainer.model
     engine.sync_weights()
     greedy = {"temperature": 0.0, "max_tokens": 8}
     said["policy"] = [c.token_ids for c in engine.complete(prompts, **greedy)]
-    if trainer.accelerator.is_main_process:  # as after a restart, the server has other weights than those of the last sync
+    if (
+        trainer.accelerator.is_main_process
+    ):  # as after a restart, the server has other weights than those of the last sync
         engine._server.load_weights(str(folder / "model"))
         said["restarted"] = [c.token_ids for c in engine._server.complete(prompts, **greedy)]
     said["resampled"] = [c.token_ids for c in engine.complete(prompts, **greedy)]
