@@ -11,7 +11,7 @@ from typing import Any
 
 from think_as_locals.config import load_recipe, recipes
 from think_as_locals.schema import RunConfig
-from think_as_locals.types import ThinkAsLocalsError
+from think_as_locals.types import RunStoppedError, ThinkAsLocalsError
 
 _ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -24,11 +24,15 @@ _ENVIRONMENT = {
 """Settings that must stand before torch is imported; what the environment says already is left alone."""
 
 
+_STOPPED = 75
+"""Exit status of a run that a signal stopped: to be tried again (EX_TEMPFAIL of sysexits.h)."""
+
+
 def main(recipe: str | None = None) -> None:
     """The command line, or what a launched recipe calls with its own path.
 
-    Ends the process with status 2 and one message where the recipe, the data or the machine is at fault, with 130 after
-    Ctrl-C.
+    Ends the process with status 2 and one message where the recipe, the data or the machine is at fault, with 75 after
+    a signal to stop (saved, to be continued), with 130 after Ctrl-C.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -40,7 +44,7 @@ def main(recipe: str | None = None) -> None:
             arguments.command(arguments)
     except ThinkAsLocalsError as error:
         print(f"tal: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+        raise SystemExit(_STOPPED if isinstance(error, RunStoppedError) else 2) from error
     except KeyboardInterrupt:
         print("tal: interrupted", file=sys.stderr)
         raise SystemExit(130) from None

@@ -26,6 +26,15 @@ def write_bytes(path: Path, content: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    """Rows as a table."""
+    import pyarrow.parquet
+
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
+    return bytes(sink.getvalue())
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as readable JSON; NaN is refused, since JSON has none."""
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
@@ -21,23 +22,25 @@ from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.report import write_report
 from think_as_locals.generation import Chat
 from think_as_locals.judging import render
-from think_as_locals.models.generative import SETTINGS_FILE, Judge, JudgeSettings
+from think_as_locals.models.generative import Judge, JudgeSettings
 from think_as_locals.models.scratch import make_judge
 from think_as_locals.schema import RunConfig, SftSection
 from think_as_locals.training.callbacks import (
     CarbCallback,
-    CheckpointPlace,
     CompletionsWriter,
     MetricsWriter,
     WandbConfig,
-    last_checkpoint,
 )
+from think_as_locals.training.checkpoints import step_of
 from think_as_locals.training.demonstrations import demonstrate
 from think_as_locals.training.grpo import load_chat, make_trainer
 from think_as_locals.training.live import LiveView
+from think_as_locals.training.resume import CheckpointedTrainer
 from think_as_locals.training.rollouts import policy_engine
-from think_as_locals.training.sft import bias_of, cold_start
-from think_as_locals.types import Item, Prediction
+from think_as_locals.training.sft import bias_of, make_cold_start
+from think_as_locals.training.signals import StopSignals
+from think_as_locals.types import Item, Prediction, RunStoppedError
+from think_as_locals.workspace import rewind
 
 _TOKENIZER_DEMONSTRATIONS = 4000
 
@@ -48,7 +51,10 @@ def run(config: RunConfig, splits: Splits, folder: Path) -> None:
     Args:
         config: The run.
         splits: Its items, from `load`.
-        folder: Its folder, from `open_run`.
+        folder: Its folder, from `open_run`: what is done there already is not done again.
+
+    Raises:
+        RunStoppedError: on every rank, where one was sent SIGTERM or SIGUSR1.
     """
     console = Console(quiet=not PartialState().is_main_process)
     transformers_logging.disable_progress_bar()
@@ -59,10 +65,12 @@ def run(config: RunConfig, splits: Splits, folder: Path) -> None:
         f"({config.data.source}, split by {config.data.split})"
     )
     model = str(config.model.path)  # or what the cold start makes of it
-    if config.sft is not None:
-        model = _cold_start(config, config.sft, splits.train, folder / "cold_start", folder, console)
-    train = shuffle_labels(splits.train, config.seed) if config.data.shuffle_labels else splits.train
-    _grpo(config, model, train, test, folder, console)
+    with StopSignals() as signals:
+        if config.sft is not None:
+            model = _cold_start(config, config.sft, splits.train, folder, signals, console)
+        train = shuffle_labels(splits.train, config.seed) if config.data.shuffle_labels else splits.train
+        if not (folder / "model").is_dir():
+            _grpo(config, model, train, test, folder, signals, console)
     if PartialState().is_main_process:
         report = write_report(folder)
         console.print(
@@ -90,16 +98,17 @@ def shuffle_labels(items: Sequence[Item], seed: int) -> tuple[Item, ...]:
 
 
 def _cold_start(
-    config: RunConfig, sft: SftSection, train: Sequence[Item], folder: Path, run_folder: Path, console: Console
+    config: RunConfig, sft: SftSection, train: Sequence[Item], run: Path, signals: StopSignals, console: Console
 ) -> str:
     """Make the judge where it is to be made, teach it the grammar; returns where it lies."""
+    folder = run / "cold_start"
     taught = folder / "model"
-    if (taught / SETTINGS_FILE).is_file():  # written last: a resumed run has it already
+    if taught.is_dir():
         return str(taught)
     state = PartialState()
     count = sft.max_steps * sft.per_device_train_batch_size * sft.gradient_accumulation_steps * state.num_processes
     demonstrations = list(demonstrate(train, count, bias_of(sft), config.seed))
-    model = config.model.path
+    model = str(config.model.path)
     if config.model.scratch is not None:
         model = str(folder / "untrained")
         if state.is_main_process:
@@ -113,39 +122,74 @@ def _cold_start(
             console.print(f"made a judge of {parameters / 1e6:.2f} M parameters")
         state.wait_for_everyone()
     with closing(LiveView(console, "cold start")) as view:
-        callbacks = [view, MetricsWriter(run_folder / "metrics.jsonl", "sft")]
-        cold_start(config, sft, str(model), demonstrations, taught, callbacks)
-    if state.is_main_process:
-        settings_of(config).save(taught)
-    state.wait_for_everyone()
+        trainer = make_cold_start(config, sft, model, demonstrations, folder)
+        for callback in (signals, MetricsWriter(run / "metrics.jsonl", "sft"), view):
+            trainer.add_callback(callback)
+        _train(config, trainer, "sft", run, signals, console)
+    _save(config, trainer, taught)
     return str(taught)
 
 
 def _grpo(
-    config: RunConfig, model: str, train: Sequence[Item], test: Sequence[Item], folder: Path, console: Console
+    config: RunConfig,
+    model: str,
+    train: Sequence[Item],
+    test: Sequence[Item],
+    folder: Path,
+    signals: StopSignals,
+    console: Console,
 ) -> None:
     """GRPO from a model to `folder/model`, measured by CARB before, at checkpoints and after."""
     trainer, rewards = make_trainer(config, model, train, folder)
-    evaluator = Evaluator(config, trainer, load_chat(config, model), test, folder, console)
+    measured = folder / "carb"
+    trainer.checkpoints.best = lambda: carb.best_step(measured)
+    evaluator = Evaluator(config, trainer, load_chat(config, model), test, measured, console)
     view = LiveView(console, "GRPO")
     trainer.remove_callback(PrinterCallback)
     for callback in (
-        CarbCallback(trainer, evaluator, config.eval.every_steps),
+        signals,
+        CarbCallback(trainer, evaluator, measured, config.eval.every_steps),
         CompletionsWriter(folder / "completions", rewards),
-        CheckpointPlace(trainer),
-        WandbConfig(config),
+        WandbConfig(config, folder),
         MetricsWriter(folder / "metrics.jsonl", "grpo"),
         view,
     ):
         trainer.add_callback(callback)
-    checkpoint = last_checkpoint(folder / "checkpoints") if config.run.resume == "auto" else None
-    if checkpoint is None:
-        evaluator(0)
     with closing(view):
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    trainer.save_model(str(folder / "model"))
+        _train(config, trainer, "grpo", folder, signals, console)
+    _save(config, trainer, folder / "model")
+
+
+def _train(
+    config: RunConfig, trainer: CheckpointedTrainer, stage: str, folder: Path, signals: StopSignals, console: Console
+) -> None:
+    """Train a stage to its end, from its last checkpoint on where it has one."""
+    checkpoint = trainer.checkpoints.latest()
+    step = step_of(checkpoint) if checkpoint else 0
     if PartialState().is_main_process:
-        settings_of(config).save(folder / "model")
+        rewind(folder, stage, step)
+    if checkpoint:
+        console.print(f"{stage} goes on from step {step}")
+    trainer.train_from(checkpoint)
+    if signals.stopped:
+        raise RunStoppedError(
+            f"{config.run.name} was asked to stop and has saved after step {trainer.state.global_step} of {stage}: "
+            f"continue it with run.name={config.run.name} run.resume=auto"
+        )
+
+
+def _save(config: RunConfig, trainer: CheckpointedTrainer, folder: Path) -> None:
+    """Save a judge whole or not at all: where the folder is, its stage is done."""
+    state, unfinished = PartialState(), folder.with_name(f".{folder.name}")
+    if state.is_main_process:
+        rmtree(unfinished, ignore_errors=True)
+    state.wait_for_everyone()
+    trainer.save_model(str(unfinished))
+    state.wait_for_everyone()
+    if state.is_main_process:
+        settings_of(config).save(unfinished)
+        unfinished.rename(folder)
+    state.wait_for_everyone()
 
 
 def settings_of(config: RunConfig) -> JudgeSettings:
@@ -197,7 +241,7 @@ class Evaluator:
             step=step,
             bootstrap_samples=config.eval.bootstrap_samples,
         )
-        carb.save(summary, ordered, self._folder / "carb")
+        carb.save(summary, ordered, self._folder)
         low, high = summary["ci95"]
         self._console.print(
             f"CARB at step {step}: {summary['accuracy']:.1%} [{low:.1%}, {high:.1%}] on n={summary['n']}, "

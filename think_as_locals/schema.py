@@ -163,6 +163,8 @@ class TrlSection(Section):
     gradient_checkpointing: bool
     max_steps: Annotated[int, Field(ge=-1)]
     logging_steps: PositiveInt
+    save_steps: PositiveInt
+    save_total_limit: PositiveInt
 
 
 class GrpoSection(TrlSection):
@@ -174,7 +176,6 @@ class GrpoSection(TrlSection):
     beta: NonNegativeFloat
     loss_type: str
     num_train_epochs: PositiveFloat
-    save_steps: PositiveInt
     report_to: list[str]
 
 

@@ -48,6 +48,10 @@ class TrainingError(ThinkAsLocalsError, RuntimeError):
     """Training cannot go on: the message says what went wrong in which step, where its batch lies and what to do."""
 
 
+class RunStoppedError(ThinkAsLocalsError):
+    """A run was asked to stop by a signal, and has saved what it needs to go on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
     """A prompt, N responses (2 to 8) and which of them is the best. A preference pair is an Item with N = 2.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
+import shutil
 import subprocess
 import sys
+import uuid
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -44,18 +48,43 @@ def open_run(config: RunConfig) -> Path:
     if saved.is_file():
         _check_resumable(config, folder)
         return folder
+    # Made beside and renamed: a folder with the name of a run is whole, whenever this process is killed.
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    write_json(unfinished / "environment.json", environment())
+    write_text(unfinished / saved.name, yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True))
     try:
-        folder.mkdir(parents=True)
-    except FileExistsError as error:
+        unfinished.rename(folder)
+    except OSError as error:
+        shutil.rmtree(unfinished)
         raise ConfigError(f"{folder} exists and is not the folder of a run: choose another run.name") from error
-    write_json(folder / "environment.json", environment())
-    write_text(saved, yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True))
     return folder
 
 
+def rewind(folder: Path, stage: str, step: int) -> None:
+    """Drop what a stage recorded after the step it goes on from, and half a line that a killed process left."""
+    metrics = folder / "metrics.jsonl"
+    if metrics.is_file():
+        kept = [line for line in metrics.read_text(encoding="utf-8").splitlines() if _stands(line, stage, step)]
+        write_text(metrics, "".join(f"{line}\n" for line in kept))
+    if stage == "grpo":
+        for path in [*folder.glob("completions/step-*.parquet"), *folder.glob("carb/step-*")]:
+            if int(path.stem.removeprefix("step-")) > step:
+                path.unlink()
+
+
+def _stands(line: str, stage: str, step: int) -> bool:
+    try:
+        logged = json.loads(line)
+    except ValueError:
+        return False
+    return bool(logged["stage"] != stage or logged["step"] <= step)
+
+
 def environment() -> dict[str, Any]:
-    """Versions, platform and git state of this process."""
+    """A name for this run that no other has, versions, platform and git state of this process."""
     return {
+        "id": uuid.uuid4().hex,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},

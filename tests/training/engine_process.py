@@ -33,7 +33,8 @@ from training.small_grpo import tiny_trainer
 WIDE = [  # the narrowest that vLLM has an attention kernel for on CPU
     "model.scratch.hidden_size=64",
     "model.scratch.num_hidden_layers=2",
-    "prompt=listwise",  # longer than a block of the prefix cache
+    "prompt=listwise",  # longer than a block of the prefix cache, in words of few letters
+    "model.scratch.num_phrases=0",
     "reward.both_orders=true",
     "grpo.learning_rate=0.01",
     "grpo.max_completion_length=24",
@@ -103,7 +104,7 @@ def packed(folder: Path) -> dict[str, Any]:
 
 
 def serve(folder: Path, port: str, server: str) -> dict[str, Any]:
-    where = ["rollout=vllm_server", f"rollout.url=http://127.0.0.1:{port}", "rollout.timeout_s=200"]
+    where = ["rollout=vllm_server", f"rollout.url=http://127.0.0.1:{port}", "rollout.timeout_s=400"]
     trainer, said = train(folder, *where)
     engine = trainer.vllm_generation
     prompts = [list(ids) for ids in engine._probe.prompts]
@@ -137,7 +138,7 @@ def serve(folder: Path, port: str, server: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     task, folder, *arguments = sys.argv[1:]
-    faulthandler.dump_traceback_later(240, exit=True)  # a rank that waits for ever says where
+    faulthandler.dump_traceback_later(500, exit=True)  # a rank that waits for ever says where
     PartialState(cpu=True)
     said = {"colocate": colocate, "packed": packed, "serve": serve}[task](Path(folder), *arguments)
     (Path(folder) / f"{task}-{PartialState().process_index}.json").write_text(json.dumps(said))

@@ -27,7 +27,7 @@ def said(task: str, folder: Path, processes: int, *arguments: str) -> list[dict[
     """What each rank says."""
     nproc = ["--nproc_per_node", str(processes)]
     where = {"VLLM_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
-    done = launch(command("torchrun"), *nproc, SCRIPT, task, str(folder), *arguments, timeout=400, **where)
+    done = launch(command("torchrun"), *nproc, SCRIPT, task, str(folder), *arguments, timeout=600, **where)
     assert done.returncode == 0, done.stdout + done.stderr
     assert KEY not in done.stdout + done.stderr
     return [json.loads((folder / f"{task}-{rank}.json").read_text()) for rank in range(processes)]
@@ -39,7 +39,7 @@ def check(ranks: list[dict[str, Any]]) -> None:
         for log in rank["logs"]:
             assert log["rollout/probe_difference"] < 1e-4
             assert log["sampling/sampling_logp_difference/max"] < 1e-4
-            assert log["rollout/prefix_cache_hit_rate"] > 0.5  # groups of four, both orders
+            assert log["rollout/prefix_cache_hit_rate"] > 0.3  # two rollouts of a prompt at least
         assert STALE in rank["left out"]
         assert rank["adapter"] == ""
         assert rank["base kept"]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
-
 from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.baselines import TRAITS, trait_scores
 from think_as_locals.evaluation.statistics import accuracy
-from think_as_locals.files import write_json
+from think_as_locals.files import parquet, write_bytes, write_json
 from think_as_locals.types import LABELS, Item, Prediction
 
 Measured = Callable[[Sequence[Prediction]], dict[str, Any]]
@@ -66,12 +64,15 @@ def save(summary: dict[str, Any], predictions: Sequence[Prediction], folder: Pat
     """Write `step-N.json` and, with every judgement's text, `step-N.parquet`; returns the former's path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{summary['step']}.json"
-    table = pyarrow.Table.from_pylist([prediction.row() for prediction in predictions])
-    beside = path.with_suffix(".parquet.part")
-    pyarrow.parquet.write_table(table, beside)
-    beside.replace(path.with_suffix(".parquet"))
-    write_json(path, summary)
+    write_bytes(path.with_suffix(".parquet"), parquet([prediction.row() for prediction in predictions]))
+    write_json(path, summary)  # last: where it is, the measurement is whole
     return path
+
+
+def best_step(folder: Path) -> int | None:
+    """The step with the highest accuracy of those that were measured."""
+    measured = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("step-*.json")]
+    return max(measured, key=lambda summary: (summary["accuracy"], summary["step"]), default={"step": None})["step"]
 
 
 def metrics(summary: dict[str, Any]) -> dict[str, float]:

@@ -22,7 +22,7 @@ def trl_arguments(config: RunConfig, section: TrlSection, output_dir: Path) -> d
         "use_cpu": not on_gpu,
         "bf16": config.model.dtype == "bfloat16",
         "disable_tqdm": True,  # the live view shows progress
-        "save_strategy": "no",
+        "save_strategy": "steps",
         "report_to": [],
         "run_name": config.run.name,  # how trackers call it
         "model_init_kwargs": {

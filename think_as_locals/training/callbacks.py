@@ -1,17 +1,17 @@
-"""What happens beside the steps of a trainer: CARB, the run's own records, checkpoints in their place."""
+"""What happens beside the steps of a trainer: CARB and the run's own records."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOTrainer
 
+from think_as_locals.files import parquet, write_bytes
 from think_as_locals.schema import RunConfig
 from think_as_locals.training.rewards import Rewards
 
@@ -41,10 +41,19 @@ class MetricsWriter(TrainerCallback):
 
 
 class WandbConfig(TrainerCallback):
-    """Shows W&B the run's whole configuration, beside TRL's arguments, which transformers sends."""
+    """Shows W&B the run's whole configuration, beside TRL's arguments, which transformers sends.
 
-    def __init__(self, config: RunConfig) -> None:
+    Args:
+        config: The run.
+        folder: Its folder, whose `environment.json` has the id under which a resumed run goes on.
+    """
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
         self._config = config
+        if "wandb" in config.grpo.report_to:
+            environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+            os.environ.setdefault("WANDB_RUN_ID", environment["id"])
+            os.environ.setdefault("WANDB_RESUME", "allow")
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -63,45 +72,44 @@ class CompletionsWriter(TrainerCallback):
         self._folder = folder
         self._rewards = rewards
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write what came since the last log."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write what was scored for this step."""
         rows = self._rewards.take_rows()
         if state.is_world_process_zero and rows:
             self._folder.mkdir(parents=True, exist_ok=True)
-            table = pyarrow.Table.from_pylist(rows)
-            pyarrow.parquet.write_table(table, self._folder / f"step-{state.global_step:06d}.parquet")
+            write_bytes(self._folder / f"step-{state.global_step:06d}.parquet", parquet(rows))
 
 
 class CarbCallback(TrainerCallback):
-    """Measures CARB every so many steps, and at the last one, with the trainer's own engine."""
+    """Measures CARB before, every so many steps and after the last, with the trainer's own engine.
 
-    def __init__(self, trainer: GRPOTrainer, evaluate: Evaluate, every_steps: int) -> None:
+    Args:
+        trainer: Whose log the metrics join.
+        evaluate: What measures.
+        folder: Where it writes `step-N.json`: what is there already is not measured again.
+        every_steps: Steps between two measurements.
+    """
+
+    def __init__(self, trainer: GRPOTrainer, evaluate: Evaluate, folder: Path, every_steps: int) -> None:
         self._trainer = trainer
         self._evaluate = evaluate
+        self._folder = folder
         self._every = every_steps
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Measure where training starts, or what a run that was stopped had no time for."""
+        if self._due(state) and not (self._folder / f"step-{state.global_step}.json").is_file():
+            self._evaluate(state.global_step)
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Measure; the metrics join what the trainer logs for this step."""
-        if state.global_step % self._every == 0 or state.global_step == state.max_steps:
+        """Measure, and keep what was measured; the metrics join what the trainer logs for this step."""
+        stops_early = control.should_training_stop and state.global_step < state.max_steps
+        if self._due(state) and not stops_early:
+            control.should_save = True
             for name, value in self._evaluate(state.global_step).items():
                 self._trainer._metrics["train"][name].append(value)
 
-
-class CheckpointPlace(TrainerCallback):
-    """Renames transformers' `checkpoint-N` to `step-N` once every rank has written: a name is a whole checkpoint."""
-
-    def __init__(self, trainer: GRPOTrainer) -> None:
-        self._trainer = trainer
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Wait for all ranks, then rename."""
-        self._trainer.accelerator.wait_for_everyone()
-        written = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero and written.is_dir():
-            written.rename(written.with_name(f"step-{state.global_step}"))
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint with the highest step, if there is one."""
-    steps = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-    return max(steps, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+    def _due(self, state: TrainerState) -> bool:
+        return bool(state.global_step % self._every == 0 or state.global_step == state.max_steps)

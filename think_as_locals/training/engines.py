@@ -154,8 +154,9 @@ class ColocatedEngine(_Checked):
 class ServedEngine(_Checked):
     """A vLLM server, asked by the main process for all ranks; weights reach it as safetensors that both can read."""
 
+    _server: VLLMServer  # the main process alone has it
+
     def _init_vllm(self) -> None:
-        self._server: VLLMServer | None = None
         self._loaded = ""
         self._on_main(self._connect)
 
@@ -180,15 +181,10 @@ class ServedEngine(_Checked):
     def _current(self, prompts: list[list[int]], parameters: dict[str, Any]) -> list[Completion] | None:
         """Completions by the weights of the last sync, or `None` where the server has others now."""
         order = sorted(range(len(prompts)), key=prompts.__getitem__)
-        found = self._asked.complete([prompts[i] for i in order], **parameters)
-        if self._asked.state()["weights"] != self._loaded:
+        found = self._server.complete([prompts[i] for i in order], **parameters)
+        if self._server.state()["weights"] != self._loaded:
             return None
         return [found[i] for i in sorted(range(len(order)), key=order.__getitem__)]
-
-    @property
-    def _asked(self) -> VLLMServer:
-        assert self._server is not None  # the main process alone asks  # noqa: S101
-        return self._server
 
     def _connect(self) -> None:
         self._server = VLLMServer(self._settings.url, self._settings.timeout_s)
@@ -209,14 +205,14 @@ class ServedEngine(_Checked):
         # A name that no other sync and no other run has: by it the server says what it holds.
         with TemporaryDirectory(dir=self._settings.weights, prefix="sync-") as folder:
             safetensors.torch.save_file(tensors, Path(folder, "model.safetensors"), metadata={"format": "pt"})
-            self._asked.load_weights(folder)
-            if (holds := self._asked.state()["weights"]) != folder:
+            self._server.load_weights(folder)
+            if (holds := self._server.state()["weights"]) != folder:
                 raise ServerError(f"the vLLM server at {self._settings.url} holds {holds} after it was given {folder}")
             self._loaded = folder
 
     def _probed(self) -> list[Completion]:
         asked = {"temperature": 0.0, "max_tokens": TOKENS, "logprobs": LIKELIEST, "ignore_eos": True}
-        return self._on_main(lambda: self._asked.complete(self._probe.prompts, **asked))
+        return self._on_main(lambda: self._server.complete(self._probe.prompts, **asked))
 
     def _sample(self, prompts: list[list[int]], num_generations: int, profiler: Any) -> Any:
         found = self.complete(
@@ -233,7 +229,7 @@ class ServedEngine(_Checked):
         return prompts, [c.token_ids for c in found], [[[value] for value in c.log_probs] for c in found], None
 
     def _prefix_cache(self) -> tuple[float, float]:
-        counts = self._on_main(lambda: self._asked.prefix_cache())
+        counts = self._on_main(lambda: self._server.prefix_cache())
         return counts if self.accelerator.is_main_process else (0.0, 0.0)  # the ranks' are added up
 
     def _on_main(self, work: Callable[[], T]) -> T:

@@ -11,15 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import safetensors.torch
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from think_as_locals.files import write_bytes, write_json
+from think_as_locals.files import parquet, write_bytes, write_json
 from think_as_locals.schema import RewardSection
 from think_as_locals.training.deadline import within
 from think_as_locals.types import RewardBreakdown, TrainingError
@@ -61,6 +59,14 @@ class RewardGuard:
         self._failed.append(fault is not None)
         return breakdown, fault
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this rank: which of the last rollouts failed."""
+        return {"failed": list(self._failed)}
+
+    def load_state(self, values: dict[str, Any]) -> None:
+        """Take it up again."""
+        self._failed.extend(values["failed"])
+
     def settle(self, rows: list[dict[str, Any]], step: int) -> int:
         """How many rewards failed in this step over all ranks, which call this together.
 
@@ -82,9 +88,7 @@ class RewardGuard:
         ranks = gather_object([(len(faults), self._too_many(), infinite, *faults[:1])])
         if infinite or self._too_many():
             what = "reward not finite" if infinite else "rewards failed"
-            sink = pyarrow.BufferOutputStream()
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
-            record(self._folder, step, PartialState().process_index, what, sink.getvalue().to_pybytes(), ".parquet")
+            record(self._folder, step, PartialState().process_index, what, parquet(rows), ".parquet")
         if bad := [rank for rank, (_, _, not_a_number, *_) in enumerate(ranks) if not_a_number]:
             raise _not_finite("reward", step, bad, self._folder, "mend the component that gave it")
         if over := [rank for rank, (_, too_many, *_) in enumerate(ranks) if too_many]:

@@ -9,28 +9,30 @@ from typing import Any
 from datasets import Dataset
 from transformers import AutoTokenizer, GenerationConfig
 from trl import GRPOConfig
+from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.generation import Chat, eos_token_ids
 from think_as_locals.judging import COMPONENTS, Component, present, render
 from think_as_locals.schema import RunConfig
 from think_as_locals.training import probe
 from think_as_locals.training.arguments import trl_arguments
+from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.criteria_gain import RubricPricer
 from think_as_locals.training.faults import StepGuard
+from think_as_locals.training.resume import ResumableTrainer
 from think_as_locals.training.rewards import Rewards
 from think_as_locals.training.rollouts import rollout_arguments, rollout_engine
 from think_as_locals.training.sampler import BothOrdersSampler
-from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 from think_as_locals.types import Item
 
 
-class JudgeTrainer(SharedPrefixTrainer):
-    """Shared prefixes, both orders of an item in one group, and an end where loss or gradient is not finite.
+class JudgeTrainer(ResumableTrainer):
+    """Both orders of an item in one group, and an end where loss or gradient is not finite.
 
     Args:
         both_orders: Whether the data set has two rows for each item, one after the other.
         faults: Folder for batches that ended the run.
-        settings: GRPOTrainer's.
+        settings: ResumableTrainer's.
     """
 
     def __init__(self, *, both_orders: bool, faults: Path, **settings: Any) -> None:
@@ -47,17 +49,18 @@ class JudgeTrainer(SharedPrefixTrainer):
         self._guard.check_loss(loss, inputs, self.state.global_step + 1)
         return loss
 
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> Any:
-        if not self._both_orders:
-            return super()._get_train_sampler(dataset)
-        return BothOrdersSampler(
-            len(self.train_dataset if dataset is None else dataset),
-            self.num_generations,
-            batch_size=self.args.generation_batch_size // self.num_generations,
-            repeat_count=self.num_iterations * self.args.steps_per_generation,
-            shuffle=self.shuffle_dataset,
-            seed=self.args.seed,
-        )
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
+        self.order = super()._get_train_sampler(dataset)
+        if self._both_orders:
+            self.order = BothOrdersSampler(
+                len(self.train_dataset if dataset is None else dataset),
+                self.num_generations,
+                batch_size=self.args.generation_batch_size // self.num_generations,
+                repeat_count=self.num_iterations * self.args.steps_per_generation,
+                shuffle=self.shuffle_dataset,
+                seed=self.args.seed,
+            )
+        return self.order
 
 
 def make_trainer(
@@ -73,10 +76,11 @@ def make_trainer(
         config: The run.
         model: Directory or Hub id of the judge to start from.
         items: Training items.
-        folder: The run's: TRL writes to its `checkpoints`, batches that end the run go to its `faults`.
+        folder: The run's: checkpoints go to its `checkpoints`, batches that end the run to its `faults`.
         components: What computes each reward component.
     """
-    arguments = {**trl_arguments(config, config.grpo, folder / "checkpoints"), **rollout_arguments(config)}
+    checkpoints = Checkpoints(folder / "checkpoints", config.grpo.save_total_limit)
+    arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config)}
     chat = load_chat(config, model)
     orders = (False, True) if config.reward.both_orders else (False,)
     rows = [(item, reverse) for item in items for reverse in orders]
@@ -91,6 +95,8 @@ def make_trainer(
         trainer = JudgeTrainer(
             both_orders=config.reward.both_orders,
             faults=folder / "faults",
+            checkpoints=checkpoints,
+            stateful={"rewards": rewards.guard},
             model=model,
             reward_funcs=rewards.functions(),
             args=GRPOConfig(**arguments, reward_weights=rewards.weights()),

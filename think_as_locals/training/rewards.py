@@ -92,7 +92,7 @@ class Rewards:
         self._labels = LABELS[: max(len(item.responses) for item in shown)]
         self._chat = chat
         self._components = {name: components[name] for name in self._weights}
-        self._guard = RewardGuard(config.reward, faults)
+        self.guard = RewardGuard(config.reward, faults)
         self._price = price if "criteria_gain" in self._weights else None
         if "criteria_gain" in self._weights and price is None:
             raise ConfigError("reward.weights.criteria_gain: nothing here prices rubrics; set its weight to 0")
@@ -141,7 +141,7 @@ class Rewards:
         log = context["log_metric"]
         log("parse_failure", sum(one.judgement.verdict is None for one in read) / len(read))
         self._log_positions(verdicts, log)
-        log("reward_faults", self._guard.settle(rows, step + 1))
+        log("reward_faults", self.guard.settle(rows, step + 1))
         return scored
 
     def _read(self, ids: list[int], row: int) -> _Scored:
@@ -184,7 +184,7 @@ class Rewards:
             log_probabilities=price,
             partner_right=partner_right,
         )
-        breakdown, fault = self._guard.attempt(lambda: self._breakdown(one, evidence))
+        breakdown, fault = self.guard.attempt(lambda: self._breakdown(one, evidence))
         return replace(one, breakdown=breakdown, fault=fault)
 
     def _breakdown(self, one: _Scored, evidence: Evidence) -> RewardBreakdown:

@@ -24,7 +24,6 @@ def rollout_arguments(config: RunConfig) -> dict[str, Any]:
     """TRL's names for the rollout section."""
     rollout = config.rollout
     arguments: dict[str, Any] = {
-        "save_strategy": "steps",
         "chat_template_kwargs": dict(config.model.chat_template_kwargs),
         "use_vllm": rollout.backend != "transformers",
     }

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import AutoTokenizer, PrinterCallback
 from trl import SFTConfig, SFTTrainer
 
 from think_as_locals.generation import Chat
 from think_as_locals.judging import render
 from think_as_locals.schema import RunConfig, SftSection
 from think_as_locals.training.arguments import trl_arguments
+from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.demonstrations import Bias, Demonstration
+from think_as_locals.training.resume import CheckpointedTrainer
 
 
 def bias_of(sft: SftSection) -> Bias:
@@ -22,27 +24,30 @@ def bias_of(sft: SftSection) -> Bias:
     return Bias(biased_share=sft.biased_share, biased_wrong=sft.biased_wrong, biased_right=sft.biased_right)
 
 
-def cold_start(
+class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
+    """TRL's SFTTrainer, which can be stopped and continued."""
+
+
+def make_cold_start(
     config: RunConfig,
     sft: SftSection,
     model: str,
     demonstrations: Sequence[Demonstration],
-    output_dir: Path,
-    callbacks: list[TrainerCallback],
-) -> None:
-    """Teach a model the grammar; the result lies in `output_dir`, model and tokenizer."""
+    folder: Path,
+) -> ColdStartTrainer:
+    """What teaches a model the grammar; its checkpoints go to `folder/checkpoints`."""
     tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision)
-    arguments = trl_arguments(config, sft, output_dir)
-    trainer = SFTTrainer(
+    checkpoints = Checkpoints(folder / "checkpoints", sft.save_total_limit)
+    arguments = trl_arguments(config, sft, checkpoints.folder)
+    trainer = ColdStartTrainer(
+        checkpoints=checkpoints,
         model=model,
         args=SFTConfig(**arguments, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
         train_dataset=_tokenise(config, demonstrations, Chat(tokenizer, config.model.chat_template_kwargs)),
         processing_class=tokenizer,
-        callbacks=callbacks,
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    trainer.save_model(str(output_dir))
+    return trainer
 
 
 def _tokenise(config: RunConfig, demonstrations: Sequence[Demonstration], chat: Chat) -> Dataset:

@@ -1,0 +1,38 @@
+"""Checkpoints of one step, each with another failing call: `LD_PRELOAD=full_disk.so python full_disk.py FOLDER`."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+
+from training.small_grpo import tiny_trainer
+
+from think_as_locals.types import TrainingError
+
+
+def main(folder: Path) -> None:
+    disk = ctypes.CDLL(None)
+    calls, fail_at = ctypes.c_int.in_dll(disk, "calls"), ctypes.c_int.in_dll(disk, "fail_at")
+    trainer, _ = tiny_trainer(folder, "grpo.max_steps=3", "grpo.save_steps=1")
+    trainer.train()
+    trainer.state.global_step = 2
+    said = []
+    while calls.value >= fail_at.value:  # the last attempt needed all the calls it was given
+        trainer.checkpoints.folder.joinpath("LATEST").write_text("step-1\n")
+        error = ""
+        calls.value, fail_at.value = 0, len(said) + 1
+        try:
+            trainer._save_checkpoint(trainer.model, None)
+        except TrainingError as raised:
+            error = str(raised)
+        made, fail_at.value = calls.value, 0
+        good = trainer.checkpoints.latest()
+        said.append({"error": error, "good": good.name if good else None})
+        calls.value, fail_at.value = made, len(said)
+    (folder / "said.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

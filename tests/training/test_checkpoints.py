@@ -1,0 +1,165 @@
+"""Checkpoints that cannot be torn, on files alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import launch
+
+from think_as_locals.training.checkpoints import Checkpoints, step_of
+from think_as_locals.types import ConfigError, TrainingError
+
+
+def sealed(checkpoints: Checkpoints, *steps: int) -> None:
+    for step in steps:
+        checkpoints.seal(step, lambda step=step: _write(checkpoints.folder / f"checkpoint-{step}", step))
+
+
+def _write(folder: Path, step: int) -> None:
+    (folder / "global_step").mkdir(parents=True)
+    (folder / "weights").write_bytes(bytes([step]) * 1000)
+    (folder / "global_step" / "shard").write_text(f"shard of {step}")
+
+
+def names(checkpoints: Checkpoints) -> list[str]:
+    return sorted(path.name for path in checkpoints.folder.iterdir())
+
+
+def test_a_sealed_checkpoint_lists_every_file_and_is_found(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "c", keep=2)
+    assert checkpoints.latest() is None
+    sealed(checkpoints, 3)
+    assert names(checkpoints) == ["LATEST", "step-3"]
+    manifest = json.loads((tmp_path / "c" / "step-3" / "manifest.json").read_text())
+    assert manifest["step"] == 3
+    assert manifest["processes"] == 1
+    assert {name: entry["bytes"] for name, entry in manifest["files"].items()} == {
+        "weights": 1000,
+        "global_step/shard": 10,
+    }
+    found = checkpoints.latest()
+    assert found == tmp_path / "c" / "step-3"
+    assert step_of(found) == 3
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [truncate, flip_a_bit, Path.unlink])
+@pytest.mark.parametrize("file", ["weights", "global_step/shard", "manifest.json"])
+def test_a_harmed_checkpoint_is_passed_over_with_a_warning(
+    tmp_path: Path, harm: object, file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    sealed(checkpoints, 1, 2)
+    harm(tmp_path / "step-2" / file)  # type: ignore[operator]
+    with caplog.at_level(logging.WARNING):
+        assert checkpoints.latest() == tmp_path / "step-1"
+    assert "step-2 is not whole" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"step-9\n", b"\xff\xfe", b"../../elsewhere"])
+def test_without_a_good_latest_the_newest_is_found(tmp_path: Path, content: bytes) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    sealed(checkpoints, 9, 10)
+    (tmp_path / "LATEST").write_bytes(content)
+    (tmp_path / "step-9" / "weights").unlink()
+    assert checkpoints.latest() == tmp_path / "step-10"
+
+
+def test_latest_may_name_an_older_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    sealed(checkpoints, 1, 2)
+    (tmp_path / "LATEST").write_text("step-1\n")
+    assert checkpoints.latest() == tmp_path / "step-1"
+    sealed(checkpoints, 2)  # replaces the one from before
+    assert checkpoints.latest() == tmp_path / "step-2"
+    assert names(checkpoints) == ["LATEST", "step-1", "step-2"]
+
+
+def test_rotation_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.best = lambda: 2
+    sealed(checkpoints, 1, 2, 3, 4, 11)
+    assert names(checkpoints) == ["LATEST", "step-11", "step-2", "step-4"]
+
+
+def test_a_write_that_fails_leaves_what_was_there_and_says_what_to_do(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    sealed(checkpoints, 1)
+
+    def full() -> None:
+        _write(tmp_path / "checkpoint-2", 2)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(TrainingError, match=r"step 2 could not be written \(rank 0: OSError.*No space left") as caught:
+        checkpoints.seal(2, full)
+    assert "run.resume=auto goes on from" in str(caught.value)
+    assert names(checkpoints) == ["LATEST", "step-1"]
+    assert checkpoints.latest() == tmp_path / "step-1"
+
+
+def test_a_new_one_that_cannot_be_read_back_costs_no_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    sealed(checkpoints, 1)
+    named = Checkpoints._name
+
+    def bad_disk(self: Checkpoints, step: int, manifest: dict[str, object]) -> None:
+        named(self, step, manifest)
+        flip_a_bit(tmp_path / "step-2" / "weights")
+
+    monkeypatch.setattr(Checkpoints, "_name", bad_disk)
+    with pytest.raises(TrainingError, match="weights: not what was written"):
+        sealed(checkpoints, 2)
+    assert checkpoints.latest() == tmp_path / "step-1"
+
+
+def test_what_a_killed_process_left_is_removed_with_the_next(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    sealed(checkpoints, 1)
+    _write(tmp_path / "checkpoint-2", 2)
+    _write(tmp_path / ".step-1", 1)
+    assert checkpoints.latest() == tmp_path / "step-1"
+    sealed(checkpoints, 3)
+    assert names(checkpoints) == ["LATEST", "step-1", "step-3"]
+
+
+def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    sealed(checkpoints, 1)
+    manifest = tmp_path / "step-1" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "processes": 8}))
+    with pytest.raises(ConfigError, match="is from 8 processes, this launch has 1"):
+        checkpoints.latest()
+
+
+@pytest.mark.slow
+def test_whichever_write_fails_the_last_checkpoint_can_be_loaded(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    library = tmp_path / "full_disk.so"
+    built = launch("cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(here / "full_disk.c"), "-ldl")
+    assert built.returncode == 0, built.stderr
+    done = launch(
+        sys.executable, str(here / "full_disk.py"), str(tmp_path), LD_PRELOAD=str(library), PYTHONPATH=str(here.parent)
+    )
+    assert done.returncode == 0, done.stderr
+    *attempts, unharmed = json.loads((tmp_path / "said.json").read_text())
+    assert unharmed == {"error": "", "good": "step-2"}
+    failed = [attempt for attempt in attempts if attempt["error"]]
+    assert len(failed) > 30  # weights, optimizer, random numbers, our own files, manifest, names, LATEST
+    assert len(failed) > 0.8 * len(attempts)  # transformers does without its model card
+    for attempt in failed:
+        assert attempt["good"] in ("step-1", "step-2")
+        assert attempt["error"].startswith("the checkpoint of step 2 could not be written (rank 0: ")
+    assert all(attempt["good"] == "step-2" for attempt in attempts if not attempt["error"])

@@ -1,0 +1,199 @@
+"""Checkpoints that cannot be torn: a name is there only when everything below it is, and what is loaded was verified.
+
+    checkpoints/checkpoint-6/             being written; never loaded
+    checkpoints/step-6/manifest.json      every file's size and SHA-256; written last, before the folder gets its name
+    checkpoints/LATEST                    the name of the one to go on from
+
+All ranks write into one folder (a shared file system, where there are several nodes) and share the hashing; decisions
+are taken by all of them together, so that none waits for one that has failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
+from think_as_locals.files import write_json, write_text
+from think_as_locals.types import ConfigError, TrainingError
+
+MANIFEST = "manifest.json"
+LATEST = "LATEST"
+_UNFINISHED = "checkpoint-"  # transformers' name
+_NAME = "step-"
+_REPLACED = ".step-"
+
+_logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of one stage of a run.
+
+    Args:
+        folder: Where they lie; made with the first one.
+        keep: How many of the newest to keep, at least 1.
+
+    Attributes:
+        best: Tells the step of the best one, which is kept besides.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder
+        self.best: Callable[[], int | None] = lambda: None
+        self._keep = keep
+
+    def seal(self, step: int, write: Callable[[], None]) -> None:
+        """Make a checkpoint of what `write` puts into `checkpoint-N`; all ranks call this together.
+
+        Raises:
+            TrainingError: on every rank, where one could not write; the checkpoints before it are untouched.
+        """
+        state = PartialState()
+        if state.is_main_process:
+            self._clear()
+        state.wait_for_everyone()
+        self._together(step, write)
+        parts = self._together(step, lambda: _hash_share(self.folder / f"{_UNFINISHED}{step}"))
+        files = dict(sorted(entry for part in parts for entry in part))
+        manifest = {"step": step, "processes": state.num_processes, "files": files}
+        self._together(step, lambda: self._name(step, manifest) if state.is_main_process else None)
+        self._together(step, lambda: self._check(self.folder / f"{_NAME}{step}"))
+        if state.is_main_process:
+            self._rotate()
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint that is whole, from LATEST on; all ranks call this together.
+
+        Raises:
+            ConfigError: it is from another number of processes.
+        """
+        state = PartialState()
+        for path in self._candidates():
+            faults = gather_object([fault for fault in [_fault_of(path)] if fault])
+            if not faults:
+                processes = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["processes"]
+                if processes != state.num_processes:
+                    raise ConfigError(
+                        f"{path} is from {processes} processes, this launch has {state.num_processes}: "
+                        f"continue it with {processes}, or start a new run from its weights with model.path={path}"
+                    )
+                return path
+            if state.is_main_process:
+                _logger.warning("%s is not whole and is passed over: %s", path, "; ".join(faults))
+        return None
+
+    def _candidates(self) -> list[Path]:
+        """LATEST's, then the others from the newest on."""
+        newest = sorted(self._sealed(), key=step_of, reverse=True)
+        try:
+            named = self.folder / (self.folder / LATEST).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return newest
+        return sorted(newest, key=lambda path: path != named)
+
+    def _sealed(self) -> Iterator[Path]:
+        return (path for path in self.folder.glob(f"{_NAME}*") if path.name.removeprefix(_NAME).isdecimal())
+
+    def _name(self, step: int, manifest: dict[str, Any]) -> None:
+        unfinished, named = self.folder / f"{_UNFINISHED}{step}", self.folder / f"{_NAME}{step}"
+        write_json(unfinished / MANIFEST, manifest)
+        for folder in {unfinished, *(path for path in unfinished.rglob("*") if path.is_dir())}:
+            _flush(folder)
+        if named.exists():  # from before this run went on from an earlier one
+            named.rename(named.with_name(f"{_REPLACED}{step}"))
+        unfinished.rename(named)
+        _flush(self.folder)
+        write_text(self.folder / LATEST, f"{named.name}\n")
+        _flush(self.folder)
+
+    def _check(self, path: Path) -> None:
+        if fault := _fault_of(path):
+            raise OSError(fault)
+
+    def _rotate(self) -> None:
+        """Remove all but the newest and the best; the newest has been verified."""
+        best = self.best()
+        for path in sorted(self._sealed(), key=step_of)[: -self._keep]:
+            if step_of(path) != best:
+                path.rename(path.with_name(f"{_REPLACED}{step_of(path)}"))
+        self._clear()
+
+    def _clear(self) -> None:
+        """Remove what no name is left for."""
+        for path in [*self.folder.glob(f"{_UNFINISHED}*"), *self.folder.glob(f"{_REPLACED}*")]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _together(self, step: int, work: Callable[[], Any]) -> list[Any]:
+        """Every rank's result, or an error on all of them."""
+        result, fault = None, None
+        try:
+            result = work()
+        except Exception as error:  # torch, safetensors and DeepSpeed each have errors of their own for a full disk
+            fault = f"{type(error).__name__}: {error}"
+        ranks = gather_object([(result, fault)])
+        if bad := [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(ranks) if fault]:
+            if PartialState().is_main_process:
+                self._clear()
+            last = max(self._sealed(), key=step_of, default=None)
+            goes_on = f"run.resume=auto goes on from {last}" if last else "there is none before it"
+            raise TrainingError(f"the checkpoint of step {step} could not be written ({'; '.join(bad)}): {goes_on}")
+        return [result for result, _ in ranks]
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step that a checkpoint was taken after."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _hash_share(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Flush this rank's share of the files to the disk, and say what is in them."""
+    mine = _share(sorted(path for path in folder.rglob("*") if path.is_file()))
+    names = [path.relative_to(folder).as_posix() for path in mine]
+    with ThreadPoolExecutor() as pool:
+        return list(zip(names, pool.map(_flushed_entry, mine), strict=True))
+
+
+def _fault_of(checkpoint: Path) -> str | None:
+    """What is wrong with this rank's share of a checkpoint."""
+    try:
+        expected = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+        mine = _share(sorted(expected))
+        with ThreadPoolExecutor() as pool:
+            found = pool.map(lambda name: _entry(checkpoint / name), mine)
+            bad = [name for name, entry in zip(mine, found, strict=True) if entry != expected[name]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return f"{', '.join(bad)}: not what was written" if bad else None
+
+
+def _share(values: list[Any]) -> list[Any]:
+    state = PartialState()
+    return values[state.process_index :: state.num_processes]
+
+
+def _flushed_entry(path: Path) -> dict[str, Any]:
+    _flush(path)
+    return _entry(path)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _flush(path: Path) -> None:
+    """Onto the disk: a file's content, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
