@@ -268,7 +268,11 @@ def test_an_unknown_reward_is_an_error_that_names_the_known_ones(fault: Fault) -
         ("model__dtype", "fp32", "model.dtype: got 'fp32', expected 'float32', 'bfloat16' or 'float16'"),
         ("model__scratch__num_hidden_layers", 0, "model.scratch.num_hidden_layers: got 0"),
         ("rollout__gpu_memory_utilization", 1.5, "rollout.gpu_memory_utilization: got 1.5"),
-        ("rollout__backend", "vLLM", "rollout.backend: got 'vLLM', expected 'transformers' or 'vllm'"),
+        (
+            "rollout__backend",
+            "vLLM",
+            "rollout.backend: got 'vLLM', expected 'transformers', 'vllm_colocate' or 'vllm_server'",
+        ),
         ("run__resume", "always", "run.resume: got 'always', expected 'never' or 'auto'"),
         ("grpo", None, "grpo: got None"),
         ("data", [], "data: got []"),

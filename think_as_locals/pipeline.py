@@ -29,9 +29,10 @@ from think_as_locals.schema import RunConfig, SftSection
 from think_as_locals.training.callbacks import CarbCallback, CompletionsWriter, MetricsWriter, WandbConfig
 from think_as_locals.training.checkpoints import step_of
 from think_as_locals.training.demonstrations import demonstrate
-from think_as_locals.training.grpo import load_chat, make_trainer, policy_engine
+from think_as_locals.training.grpo import load_chat, make_trainer
 from think_as_locals.training.live import LiveView
 from think_as_locals.training.resume import CheckpointedTrainer
+from think_as_locals.training.rollouts import policy_engine
 from think_as_locals.training.saving import save_model
 from think_as_locals.training.sft import bias_of, make_cold_start
 from think_as_locals.training.shards import ShardsWriter

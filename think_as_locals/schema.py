@@ -10,6 +10,7 @@ from think_as_locals.types import RewardName
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class Section(BaseModel):
@@ -45,7 +46,7 @@ class ModelSection(Section):
     path: str | None
     revision: str | None
     scratch: ScratchSection | None
-    dtype: Literal["float32", "bfloat16", "float16"]
+    dtype: Dtype
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
     chat_template_kwargs: dict[str, bool | int | float | str]
     requires_gpu: bool
@@ -128,13 +129,25 @@ class RewardSection(Section):
         return faults
 
 
+class ToleranceSection(Section):
+    """How far an engine's log-probabilities may be from the policy's, in nats."""
+
+    full: PositiveFloat
+    half: PositiveFloat
+
+
 class RolloutSection(Section):
     """What samples completions during training."""
 
-    backend: Literal["transformers", "vllm"]
+    backend: Literal["transformers", "vllm_colocate", "vllm_server"]
+    dtype: Dtype | None
     gpu_memory_utilization: Share
     max_model_length: PositiveInt | None
     tensor_parallel_size: PositiveInt
+    tolerance: ToleranceSection
+    url: Annotated[str, Field(pattern=r"^https?://")]
+    timeout_s: PositiveFloat
+    weights_dir: str | None
 
 
 class TrlSection(Section):

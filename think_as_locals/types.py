@@ -40,6 +40,10 @@ class PreflightError(ThinkAsLocalsError, RuntimeError):
     """This machine lacks something that a recipe needs."""
 
 
+class ServerError(ThinkAsLocalsError, RuntimeError):
+    """A server that completions come from is gone, silent, or not the one that is needed."""
+
+
 class TrainingError(ThinkAsLocalsError, RuntimeError):
     """Training cannot go on: the message says what went wrong in which step, where its batch lies and what to do."""
 

@@ -52,3 +52,4 @@ def test_the_quick_start_runs_with_vllm(tmp_path: Path) -> None:
     gaps = [line["sampling/sampling_logp_difference/max"] for line in logged if "reward" in line]
     assert len(gaps) == 2
     assert max(gaps) < 1e-3
+    assert all(line["rollout/probe_difference"] < 1e-3 for line in logged if "reward" in line)

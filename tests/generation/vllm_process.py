@@ -19,7 +19,8 @@ from think_as_locals.generation.transformers_engine import TransformersEngine
 from think_as_locals.models.generative import Judge
 from think_as_locals.pipeline import settings_of
 from think_as_locals.schema import RunConfig
-from think_as_locals.training.grpo import load_chat, make_trainer, policy_engine
+from think_as_locals.training.grpo import load_chat, make_trainer
+from think_as_locals.training.rollouts import policy_engine
 
 
 def verdicts(model: str, items: str) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def verdicts(model: str, items: str) -> dict[str, Any]:
 
 def sync(run: str, scratch: str) -> dict[str, Any]:
     values = yaml.safe_load((Path(run) / "config.yaml").read_text())
-    config = RunConfig.model_validate({**values, "rollout": {**values["rollout"], "backend": "vllm"}})
+    config = RunConfig.model_validate({**values, "rollout": {**values["rollout"], "backend": "vllm_colocate"}})
     model = str(Path(run) / "cold_start" / "model")
     splits = load(config.data, config.seed)
     trainer, _ = make_trainer(config, model, splits.train, Path(scratch))

@@ -21,11 +21,7 @@ _CPU_ENVIRONMENT = {
 
 
 def prepare() -> None:
-    """Settings that must stand before vLLM is imported; what the environment says already is left alone.
-
-    On CPU, oneDNN packs linear weights and drops the originals: a later weight sync would fail, or silently leave a
-    tied LM head stale. So it is switched off there.
-    """
+    """Settings that must stand before vLLM is imported; what the environment says already is left alone."""
     import torch
 
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -34,6 +30,11 @@ def prepare() -> None:
         return
     for name, value in _CPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    keep_weights_plain()
+
+
+def keep_weights_plain() -> None:
+    """On CPU, keep oneDNN from packing linear weights: a weight sync would fail, or leave a tied LM head stale."""
     import vllm._custom_ops
 
     vllm._custom_ops._supports_onednn = False

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer, GenerationConfig
-from trl import GRPOConfig, GRPOTrainer
-from trl.models import unwrap_model_for_generation
+from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
-from think_as_locals.generation import Chat, Engine, eos_token_ids, vllm_engine
-from think_as_locals.generation.transformers_engine import TransformersEngine
+from think_as_locals.generation import Chat, eos_token_ids
 from think_as_locals.judging import COMPONENTS, Component, present, render
 from think_as_locals.schema import RunConfig
+from think_as_locals.training import probe
 from think_as_locals.training.arguments import trl_arguments
 from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.criteria_gain import RubricPricer
 from think_as_locals.training.faults import StepGuard
 from think_as_locals.training.resume import ResumableTrainer
 from think_as_locals.training.rewards import Rewards
+from think_as_locals.training.rollouts import rollout_arguments, rollout_engine
 from think_as_locals.training.sampler import BothOrdersSampler
 from think_as_locals.types import Item
 
@@ -84,13 +81,18 @@ def make_trainer(
         components: What computes each reward component.
     """
     checkpoints = Checkpoints(folder / "checkpoints", config.grpo.save_total_limit)
-    arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **_rollout_arguments(config)}
+    arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config)}
     chat = load_chat(config, model)
     orders = (False, True) if config.reward.both_orders else (False,)
     rows = [(item, reverse) for item in items for reverse in orders]
     shown = [present(item, config.seed, reverse) for item, reverse in rows]
     rewards = Rewards(config, shown, chat, components, folder / "faults", lambda queries: pricer(queries))
-    with _vllm_settings(config):
+    dataset = _dataset(config, rows, chat)
+
+    def log(name: str, value: float) -> None:
+        trainer._metrics["train"][name].append(value)
+
+    with rollout_engine(config, chat, dataset["prompt"][: probe.PROMPTS], folder, log):
         trainer = JudgeTrainer(
             both_orders=config.reward.both_orders,
             faults=folder / "faults",
@@ -99,7 +101,7 @@ def make_trainer(
             model=model,
             reward_funcs=rewards.functions(),
             args=GRPOConfig(**arguments, reward_weights=rewards.weights()),
-            train_dataset=_dataset(config, rows, chat),
+            train_dataset=dataset,
             processing_class=chat.tokenizer,
             peft_config=LoraConfig(**config.lora.model_dump()) if config.lora else None,
         )
@@ -116,18 +118,6 @@ def load_chat(config: RunConfig, model: str) -> Chat:
     return Chat(tokenizer, config.model.chat_template_kwargs, eos_token_ids(tokenizer, generation))
 
 
-@contextmanager
-def policy_engine(trainer: GRPOTrainer, chat: Chat, batch_size: int) -> Iterator[Engine]:
-    """The trainer's own engine with the policy's current weights: an evaluation loads nothing a second time."""
-    if trainer.use_vllm:
-        trainer.vllm_generation.sync_weights()
-        yield vllm_engine.VLLMEngine(trainer.vllm_generation.llm, chat)
-    else:
-        gather = {"gradient_checkpointing_kwargs": trainer.args.gradient_checkpointing_kwargs}
-        with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator, **gather) as model:
-            yield TransformersEngine(model, chat, batch_size)
-
-
 def _dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:
     special = chat.special_tokens
     return Dataset.from_list(
@@ -136,37 +126,3 @@ def _dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -
             for index, (item, reverse) in enumerate(rows)
         ]
     )
-
-
-def _rollout_arguments(config: RunConfig) -> dict[str, Any]:
-    """TRL's names for the rollout section."""
-    rollout = config.rollout
-    arguments: dict[str, Any] = {
-        "chat_template_kwargs": dict(config.model.chat_template_kwargs),
-        "use_vllm": rollout.backend == "vllm",
-    }
-    if rollout.backend == "vllm":
-        arguments |= {
-            "vllm_mode": "colocate",
-            "vllm_gpu_memory_utilization": rollout.gpu_memory_utilization,
-            "vllm_max_model_length": rollout.max_model_length,
-            "vllm_tensor_parallel_size": rollout.tensor_parallel_size,
-        }
-    return arguments
-
-
-@contextmanager
-def _vllm_settings(config: RunConfig) -> Iterator[None]:
-    """Give TRL's vLLM the policy's dtype: TRL passes none, and vLLM would serve an fp32 policy in half precision."""
-    if config.rollout.backend != "vllm":
-        yield
-        return
-    vllm_engine.prepare()
-    from trl.generation import vllm_generation
-
-    original = vllm_generation.LLM
-    vllm_generation.LLM = partial(original, dtype=config.model.dtype, enforce_eager=not torch.cuda.is_available())
-    try:
-        yield
-    finally:
-        vllm_generation.LLM = original
