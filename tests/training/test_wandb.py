@@ -50,6 +50,8 @@ def test_metrics_name_project_and_configuration_are_told_to_wandb(tmp_path: Path
     records = _records(file)
     run = next(record.run for record in records if record.HasField("run"))
     assert (run.project, run.display_name) == ("think-as-locals", "told")
+    environment = json.loads((tmp_path / "told" / "environment.json").read_text())
+    assert run.run_id == environment["id"]  # under which a resumed run goes on
     updates = {entry.key: entry.value_json for r in records for entry in (*r.run.config.update, *r.config.update)}
     assert json.loads(updates["think_as_locals"])["data"]["split"] == "pairing"
     logged = {"/".join(item.nested_key) or item.key for record in records for item in record.history.item}
