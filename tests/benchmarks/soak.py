@@ -54,6 +54,7 @@ RECIPE = [
     "grpo.steps_per_generation=2",
     "grpo.num_iterations=2",
     "grpo.warmup_steps=0",
+    "grpo.entropy_coef=0.1",  # so that every step moves the policy, whatever the rewards of so poor a judge
     "grpo.save_steps=1",
     "eval.every_steps=5",
     "eval.max_items=4",
@@ -102,6 +103,7 @@ def kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
     reference = folder / "reference"
     began = time.monotonic()
     expect(wait(start(folder, "reference"), LIMIT_S) == 0, folder, "reference-0")
+    expect(weights(reference) != weights(reference / "cold_start"), folder, "reference-0")
     whole = time.monotonic() - began
     result = {"kills": 0, "while_saving": 0, "runs": 0, "different_weights": 0, "wrong_steps": 0, "did_not_go_on": 0}
     for _ in track(range(count), description="SIGKILL"):
@@ -135,9 +137,9 @@ def _judge(run: Path, reference: Path, result: dict[str, int]) -> None:
     result["wrong_steps"] += steps(run) != steps(reference)
 
 
-def weights(run: Path) -> str | None:
+def weights(stage: Path) -> str | None:
     """What the finished judge weighs, or None."""
-    file = run / "model" / "model.safetensors"
+    file = stage / "model" / "model.safetensors"
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
