@@ -10,6 +10,7 @@ import pytest
 from conftest import SMALL, command, launch
 
 from think_as_locals import Judge, cli
+from think_as_locals.types import RunStoppedError
 
 pytestmark = pytest.mark.slow
 
@@ -115,3 +116,25 @@ def test_an_interrupted_run_says_so_in_one_line(
         cli.main("recipes/quickstart.yaml")
     assert stopped.value.code == 130
     assert capsys.readouterr().err == "tal: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "says"),
+    [
+        (OSError(28, "No space left on device", "metrics.jsonl"), 2, "free the disk, then go on with run.resume=auto"),
+        (RunStoppedError("mine was asked to stop"), 75, "tal: mine was asked to stop"),
+    ],
+    ids=["full disk", "stopped"],
+)
+def test_what_ends_a_run_has_a_status_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: Exception, status: int, says: str
+) -> None:
+    def ends(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(cli, "run", ends)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main("recipes/quickstart.yaml")
+    assert stopped.value.code == status
+    assert says in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1

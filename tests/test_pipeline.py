@@ -11,7 +11,6 @@ import yaml
 from conftest import SMALL, command, launch
 
 from think_as_locals.models.generative import Judge
-from think_as_locals.pipeline import select, shuffle_labels
 from think_as_locals.schema import RunConfig
 from think_as_locals.types import Item
 
@@ -94,26 +93,6 @@ def test_a_run_can_be_continued_but_not_under_other_settings(small_run: Path) ->
     changed = launch(command("tal"), *words, "seed=7")
     assert changed.returncode == 2
     assert "seed" in changed.stderr
-
-
-def test_select_takes_whole_flip_sets_first(item: Item) -> None:
-    from dataclasses import replace
-
-    flips = [
-        replace(item, id=f"flip-{i}", culture=culture, best=i) for i, culture in enumerate(("US", "TH", "JP", "ES"))
-    ]
-    single = replace(item, id="single", responses=("a", "b", "c", "d"))
-    assert {chosen.id for chosen in select([single, *flips], 4)} == {f"flip-{i}" for i in range(4)}
-    assert len(select([single, *flips], None)) == 5
-
-
-def test_shuffled_labels_tell_nothing_and_keep_the_rest(item: Item) -> None:
-    from dataclasses import replace
-
-    items = [replace(item, id=str(i)) for i in range(2000)]
-    shuffled = shuffle_labels(items, seed=0)
-    assert sum(one.best == item.best for one in shuffled) / 2000 == pytest.approx(0.25, abs=0.04)
-    assert all(replace(one, best=item.best) == before for one, before in zip(shuffled, items, strict=True))
 
 
 def _item(row: dict[str, object]) -> Item:

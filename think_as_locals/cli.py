@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ _ENVIRONMENT = {
 """Settings that must stand before torch is imported; what the environment says already is left alone."""
 
 
+_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 _STOPPED = 75
 """Exit status of a run that a signal stopped: to be tried again (EX_TEMPFAIL of sysexits.h)."""
 
@@ -45,6 +47,11 @@ def main(recipe: str | None = None) -> None:
     except ThinkAsLocalsError as error:
         print(f"tal: {error}", file=sys.stderr)
         raise SystemExit(_STOPPED if isinstance(error, RunStoppedError) else 2) from error
+    except OSError as error:
+        if error.errno not in _DISK_FAULTS:
+            raise
+        print(f"tal: {error}: free the disk, then go on with run.resume=auto", file=sys.stderr)
+        raise SystemExit(2) from error
     except KeyboardInterrupt:
         print("tal: interrupted", file=sys.stderr)
         raise SystemExit(130) from None

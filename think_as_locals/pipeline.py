@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -17,8 +15,8 @@ from transformers import PrinterCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOTrainer
 
-from think_as_locals.data import Splits, flip_sets
-from think_as_locals.data.flips import share
+from think_as_locals.data import Splits
+from think_as_locals.data.select import select, shuffle_labels
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.report import write_report
 from think_as_locals.generation import Chat
@@ -27,7 +25,7 @@ from think_as_locals.models.generative import Judge, JudgeSettings
 from think_as_locals.models.scratch import make_judge
 from think_as_locals.schema import RunConfig, SftSection
 from think_as_locals.training.callbacks import CarbCallback, CompletionsWriter, MetricsWriter, WandbConfig
-from think_as_locals.training.checkpoints import step_of
+from think_as_locals.training.checkpoints import step_of, write_together
 from think_as_locals.training.demonstrations import demonstrate
 from think_as_locals.training.grpo import load_chat, make_trainer
 from think_as_locals.training.live import LiveView
@@ -77,25 +75,6 @@ def _run(config: RunConfig, splits: Splits, folder: Path, signals: StopSignals, 
         console.print(
             f"model       {folder / 'model'}\nreport      {report}\njudgements  {folder / 'carb'}", highlight=False
         )
-
-
-def select(items: Sequence[Item], limit: int | None) -> tuple[Item, ...]:
-    """At most `limit` items, whole flip sets first, drawn from all questions alike."""
-    if limit is None or len(items) <= limit:
-        return tuple(items)
-    chosen: list[Item] = []
-    for members in sorted(flip_sets(items), key=lambda members: share(members[0].id)):
-        if len(chosen) + len(members) <= limit:
-            chosen += members
-    taken = {item.id for item in chosen}
-    chosen += sorted((item for item in items if item.id not in taken), key=lambda item: share(item.id))
-    return tuple(chosen[:limit])
-
-
-def shuffle_labels(items: Sequence[Item], seed: int) -> tuple[Item, ...]:
-    """The control of an experiment: the same items, with a best response drawn at random."""
-    rng = random.Random(seed)
-    return tuple(replace(item, best=rng.randrange(len(item.responses))) for item in items)
 
 
 def _cold_start(
@@ -186,8 +165,7 @@ def _save(config: RunConfig, write: Callable[[str], None], folder: Path) -> None
     if state.is_main_process:
         rmtree(unfinished, ignore_errors=True)
     state.wait_for_everyone()
-    write(str(unfinished))
-    state.wait_for_everyone()
+    write_together(str(folder), "free the disk, then go on with run.resume=auto", lambda: write(str(unfinished)))
     if state.is_main_process:
         settings_of(config).save(unfinished)
         unfinished.rename(folder)

@@ -17,6 +17,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +59,23 @@ class Checkpoints:
             TrainingError: on every rank, where one could not write; the checkpoints before it are untouched.
         """
         state = PartialState()
+        last = max(self._sealed(), key=step_of, default=None)
+        remedy = f"run.resume=auto goes on from {last}" if last else "there is none before it"
+        together = partial(write_together, f"the checkpoint of step {step}", remedy)
         if state.is_main_process:
             self._clear()
         state.wait_for_everyone()
-        self._together(step, write)
-        parts = self._together(step, lambda: _hash_share(self.folder / f"{_UNFINISHED}{step}"))
-        files = dict(sorted(entry for part in parts for entry in part))
-        manifest = {"step": step, "processes": state.num_processes, "files": files}
-        self._together(step, lambda: self._name(step, manifest) if state.is_main_process else None)
-        self._together(step, lambda: self._check(self.folder / f"{_NAME}{step}"))
+        try:
+            together(write)
+            parts = together(lambda: _hash_share(self.folder / f"{_UNFINISHED}{step}"))
+            files = dict(sorted(entry for part in parts for entry in part))
+            manifest = {"step": step, "processes": state.num_processes, "files": files}
+            together(lambda: self._name(step, manifest) if state.is_main_process else None)
+            together(lambda: self._check(self.folder / f"{_NAME}{step}"))
+        except TrainingError:
+            if state.is_main_process:
+                self._clear()
+            raise
         if state.is_main_process:
             self._rotate()
 
@@ -132,21 +141,22 @@ class Checkpoints:
         for path in [*self.folder.glob(f"{_UNFINISHED}*"), *self.folder.glob(f"{_REPLACED}*")]:
             shutil.rmtree(path, ignore_errors=True)
 
-    def _together(self, step: int, work: Callable[[], Any]) -> list[Any]:
-        """Every rank's result, or an error on all of them."""
-        result, fault = None, None
-        try:
-            result = work()
-        except Exception as error:  # torch, safetensors and DeepSpeed each have errors of their own for a full disk
-            fault = f"{type(error).__name__}: {error}"
-        ranks = gather_object([(result, fault)])
-        if bad := [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(ranks) if fault]:
-            if PartialState().is_main_process:
-                self._clear()
-            last = max(self._sealed(), key=step_of, default=None)
-            goes_on = f"run.resume=auto goes on from {last}" if last else "there is none before it"
-            raise TrainingError(f"the checkpoint of step {step} could not be written ({'; '.join(bad)}): {goes_on}")
-        return [result for result, _ in ranks]
+
+def write_together(what: str, remedy: str, work: Callable[[], Any]) -> list[Any]:
+    """Every rank's result of what all ranks write together.
+
+    Raises:
+        TrainingError: on every rank, where one failed.
+    """
+    result, fault = None, None
+    try:
+        result = work()
+    except Exception as error:  # torch, safetensors and DeepSpeed each have errors of their own for a full disk
+        fault = f"{type(error).__name__}: {error}"
+    ranks = gather_object([(result, fault)])
+    if bad := [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(ranks) if fault]:
+        raise TrainingError(f"{what} could not be written ({'; '.join(bad)}): {remedy}")
+    return [result for result, _ in ranks]
 
 
 def step_of(checkpoint: Path) -> int:
