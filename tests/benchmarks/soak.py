@@ -174,7 +174,7 @@ def _pair(folder: Path, name: str, moment: float | None, rng: random.Random) -> 
     if moment is not None:
         # Before a run has begun there is nothing to save, and a signal ends it as it ends any process.
         wait(processes[0], LIMIT_S, lambda: all(map(_heeds, processes)))
-        wait(processes[0], moment)
+        time.sleep(moment)
         for rank in rng.sample(range(2), rng.choice([1, 2])):
             os.kill(processes[rank], rng.choice([signal.SIGTERM, signal.SIGUSR1]))
     statuses = [wait(process, LIMIT_S) for process in processes]
