@@ -4,7 +4,7 @@
 set -u
 accelerate launch "$@" &
 launcher=$! status=0 stopping=
-trap 'stopping=1; kill -USR1 $(cat /proc/$launcher/task/*/children)' USR1 TERM
+trap 'stopping=1; workers=$(cat /proc/$launcher/task/*/children); kill -USR1 ${workers:-$launcher}' USR1 TERM
 while kill -0 "$launcher" 2>/dev/null; do
     wait "$launcher"
     status=$?

@@ -43,10 +43,27 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
 
 
+def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    with workspace.alone(tmp_path), pytest.raises(ConfigError, match="worked on by another"), workspace.alone(tmp_path):
+        pass
+    with workspace.alone(tmp_path):
+        pass
+
+
+def test_a_run_may_go_on_with_its_server_elsewhere_but_not_with_other_rewards(tmp_path: Path) -> None:
+    words = [f"run.dir={tmp_path}", "run.name=mine", "run.resume=auto"]
+    folder = workspace.open_run(load_recipe("recipes/quickstart.yaml", words))
+    moved = load_recipe("recipes/quickstart.yaml", [*words, "rollout.url=http://127.0.0.1:9", "reward.timeout_s=9.0"])
+    assert workspace.open_run(moved) == folder
+    with pytest.raises(ConfigError, match="reward"):
+        workspace.open_run(load_recipe("recipes/quickstart.yaml", [*words, "reward.max_fault_share=0.5"]))
+
+
 def test_rewinding_drops_what_came_after_and_half_a_line(tmp_path: Path) -> None:
     logged = [("sft", 4), ("grpo", 1), ("grpo", 2), ("grpo", 3)]
     lines = [json.dumps({"stage": stage, "step": step}) for stage, step in logged]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"stage": "grpo", "st')
+    summary = json.dumps({"stage": "grpo", "step": 2, "train_runtime": 1.0})  # of a stage that stopped
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, summary]) + '\n{"stage": "grpo", "st')
     for name in ("completions/step-000002.parquet", "completions/step-000003.parquet", "carb/step-0.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()

@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,12 @@ def run(recipe: str, overrides: Sequence[str]) -> None:
     from think_as_locals.data import load
 
     shared: dict[str, Any] = {}
-    splits = None
+    splits, lock = None, ExitStack()
     if int(os.environ.get("RANK", "0")) == 0:
         from think_as_locals.judging.rubric import check_languages
         from think_as_locals.preflight import preflight
         from think_as_locals.training.demonstrations import check_origins
-        from think_as_locals.workspace import open_run
+        from think_as_locals.workspace import alone, open_run
 
         config = load_recipe(recipe, overrides)
         preflight(config)
@@ -77,14 +78,17 @@ def run(recipe: str, overrides: Sequence[str]) -> None:
             check_origins(splits.train)
         if "rubric_quality" in config.reward.weighted():
             check_languages(config.reward.rubric_quality.language, splits.train)
-        shared = {"config": config.model_dump(), "folder": str(open_run(config))}
+        folder = open_run(config)
+        lock.enter_context(alone(folder))
+        shared = {"config": config.model_dump(), "folder": str(folder)}
     if "WORLD_SIZE" in os.environ:
         shared = _from_main_process(shared)
     config = RunConfig.model_validate(shared["config"])
 
     from think_as_locals import pipeline
 
-    pipeline.run(config, splits or load(config.data, config.seed), Path(shared["folder"]))
+    with lock:
+        pipeline.run(config, splits or load(config.data, config.seed), Path(shared["folder"]))
 
 
 def _from_main_process(shared: dict[str, Any]) -> dict[str, Any]:

@@ -38,3 +38,12 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
 def write_json(path: Path, value: Any) -> None:
     """Write a value as readable JSON; NaN is refused, since JSON has none."""
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+
+
+def flush(path: Path) -> None:
+    """Bring onto the disk: a file's content, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

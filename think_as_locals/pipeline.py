@@ -19,6 +19,7 @@ from think_as_locals.data import Splits
 from think_as_locals.data.select import select, shuffle_labels
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.report import write_report
+from think_as_locals.files import flush
 from think_as_locals.generation import Chat
 from think_as_locals.judging import render
 from think_as_locals.models.generative import Judge, JudgeSettings
@@ -67,6 +68,7 @@ def _run(config: RunConfig, splits: Splits, folder: Path, signals: StopSignals, 
     model = str(config.model.path)  # or what the cold start makes of it
     if config.sft is not None:
         model = _cold_start(config, config.sft, splits.train, folder, signals, console)
+        _stop_if_asked(config, signals, "the cold start")
     train = shuffle_labels(splits.train, config.seed) if config.data.shuffle_labels else splits.train
     if not (folder / "model").is_dir():
         _grpo(config, model, train, test, folder, signals, console)
@@ -153,9 +155,14 @@ def _train(
         console.print(f"{stage} goes on from step {step}")
     trainer.train_from(checkpoint)
     if signals.stopped:
+        _stop_if_asked(config, signals, f"step {trainer.state.global_step} of {stage}")
+
+
+def _stop_if_asked(config: RunConfig, signals: StopSignals, place: str) -> None:
+    if signals.asked():
+        name = config.run.name
         raise RunStoppedError(
-            f"{config.run.name} was asked to stop and has saved after step {trainer.state.global_step} of {stage}: "
-            f"continue it with run.name={config.run.name} run.resume=auto"
+            f"{name} was asked to stop and has saved after {place}: continue it with run.name={name} run.resume=auto"
         )
 
 
@@ -165,11 +172,17 @@ def _save(config: RunConfig, write: Callable[[str], None], folder: Path) -> None
     if state.is_main_process:
         rmtree(unfinished, ignore_errors=True)
     state.wait_for_everyone()
-    write_together(str(folder), "free the disk, then go on with run.resume=auto", lambda: write(str(unfinished)))
-    if state.is_main_process:
-        settings_of(config).save(unfinished)
-        unfinished.rename(folder)
-    state.wait_for_everyone()
+    together = partial(write_together, str(folder), "free the disk, then go on with run.resume=auto")
+    together(lambda: write(str(unfinished)))
+    together(lambda: _name(config, unfinished, folder) if state.is_main_process else None)
+
+
+def _name(config: RunConfig, unfinished: Path, folder: Path) -> None:
+    settings_of(config).save(unfinished)
+    for path in (*unfinished.rglob("*"), unfinished):
+        flush(path)
+    unfinished.rename(folder)
+    flush(folder.parent)
 
 
 def settings_of(config: RunConfig) -> JudgeSettings:

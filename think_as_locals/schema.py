@@ -143,7 +143,6 @@ class RolloutSection(Section):
     dtype: Dtype | None
     gpu_memory_utilization: Share
     max_model_length: PositiveInt | None
-    tensor_parallel_size: PositiveInt
     tolerance: ToleranceSection
     url: Annotated[str, Field(pattern=r"^https?://")]
     timeout_s: PositiveFloat

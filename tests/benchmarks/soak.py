@@ -22,13 +22,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 
-from rich.progress import track
+from rich.progress import Progress, track
 
 from think_as_locals import cli, pipeline  # noqa: F401  the imports are what is shared
 from think_as_locals.files import write_json
@@ -106,29 +108,42 @@ def kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
     expect(weights(reference) != weights(reference / "cold_start"), folder, "reference-0")
     whole = time.monotonic() - began
     result = {"kills": 0, "while_saving": 0, "runs": 0, "different_weights": 0, "wrong_steps": 0, "did_not_go_on": 0}
-    for _ in track(range(count), description="SIGKILL"):
-        name = f"killed-{result['runs']}"
-        checkpoints = folder / name / "checkpoints"
-        process = start(folder, name)
-        saving = rng.random() < 0.5
-        writes = lambda checkpoints=checkpoints: any(checkpoints.glob("checkpoint-*"))  # noqa: E731
-        moment = rng.uniform(0.2, whole)
-        status = wait(process, moment, writes if saving else lambda: False)
-        if saving and status is None:
-            time.sleep(rng.uniform(0, 0.03))
-        if status is None:
-            result["while_saving"] += writes()
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-            result["kills"] += 1
-        elif status:
-            result["did_not_go_on"] += 1
-        if status is not None:
-            _judge(folder / name, reference, result)
+    with Progress() as progress:
+        task = progress.add_task("SIGKILL", total=count)
+        while result["kills"] < count:
+            name = f"killed-{result['runs']}"
+            writes = partial(_writes, folder / name, _unfinished(folder / name))
+            process = start(folder, name)
+            saving = rng.random() < 0.5
+            status = wait(process, rng.uniform(0.2, whole), writes if saving else lambda: False)
+            if saving and status is None:
+                time.sleep(rng.uniform(0, 0.03))
+            if status is None:
+                result["while_saving"] += writes()
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+                result["kills"] += 1
+                progress.advance(task)
+            else:
+                result["did_not_go_on"] += status != 0
+                _judge(folder / name, reference, result)
     name = f"killed-{result['runs']}"
     result["did_not_go_on"] += wait(start(folder, name), LIMIT_S) != 0
     _judge(folder / name, reference, result)
     return result
+
+
+def _unfinished(run: Path) -> set[int]:
+    """The checkpoints that are being written, or that a kill left so."""
+    found = set()
+    for path in (*run.glob("checkpoints/checkpoint-*"), *run.glob("cold_start/checkpoints/checkpoint-*")):
+        with suppress(FileNotFoundError):
+            found.add(path.stat().st_ino)
+    return found
+
+
+def _writes(run: Path, old: set[int]) -> bool:
+    return bool(_unfinished(run) - old)
 
 
 def _judge(run: Path, reference: Path, result: dict[str, int]) -> None:
@@ -151,7 +166,7 @@ def steps(run: Path) -> list[tuple[str, int, Any]]:
 
 def stops(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
     """SIGTERM or SIGUSR1 on random ranks of two, in runs that are continued until they end."""
-    result = {"stops": 0, "runs": 0, "hangs": 0, "other_status": 0, "wrong_steps": 0}
+    result = {"stops": 0, "runs": 0, "hangs": 0, "other_status": 0, "different_weights": 0, "wrong_steps": 0}
     expect(_pair(folder, "pair", None, rng) == [0, 0], folder, "pair-0")
     for _ in track(range(count), description="SIGTERM"):
         name = f"stopped-{result['runs']}"
@@ -160,8 +175,10 @@ def stops(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
         result["hangs"] += None in status
         result["other_status"] += status not in ([0, 0], [STOPPED, STOPPED])
         if status != [STOPPED, STOPPED]:
-            result["runs"] += 1
-            result["wrong_steps"] += steps(folder / name) != steps(folder / "pair")
+            _judge(folder / name, folder / "pair", result)
+    name = f"stopped-{result['runs']}"
+    result["other_status"] += _pair(folder, name, None, rng) != [0, 0]
+    _judge(folder / name, folder / "pair", result)
     return result
 
 
@@ -215,7 +232,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp())
     results = {"sigkill": kills(folder, arguments.kills, rng), "sigterm": stops(folder, arguments.stops, rng)}
     faults = sum(results["sigkill"][name] for name in ("different_weights", "wrong_steps", "did_not_go_on"))
-    faults += sum(results["sigterm"][name] for name in ("hangs", "other_status", "wrong_steps"))
+    faults += sum(results["sigterm"][name] for name in ("hangs", "other_status", "different_weights", "wrong_steps"))
     if faults:
         print(f"what went wrong lies in {folder}", file=sys.stderr)
     else:

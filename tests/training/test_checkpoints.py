@@ -36,7 +36,7 @@ def test_a_sealed_checkpoint_lists_every_file_and_is_found(tmp_path: Path) -> No
     assert names(checkpoints) == ["LATEST", "step-3"]
     manifest = json.loads((tmp_path / "c" / "step-3" / "manifest.json").read_text())
     assert manifest["step"] == 3
-    assert manifest["processes"] == 1
+    assert manifest["launch"] == "1 x NO"
     assert {name: entry["bytes"] for name, entry in manifest["files"].items()} == {
         "weights": 1000,
         "global_step/shard": 10,
@@ -135,12 +135,36 @@ def test_what_a_killed_process_left_is_removed_with_the_next(tmp_path: Path) -> 
     assert names(checkpoints) == ["LATEST", "step-1", "step-3"]
 
 
-def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+def test_what_was_abandoned_for_an_older_one_does_not_outlive_it(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.best = lambda: 9
+    sealed(checkpoints, 9)
+    sealed(checkpoints, 2)
+    assert names(checkpoints) == ["LATEST", "step-2"]
+    assert checkpoints.latest() == tmp_path / "step-2"
+
+
+def test_where_none_is_whole_the_run_does_not_begin_anew_by_itself(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    sealed(checkpoints, 1)
+    flip_a_bit(tmp_path / "step-1" / "weights")
+    with pytest.raises(ConfigError, match=r"no checkpoint in .* is whole"):
+        checkpoints.latest()
+
+
+def test_a_file_that_the_run_did_not_write_is_not_loaded(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    sealed(checkpoints, 1, 2)
+    (tmp_path / "step-2" / "scaler.pt").write_bytes(b"a pickle")
+    assert checkpoints.latest() == tmp_path / "step-1"
+
+
+def test_another_kind_of_launch_is_refused(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     sealed(checkpoints, 1)
     manifest = tmp_path / "step-1" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "processes": 8}))
-    with pytest.raises(ConfigError, match="is from 8 processes, this launch has 1"):
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "launch": "8 x DEEPSPEED"}))
+    with pytest.raises(ConfigError, match="is from a launch of 8 x DEEPSPEED, this one is 1 x NO"):
         checkpoints.latest()
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from think_as_locals.files import write_json, write_text
+from think_as_locals.files import flush, write_json, write_text
 from think_as_locals.types import ConfigError, TrainingError
 
 MANIFEST = "manifest.json"
@@ -67,9 +66,10 @@ class Checkpoints:
         state.wait_for_everyone()
         try:
             together(write)
-            parts = together(lambda: _hash_share(self.folder / f"{_UNFINISHED}{step}"))
+            names, *_ = together(lambda: _files(self.folder / f"{_UNFINISHED}{step}"))  # the main process's list
+            parts = together(lambda: _hash_share(self.folder / f"{_UNFINISHED}{step}", names))
             files = dict(sorted(entry for part in parts for entry in part))
-            manifest = {"step": step, "processes": state.num_processes, "files": files}
+            manifest = {"step": step, "launch": _launch(), "files": files}
             together(lambda: self._name(step, manifest) if state.is_main_process else None)
             together(lambda: self._check(self.folder / f"{_NAME}{step}"))
         except TrainingError:
@@ -77,27 +77,26 @@ class Checkpoints:
                 self._clear()
             raise
         if state.is_main_process:
-            self._rotate()
+            self._rotate(step)
 
     def latest(self) -> Path | None:
         """The newest checkpoint that is whole, from LATEST on; all ranks call this together.
 
         Raises:
-            ConfigError: it is from another number of processes.
+            ConfigError: it is from another kind of launch, or there are some and none is whole.
         """
-        state = PartialState()
-        for path in self._candidates():
+        candidates = self._candidates()
+        for path in candidates:
             faults = gather_object([fault for fault in [_fault_of(path)] if fault])
             if not faults:
-                processes = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["processes"]
-                if processes != state.num_processes:
-                    raise ConfigError(
-                        f"{path} is from {processes} processes, this launch has {state.num_processes}: "
-                        f"continue it with {processes}, or start a new run from its weights with model.path={path}"
-                    )
+                launch = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["launch"]
+                if launch != _launch():
+                    raise ConfigError(f"{path} is from a launch of {launch}, this one is {_launch()}: launch as then")
                 return path
-            if state.is_main_process:
+            if PartialState().is_main_process:
                 _logger.warning("%s is not whole and is passed over: %s", path, "; ".join(faults))
+        if candidates:
+            raise ConfigError(f"no checkpoint in {self.folder} is whole: mend one, or remove all to begin anew")
         return None
 
     def _candidates(self) -> list[Path]:
@@ -115,24 +114,26 @@ class Checkpoints:
     def _name(self, step: int, manifest: dict[str, Any]) -> None:
         unfinished, named = self.folder / f"{_UNFINISHED}{step}", self.folder / f"{_NAME}{step}"
         write_json(unfinished / MANIFEST, manifest)
-        for folder in {unfinished, *(path for path in unfinished.rglob("*") if path.is_dir())}:
-            _flush(folder)
+        for folder in (unfinished, *(path for path in unfinished.rglob("*") if path.is_dir())):
+            flush(folder)
         if named.exists():  # from before this run went on from an earlier one
             named.rename(named.with_name(f"{_REPLACED}{step}"))
         unfinished.rename(named)
-        _flush(self.folder)
+        flush(self.folder)
         write_text(self.folder / LATEST, f"{named.name}\n")
-        _flush(self.folder)
+        flush(self.folder)
 
     def _check(self, path: Path) -> None:
         if fault := _fault_of(path):
             raise OSError(fault)
 
-    def _rotate(self) -> None:
-        """Remove all but the newest and the best; the newest has been verified."""
+    def _rotate(self, step: int) -> None:
+        """Keep this one, which has been verified, the newest before it and the best."""
         best = self.best()
-        for path in sorted(self._sealed(), key=step_of)[: -self._keep]:
-            if step_of(path) != best:
+        newest = [step, *sorted((step_of(path) for path in self._sealed() if step_of(path) < step), reverse=True)]
+        for path in list(self._sealed()):
+            # Those of later steps are from before the run went back to an earlier one.
+            if step_of(path) not in newest[: self._keep] and (step_of(path) != best or step_of(path) > step):
                 path.rename(path.with_name(f"{_REPLACED}{step_of(path)}"))
         self._clear()
 
@@ -164,22 +165,33 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _hash_share(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+def _launch() -> str:
+    """What a checkpoint can only be continued by."""
+    state = PartialState()
+    return f"{state.num_processes} x {state.distributed_type.value}"
+
+
+def _files(folder: Path) -> list[str]:
+    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in files if name != MANIFEST)
+
+
+def _hash_share(folder: Path, names: list[str]) -> list[tuple[str, dict[str, Any]]]:
     """Flush this rank's share of the files to the disk, and say what is in them."""
-    mine = _share(sorted(path for path in folder.rglob("*") if path.is_file()))
-    names = [path.relative_to(folder).as_posix() for path in mine]
+    mine = _share(names)
     with ThreadPoolExecutor() as pool:
-        return list(zip(names, pool.map(_flushed_entry, mine), strict=True))
+        return list(zip(mine, pool.map(lambda name: _flushed_entry(folder / name), mine), strict=True))
 
 
 def _fault_of(checkpoint: Path) -> str | None:
     """What is wrong with this rank's share of a checkpoint."""
     try:
         expected = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+        bad = sorted(set(_files(checkpoint)) - set(expected))
         mine = _share(sorted(expected))
         with ThreadPoolExecutor() as pool:
             found = pool.map(lambda name: _entry(checkpoint / name), mine)
-            bad = [name for name, entry in zip(mine, found, strict=True) if entry != expected[name]]
+            bad += [name for name, entry in zip(mine, found, strict=True) if entry != expected[name]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     return f"{', '.join(bad)}: not what was written" if bad else None
@@ -191,19 +203,10 @@ def _share(values: list[Any]) -> list[Any]:
 
 
 def _flushed_entry(path: Path) -> dict[str, Any]:
-    _flush(path)
+    flush(path)
     return _entry(path)
 
 
 def _entry(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _flush(path: Path) -> None:
-    """Onto the disk: a file's content, or a folder's names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -238,8 +238,10 @@ class ServedEngine(_Checked):
         if self.accelerator.is_main_process:
             try:
                 result[0] = work()
-            except (ServerError, OSError) as error:
+            except ServerError as error:
                 result[1] = f"{error}"
+            except Exception as error:  # of whatever kind: the other ranks wait
+                result[1] = f"{type(error).__name__}: {error}"
         broadcast_object_list(result)
         if result[1] is not None:
             raise TrainingError(result[1])

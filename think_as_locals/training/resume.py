@@ -8,11 +8,15 @@ also needs the rollouts in use and where among them it is; one past its first ep
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from accelerate.utils import DistributedType
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -62,16 +66,19 @@ class CheckpointedTrainer(Trainer):
 
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
         """What this rank alone knows."""
-        return {"loss": float(self._tr_loss), "last_logged": self._globalstep_last_logged}, {}
+        losses = {"loss": float(self._tr_loss), "total_loss": self._total_loss_scalar}
+        return {**losses, "last_logged": self._globalstep_last_logged}, {}
 
     def load_rank_state(self, values: Values, tensors: dict[str, Tensor]) -> None:
         """Take it up again."""
         self._tr_loss += values["loss"]
+        self._total_loss_scalar += values["total_loss"]
         self._globalstep_last_logged = values["last_logged"]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         def write() -> None:
-            super(CheckpointedTrainer, self)._save_checkpoint(model, trial)
+            with _alone_in_collectives(self.accelerator.distributed_type):
+                super(CheckpointedTrainer, self)._save_checkpoint(model, trial)
             folder = self.checkpoints.folder / f"checkpoint-{self.state.global_step}"
             values, tensors = self.rank_state()
             save_file(tensors, folder / f"rank-{self.args.process_index}.safetensors")
@@ -79,6 +86,18 @@ class CheckpointedTrainer(Trainer):
 
         if self.state.global_step < self.state.max_steps:
             self.checkpoints.seal(self.state.global_step, write)
+
+
+@contextmanager
+def _alone_in_collectives(kind: DistributedType) -> Iterator[None]:
+    """Where a save holds collectives, a rank that fails in it can only end: the launcher then ends those that wait."""
+    try:
+        yield
+    except Exception as error:
+        if kind not in (DistributedType.DEEPSPEED, DistributedType.FSDP):
+            raise
+        print(f"tal: a checkpoint could not be written: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(2)
 
 
 class _Restore(TrainerCallback):

@@ -33,7 +33,6 @@ def rollout_arguments(config: RunConfig) -> dict[str, Any]:
             "vllm_mode": "colocate",  # with `server` TRL would look for a client of its own kind
             "vllm_gpu_memory_utilization": rollout.gpu_memory_utilization,
             "vllm_max_model_length": rollout.max_model_length,
-            "vllm_tensor_parallel_size": rollout.tensor_parallel_size,
         }
     return arguments
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from types import FrameType
 from typing import Any
@@ -18,7 +17,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 class StopSignals(TrainerCallback):
     """Turns the first signal into a checkpoint and an end; a second one ends the process at once.
 
-    A signal that comes before training, or during an evaluation, is heeded at the end of the next step.
+    A signal that comes before a stage is heeded at the end of its first step.
 
     Example:
         with StopSignals() as signals:
@@ -41,13 +40,21 @@ class StopSignals(TrainerCallback):
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._received:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
         self._received = True
+        for each in SIGNALS:  # the next one ends the process, even one that hangs outside of Python
+            signal.signal(each, signal.SIG_DFL)
+
+    def asked(self) -> bool:
+        """Whether any rank has a signal; all call this together."""
+        here = torch.tensor([int(self._received)], device=PartialState().device)
+        return bool(gather(here).any())
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Ask all ranks; where one has a signal, save and stop. The last step stops anyway."""
-        here = torch.tensor([int(self._received)], device=PartialState().device)
-        if bool(gather(here).any()) and state.global_step < state.max_steps:
+        """Where a rank has a signal, save and stop. The last step stops anyway."""
+        if self.asked() and state.global_step < state.max_steps:
             self.stopped = control.should_save = control.should_training_stop = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Where one came while CARB was measured, the checkpoint of that step is there: stop."""
+        if self.asked() and state.global_step < state.max_steps:
+            self.stopped = control.should_training_stop = True
