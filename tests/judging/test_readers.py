@@ -93,7 +93,7 @@ def test_a_completion_that_was_cut_off_has_no_verdict_unless_their_convention_is
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
-@pytest.mark.parametrize("prompt", ["listwise", "compact"])
+@pytest.mark.parametrize("prompt", [prompt for prompt, form in FORMATS.items() if form == "grammar"])
 def test_our_grammar_is_always_read_strictly(prompt: str, convention: Convention) -> None:
     for text, finish_reason in [(GOOD, "stop"), (GOOD, "length"), ("[[B]]", "stop")]:
         assert read_verdict(prompt, text, 2, finish_reason, convention) == parse(text, 2, finish_reason)
@@ -155,7 +155,7 @@ def test_any_text_is_read(text: str, prompt: str, n: int, convention: Convention
 @given(texts)
 @settings(deadline=None)
 def test_no_response_can_bring_a_verdict_along(response: str) -> None:
-    for prompt in ("rewardbench2", "rm_r1"):
+    for prompt in ("rewardbench2", "rewardbench2_responses_first", "rm_r1"):
         quoted = neutralise(response, reserved_marks(prompt))
         for convention in CONVENTIONS:
             assert read_verdict(prompt, quoted, 4, "stop", convention).verdict is None

@@ -144,6 +144,9 @@ FORMATS: Mapping[str, str] = MappingProxyType(
         "rewardbench2": "bracket",
         "rewardbench2_ratings": "rating",
         "rm_r1": "answer",
+        "listwise_responses_first": "grammar",
+        "compact_responses_first": "grammar",
+        "rewardbench2_responses_first": "bracket",
     }
 )
 """Prompt -> the format of what it asks for."""

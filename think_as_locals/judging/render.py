@@ -25,6 +25,7 @@ _TAG_START = rf"\s*+/?\s*+(?:{'|'.join(RESERVED)})\b"
 _RESERVED_TAG = re.compile(rf"<({_TAG_START}[^<>]*+)>", re.IGNORECASE)
 _RESERVED_OPENING = re.compile(rf"<(?={_TAG_START})", re.IGNORECASE)
 _WORD_JOINER = "\u2060"
+_RESPONSES_FIRST = "_responses_first"
 
 
 class UnknownPromptError(ThinkAsLocalsError, LookupError):
@@ -32,7 +33,11 @@ class UnknownPromptError(ThinkAsLocalsError, LookupError):
 
 
 def prompt_names() -> list[str]:
-    """Names of the prompt templates that come with the package."""
+    """Names of the prompt templates that come with the package.
+
+    `NAME_responses_first` is `NAME` with the question behind the responses: the prompts of a flip set then begin alike
+    up to the question, and an engine with a prefix cache computes the responses once for all of them.
+    """
     return sorted(entry.name for entry in files(__package__).joinpath("prompts").iterdir() if entry.is_dir())
 
 
@@ -155,10 +160,15 @@ def _occurrences(token: str, text: str) -> Iterator[int]:
 
 @cache
 def _templates(prompt: str) -> dict[str, Template]:
+    """Texts by name; a prompt with the responses first has what its folder lacks from the prompt it is named for."""
     if prompt not in prompt_names():
         raise UnknownPromptError(f"no prompt template {prompt!r}; available: {', '.join(prompt_names())}")
-    folder = files(__package__).joinpath("prompts", prompt)
-    return {entry.name.removesuffix(".txt"): Template(_text(prompt, entry.name)) for entry in folder.iterdir()}
+    entries = (
+        (folder, entry.name)
+        for folder in (prompt.removesuffix(_RESPONSES_FIRST), prompt)
+        for entry in files(__package__).joinpath("prompts", folder).iterdir()
+    )
+    return {name.removesuffix(".txt"): Template(_text(folder, name)) for folder, name in entries}
 
 
 @cache
