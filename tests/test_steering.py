@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
+from think_as_locals import steering
 from think_as_locals.data import read
 from think_as_locals.data.people import split_people
 from think_as_locals.evaluation.journal import content_key
 from think_as_locals.evaluation.legs import read_leg
-from think_as_locals.evaluation.response_scores import fitting
+from think_as_locals.evaluation.response_scores import fitting, response_scores
 from think_as_locals.models.scalar import ScalarRM
 from think_as_locals.scpo_schema import ScpoConfig
 from think_as_locals.start import start
@@ -377,9 +379,41 @@ def test_a_released_run_of_text_pairs_learns_from_the_joined_text(tmp_path: Path
     assert tokenizer["truncation"] is None  # what was cut to learn from leaves no trace in what is kept
 
 
+def test_scoring_with_dropout_that_was_cut_off_ends_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_text_pair_rm(tmp_path / "bert")
+    monkeypatch.setattr(ScalarRM, "load", partial(ScalarRM.load, chunk_size=4))
+    where = [f"data.path={a_prism(tmp_path / 'prism')}", 'data.countries=["CL"]', f"model.path={model}"]
+    settings = ["model.requires_gpu=false", "eval.bootstrap_samples=50", "data.test_share=0.4", "mode.dropout=true"]
+    overrides = [*QUICK, *where, *settings, "scpo.filter_threshold=0.99", "run.resume=auto"]
+    whole = steer(tmp_path / "whole", *overrides, recipe="recipes/scpo_prism.yaml")
+
+    def cut_off(rm: ScalarRM, requests: Any, folder: Path, advance: Callable[[int, int], None]) -> dict[str, float]:
+        def scored(more: int, total: int) -> None:
+            advance(more, total)
+            answers = (folder / "rank-0.jsonl").read_text(encoding="utf-8").count('"answer"')
+            if rm.model.training and answers == 5:
+                raise KeyboardInterrupt
+
+        return response_scores(rm, requests, folder, scored)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steering, "response_scores", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            steer(tmp_path / "cut", *overrides, recipe="recipes/scpo_prism.yaml")
+    cut = steer(tmp_path / "cut", *overrides, recipe="recipes/scpo_prism.yaml")
+    assert (cut / "scpo.json").read_bytes() == (whole / "scpo.json").read_bytes()
+    first, second = (read_leg(run / "legs" / "CL" / "scpo-seed-0") for run in (whole, cut))
+    assert first == second
+
+
 def test_where_nothing_fits_the_run_ends_and_says_so(loaded: list[str], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no pairs are left to learn from"):
-        steer(tmp_path, *loaded, *QUICK, "scpo.max_length=3")
+    for where, model in (("loaded", loaded), ("made", FEW)):
+        with pytest.raises(
+            DataError, match=r"no pairs are left to learn from: all are too long \(raise scpo\.max_length"
+        ):
+            steer(tmp_path / where, *model, *QUICK, "scpo.max_length=3")
 
 
 def test_other_countries_answers_are_the_reference_and_distances_are_in_the_report(
