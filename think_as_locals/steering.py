@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from transformers.utils import logging as transformers_logging
 
 from think_as_locals.data import Splits
-from think_as_locals.data.opinions import OpinionQuestion, read_questions
+from think_as_locals.data.importers.globalopinionqa import read_questions
+from think_as_locals.data.opinions import OpinionQuestion
 from think_as_locals.data.other_countries import others_reference
 from think_as_locals.data.select import select, shuffle_labels
 from think_as_locals.data.spec import path_of
@@ -166,7 +167,7 @@ class Steering:
         """A survey's questions; none where the data is no survey."""
         if self._config.data.source != "globalopinionqa":
             return []
-        return list(read_questions(path_of(self._config.data)))
+        return read_questions(path_of(self._config.data))
 
     def _leg(self, plan: Plan, folder: Path, learner: Learner, material: Material) -> Leg:
         folder.mkdir(parents=True, exist_ok=True)
@@ -235,8 +236,8 @@ def _advance(bar: Progress, task: TaskID, more: int, total: int) -> None:
 def _expect_pairs(pairs: Sequence[Item], use: str) -> None:
     if not pairs:
         raise DataError(
-            f"no pairs are left to {use}: all are too long (raise scpo.max_length where the model can read more), or of "
-            "a question that no other country was asked"
+            f"no pairs are left to {use}: all are too long (raise scpo.max_length where the model can read more), or "
+            "of a question that no other country was asked"
         )
 
 
