@@ -113,7 +113,7 @@ def loaded(small: Path) -> list[str]:
 def test_a_run_leaves_its_results_and_the_models_that_are_kept(small: Path) -> None:
     there = {path.name for path in small.iterdir() if not path.name.startswith(".")}
     assert there == {
-        *("config.yaml", "environment.json", "metrics.jsonl", "global_rm", "legs", "models"),
+        *("config.yaml", "environment.json", "workers.json", "metrics.jsonl", "global_rm", "legs", "models"),
         *("scpo.json", "scpo.md", "report.html"),
     }
     legs = sorted(path.parent.relative_to(small / "legs").as_posix() for path in small.glob("legs/*/*/leg.json"))

@@ -29,6 +29,7 @@ from think_as_locals.training.pair_choice import Reference, choose
 from think_as_locals.training.pairs import Pair, joined
 from think_as_locals.training.saving import save_model
 from think_as_locals.training.scpo import make_scpo, num_steps
+from think_as_locals.training.shards import ShardsWriter
 from think_as_locals.training.signals import StopSignals
 from think_as_locals.types import Item
 
@@ -120,7 +121,11 @@ class Learner:
             lora=config.lora,
             dropout=config.mode.dropout,
         )
-        for callback in (self._signals, MetricsWriter(self._folder / "metrics.jsonl", stage)):
+        for callback in (
+            self._signals,
+            MetricsWriter(self._folder / "metrics.jsonl", stage),
+            ShardsWriter(trainer.accelerator, self._folder / "workers.json"),
+        ):
             trainer.add_callback(callback)
         train_stage(config.run.name, trainer, stage, self._folder, self._signals, self._console)
         trainer.model.config.get_text_config().pad_token_id = self._pad_id  # what it declares, none where it is none
