@@ -9,7 +9,15 @@ import torch
 from conftest import ROOT, SMALL
 from models.tiny import write_language_model
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig, DebertaV2Config, Qwen2Config
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DebertaV2Config,
+    MambaConfig,
+    Qwen2Config,
+    T5Config,
+)
 
 from think_as_locals.config import load_config, load_recipe
 from think_as_locals.memory import Counts, Launch, count, estimate, gpu_needed, read_launch
@@ -42,6 +50,18 @@ def a_model(folder: Path) -> str:
 
 def test_parameters_of_a_known_architecture_are_counted_exactly(tmp_path: Path) -> None:
     assert count(a_run(f"model.path={a_model(tmp_path)}")) == Counts(7_615_616_512, 7_615_616_512, 3584, 28, 28, 32_768)
+
+
+def test_what_is_no_model_of_the_kind_is_said_so(tmp_path: Path) -> None:
+    T5Config(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="transformers has no AutoModelForCausalLM for t5"):
+        count(a_run(f"model.path={tmp_path}"))
+    assert count(steered(f"model.path={tmp_path}")).positions == 1024  # it declares none
+
+
+def test_a_model_without_attention_is_counted_too(tmp_path: Path) -> None:
+    MambaConfig(vocab_size=200, hidden_size=32, num_hidden_layers=2).save_pretrained(tmp_path)
+    assert count(a_run(f"model.path={tmp_path}")).heads == 0
 
 
 def test_an_adapter_is_counted_as_peft_makes_it(tmp_path: Path) -> None:

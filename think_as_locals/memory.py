@@ -83,7 +83,8 @@ def count(config: RunConfig | ScpoConfig) -> Counts:
     One made from scratch has its tokenizer only once it is trained: counted with as many tokens as it may get.
 
     Raises:
-        ConfigError: the model's config.json is neither in its directory nor in the local cache.
+        ConfigError: the model's config.json is neither in its directory nor in the local cache, or it is of a kind that
+            cannot be trained so.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -92,8 +93,11 @@ def count(config: RunConfig | ScpoConfig) -> Counts:
     steered = isinstance(config, ScpoConfig)
     if steered:
         architecture.num_labels = 1
+    kind = AutoModelForSequenceClassification if steered else AutoModelForCausalLM
+    if type(architecture) not in kind._model_mapping:
+        raise ConfigError(f"{config.model.path}: transformers has no {kind.__name__} for {architecture.model_type}")
     with torch.device("meta"):
-        model = (AutoModelForSequenceClassification if steered else AutoModelForCausalLM).from_config(architecture)
+        model = kind.from_config(architecture)
         total = trained = sum(parameter.numel() for parameter in model.parameters())  # tied ones come once
         if config.lora:
             from peft import LoraConfig, get_peft_model
@@ -102,9 +106,10 @@ def count(config: RunConfig | ScpoConfig) -> Counts:
             adapted = get_peft_model(model, LoraConfig(**config.lora.model_dump(), task_type=task))
             trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
             total += trained
-    a = architecture
-    sizes = (a.hidden_size, a.num_hidden_layers, a.num_attention_heads, a.max_position_embeddings)
-    return Counts(total, trained, *sizes)
+    text = architecture.get_text_config()
+    heads = getattr(text, "num_attention_heads", 0)  # a recurrent model has none
+    positions = getattr(text, "max_position_embeddings", PROMPT_TOKENS)  # nor those with relative positions
+    return Counts(total, trained, text.hidden_size, text.num_hidden_layers, heads, positions)
 
 
 def _architecture(config: RunConfig | ScpoConfig) -> Any:
