@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
-from think_as_locals import steering
+from think_as_locals import learner, steering
 from think_as_locals.data import read
 from think_as_locals.data.people import split_people
 from think_as_locals.evaluation.journal import content_key
@@ -35,6 +36,7 @@ from think_as_locals.models.scalar import ScalarRM
 from think_as_locals.scpo_schema import ScpoConfig
 from think_as_locals.start import start
 from think_as_locals.training.pair_choice import choose, minority
+from think_as_locals.training.scpo import make_scpo
 from think_as_locals.types import DataError, Item
 
 pytestmark = pytest.mark.slow
@@ -266,6 +268,28 @@ def test_a_training_that_was_done_when_its_run_was_killed_only_gets_its_place(un
 
 
 # --- other ways to steer ---
+
+
+def test_of_a_training_that_is_done_nothing_is_left_in_memory(
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[torch.nn.Module]] = []
+    alive: list[int] = []
+
+    def make(*args: Any, **settings: Any) -> Any:
+        trainer = make_scpo(*args, **settings)
+        made.append(weakref.ref(trainer.model))
+        return trainer
+
+    def score(*args: Any) -> dict[str, float]:
+        alive.append(sum(model() is not None for model in made))
+        return response_scores(*args)
+
+    monkeypatch.setattr(learner, "make_scpo", make)
+    monkeypatch.setattr(steering, "response_scores", score)
+    steer(tmp_path, *loaded, *QUICK)
+    assert len(made) == 3
+    assert alive == [0, 0, 0, 0]  # the global RM first
 
 
 def test_lora_trains_an_adapter_and_the_head_and_saves_a_merged_model(

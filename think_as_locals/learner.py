@@ -132,7 +132,9 @@ class Learner:
         adapter = to.with_name("adapter") if config.lora else None
         write = partial(save_model, trainer, self._path, config.model, adapter, kind=AutoModelForSequenceClassification)
         save_whole(write, lambda folder: None, to)
-        trainer.accelerator.free_memory()
+        accelerator = trainer.accelerator
+        del trainer, write  # so that the collection finds it: it and its callbacks hold one another
+        accelerator.free_memory()
 
     def _pair(self, item: Item) -> Pair:
         chosen, rejected = (
