@@ -37,6 +37,16 @@ def test_a_recipe_that_runs_here_lacks_nothing(
         assert part in shown
 
 
+def test_what_steering_takes_is_said_as_well(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    status, shown = said(capsys, monkeypatch, "recipes/scpo_quickstart.yaml", f"run.dir={tmp_path}")
+    assert (status, "MISSING" in shown) == (0, False), shown
+    for part in ("weights:", "optimizer:", "global RM: the weights once more", "both responses of a pair", "in all"):
+        assert part in shown
+    assert "vLLM" not in shown.partition("M parameters")[2]
+
+
 def test_what_a_recipe_lacks_is_marked_and_the_status_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import time
+import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,17 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
+from think_as_locals import learner, steering
 from think_as_locals.data import read
 from think_as_locals.data.people import split_people
 from think_as_locals.evaluation.journal import content_key
 from think_as_locals.evaluation.legs import read_leg
-from think_as_locals.evaluation.response_scores import fitting
+from think_as_locals.evaluation.response_scores import fitting, response_scores
 from think_as_locals.models.scalar import ScalarRM
 from think_as_locals.scpo_schema import ScpoConfig
 from think_as_locals.start import start
 from think_as_locals.training.pair_choice import choose, minority
+from think_as_locals.training.scpo import make_scpo
 from think_as_locals.types import DataError, Item
 
 pytestmark = pytest.mark.slow
@@ -111,7 +115,7 @@ def loaded(small: Path) -> list[str]:
 def test_a_run_leaves_its_results_and_the_models_that_are_kept(small: Path) -> None:
     there = {path.name for path in small.iterdir() if not path.name.startswith(".")}
     assert there == {
-        *("config.yaml", "environment.json", "metrics.jsonl", "global_rm", "legs", "models"),
+        *("config.yaml", "environment.json", "workers.json", "metrics.jsonl", "global_rm", "legs", "models"),
         *("scpo.json", "scpo.md", "report.html"),
     }
     legs = sorted(path.parent.relative_to(small / "legs").as_posix() for path in small.glob("legs/*/*/leg.json"))
@@ -266,6 +270,28 @@ def test_a_training_that_was_done_when_its_run_was_killed_only_gets_its_place(un
 # --- other ways to steer ---
 
 
+def test_of_a_training_that_is_done_nothing_is_left_in_memory(
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[torch.nn.Module]] = []
+    alive: list[int] = []
+
+    def make(*args: Any, **settings: Any) -> Any:
+        trainer = make_scpo(*args, **settings)
+        made.append(weakref.ref(trainer.model))
+        return trainer
+
+    def score(*args: Any) -> dict[str, float]:
+        alive.append(sum(model() is not None for model in made))
+        return response_scores(*args)
+
+    monkeypatch.setattr(learner, "make_scpo", make)
+    monkeypatch.setattr(steering, "response_scores", score)
+    steer(tmp_path, *loaded, *QUICK)
+    assert len(made) == 3
+    assert alive == [0, 0, 0, 0]  # the global RM first
+
+
 def test_lora_trains_an_adapter_and_the_head_and_saves_a_merged_model(
     small: Path, loaded: list[str], tmp_path: Path
 ) -> None:
@@ -377,9 +403,41 @@ def test_a_released_run_of_text_pairs_learns_from_the_joined_text(tmp_path: Path
     assert tokenizer["truncation"] is None  # what was cut to learn from leaves no trace in what is kept
 
 
+def test_scoring_with_dropout_that_was_cut_off_ends_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_text_pair_rm(tmp_path / "bert")
+    monkeypatch.setattr(ScalarRM, "load", partial(ScalarRM.load, chunk_size=4))
+    where = [f"data.path={a_prism(tmp_path / 'prism')}", 'data.countries=["CL"]', f"model.path={model}"]
+    settings = ["model.requires_gpu=false", "eval.bootstrap_samples=50", "data.test_share=0.4", "mode.dropout=true"]
+    overrides = [*QUICK, *where, *settings, "scpo.filter_threshold=0.99", "run.resume=auto"]
+    whole = steer(tmp_path / "whole", *overrides, recipe="recipes/scpo_prism.yaml")
+
+    def cut_off(rm: ScalarRM, requests: Any, folder: Path, advance: Callable[[int, int], None]) -> dict[str, float]:
+        def scored(more: int, total: int) -> None:
+            advance(more, total)
+            answers = (folder / "rank-0.jsonl").read_text(encoding="utf-8").count('"answer"')
+            if rm.model.training and answers == 5:
+                raise KeyboardInterrupt
+
+        return response_scores(rm, requests, folder, scored)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steering, "response_scores", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            steer(tmp_path / "cut", *overrides, recipe="recipes/scpo_prism.yaml")
+    cut = steer(tmp_path / "cut", *overrides, recipe="recipes/scpo_prism.yaml")
+    assert (cut / "scpo.json").read_bytes() == (whole / "scpo.json").read_bytes()
+    first, second = (read_leg(run / "legs" / "CL" / "scpo-seed-0") for run in (whole, cut))
+    assert first == second
+
+
 def test_where_nothing_fits_the_run_ends_and_says_so(loaded: list[str], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no pairs are left to learn from"):
-        steer(tmp_path, *loaded, *QUICK, "scpo.max_length=3")
+    for where, model in (("loaded", loaded), ("made", FEW)):
+        with pytest.raises(
+            DataError, match=r"no pairs are left to learn from: all are too long \(raise scpo\.max_length"
+        ):
+            steer(tmp_path / where, *model, *QUICK, "scpo.max_length=3")
 
 
 def test_other_countries_answers_are_the_reference_and_distances_are_in_the_report(

@@ -19,6 +19,7 @@ from think_as_locals.config import Config
 from think_as_locals.memory import GB, Launch
 from think_as_locals.preflight import missing_for, packages
 from think_as_locals.schema import RunConfig
+from think_as_locals.scpo_schema import ScpoConfig
 from think_as_locals.types import ConfigError
 from think_as_locals.workspace import environment
 
@@ -49,10 +50,10 @@ def examine(config: Config | None, launch: Launch) -> list[Finding]:
     if config is not None:
         known = {finding.found for finding in findings if finding.fault}
         findings += [Finding(config.recipe, fault, True) for fault in missing_for(config) if fault not in known]
-    if isinstance(config, RunConfig):
+    if isinstance(config, RunConfig | ScpoConfig):
         findings += _memory(config, launch)
     elif config is not None:
-        findings.append(Finding("memory", "estimated only for recipes that train a judge"))
+        findings.append(Finding("memory", "estimated only for recipes that train"))
     return [replace(finding, found=_IN_URL.sub("//", finding.found)) for finding in findings]
 
 
@@ -145,7 +146,7 @@ def _in_netrc(host: str) -> bool:
         return False
 
 
-def _memory(config: RunConfig, launch: Launch) -> Iterator[Finding]:
+def _memory(config: RunConfig | ScpoConfig, launch: Launch) -> Iterator[Finding]:
     """The estimate for each process, or why there is none."""
     try:
         counts = memory.count(config)
@@ -160,10 +161,11 @@ def _memory(config: RunConfig, launch: Launch) -> Iterator[Finding]:
         f"processes{sharding}; each needs about:",
     )
     for name, size in parts.items():
-        yield Finding("memory", f"{size / GB:8.2f} GB  {name}: {_WHY[name]}")
+        why = _OF_PAIRS if name == "activations" and isinstance(config, ScpoConfig) else _WHY[name]
+        yield Finding("memory", f"{size / GB:8.2f} GB  {name}: {why}")
     needed = memory.gpu_needed(config, parts) / GB
-    share = config.rollout.gpu_memory_utilization
-    beside = f", {share:.0%} of it for vLLM" if config.rollout.backend == "vllm_colocate" else ""
+    share = memory.colocated_share(config)
+    beside = f", {share:.0%} of it for vLLM" if share else ""
     yield Finding("memory", f"{needed:8.2f} GB  in all{beside}; CUDA's own and fragmentation come on top")
 
 
@@ -172,5 +174,10 @@ _WHY = {
     "gradients": "as much for each that is trained (twice under DDP, for its buckets); ZeRO-2 divides them",
     "optimizer": "two moments in the weights' type, under DeepSpeed 12 bytes; ZeRO-1 divides them",
     "reference model": "the weights once more where grpo.beta > 0 and there is no adapter; ZeRO-3 divides them",
+    "global RM": "the weights once more, whole on each process",
     "activations": f"one micro-step at the longest completions, prompts of {memory.PROMPT_TOKENS} tokens",
 }
+_OF_PAIRS = (
+    "one micro-step, both responses of a pair with their prompts of scpo.max_length tokens (null: what it takes, "
+    f"{memory.PROMPT_TOKENS} at most)"
+)

@@ -29,6 +29,7 @@ from think_as_locals.training.pair_choice import Reference, choose
 from think_as_locals.training.pairs import Pair, joined
 from think_as_locals.training.saving import save_model
 from think_as_locals.training.scpo import make_scpo, num_steps
+from think_as_locals.training.shards import ShardsWriter
 from think_as_locals.training.signals import StopSignals
 from think_as_locals.types import Item
 
@@ -120,14 +121,20 @@ class Learner:
             lora=config.lora,
             dropout=config.mode.dropout,
         )
-        for callback in (self._signals, MetricsWriter(self._folder / "metrics.jsonl", stage)):
+        for callback in (
+            self._signals,
+            MetricsWriter(self._folder / "metrics.jsonl", stage),
+            ShardsWriter(trainer.accelerator, self._folder / "workers.json"),
+        ):
             trainer.add_callback(callback)
         train_stage(config.run.name, trainer, stage, self._folder, self._signals, self._console)
         trainer.model.config.get_text_config().pad_token_id = self._pad_id  # what it declares, none where it is none
         adapter = to.with_name("adapter") if config.lora else None
         write = partial(save_model, trainer, self._path, config.model, adapter, kind=AutoModelForSequenceClassification)
         save_whole(write, lambda folder: None, to)
-        trainer.accelerator.free_memory()
+        accelerator = trainer.accelerator
+        del trainer, write  # so that the collection finds it: it and its callbacks hold one another
+        accelerator.free_memory()
 
     def _pair(self, item: Item) -> Pair:
         chosen, rejected = (

@@ -5,7 +5,8 @@ parameters of b bytes, Adam under DeepSpeed takes b N for the weights, b N for t
 copy and two moments; ZeRO-1 divides the last among the processes, ZeRO-2 the last two, ZeRO-3 all. Without DeepSpeed
 torch's AdamW keeps its two moments in the type of the weights and no copy of them. Activations follow Korthikanti et
 al. 2022 (arXiv 2205.05198, section 4): 34 bytes for each token, unit of width and layer in half precision, of which
-gradient checkpointing keeps 2 for each layer and 34 for one. What CUDA, NCCL and fragmentation take is not counted.
+gradient checkpointing keeps 2 for each layer and 34 for one. SCPO's eager attention (DeBERTa) keeps scores as well.
+What CUDA, NCCL and fragmentation take is not counted.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ from typing import Any
 import yaml
 
 from think_as_locals.schema import RunConfig
+from think_as_locals.scpo_schema import ScpoConfig
 from think_as_locals.types import ConfigError
 
 GB = 1e9
 PROMPT_TOKENS = 1024
-"""What a prompt is taken to be long (ours: an item of four responses of 150 words; no key of a recipe says it)."""
+"""What a prompt is taken to be long (ours: an item of four responses of 150 words; no key of a recipe says it).
+
+So is a prompt with its response in SCPO, unless `scpo.max_length` says otherwise or the model takes fewer.
+"""
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ADAM_COPIES = 12  # bytes of each parameter: a float32 copy and two moments
 _ACTIVATIONS = 17  # numbers of each token, unit of width and layer
+_SCORES = 4  # numbers of each head and two tokens where attention is eager: DeBERTa keeps 3.8 at 512 tokens (measured)
 _DIVIDED = {"weights": 3, "gradients": 2, "optimizer": 1}  # from which ZeRO stage on
 
 
@@ -61,39 +67,52 @@ def read_launch(path: Path) -> Launch:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Sizes of a judge: parameters, those that are trained, width, decoder layers."""
+    """Sizes of a model: parameters, those that are trained, width, layers, heads, and the tokens that it takes."""
 
     parameters: int
     trained: int
     hidden_size: int
     layers: int
+    heads: int
+    positions: int
 
 
-def count(config: RunConfig) -> Counts:
-    """Sizes of a recipe's judge, exactly as transformers and PEFT build it, without any memory for it.
+def count(config: RunConfig | ScpoConfig) -> Counts:
+    """Sizes of a recipe's judge or reward model, exactly as transformers and PEFT build it, without any memory for it.
 
-    A judge made from scratch has its tokenizer only once it is trained: counted with as many tokens as it may get.
+    One made from scratch has its tokenizer only once it is trained: counted with as many tokens as it may get.
 
     Raises:
-        ConfigError: the model's config.json is neither in its directory nor in the local cache.
+        ConfigError: the model's config.json is neither in its directory nor in the local cache, or it is of a kind that
+            cannot be trained so.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     architecture = _architecture(config)
+    steered = isinstance(config, ScpoConfig)
+    if steered:
+        architecture.num_labels = 1
+    kind = AutoModelForSequenceClassification if steered else AutoModelForCausalLM
+    if type(architecture) not in kind._model_mapping:
+        raise ConfigError(f"{config.model.path}: transformers has no {kind.__name__} for {architecture.model_type}")
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(architecture)
+        model = kind.from_config(architecture)
         total = trained = sum(parameter.numel() for parameter in model.parameters())  # tied ones come once
         if config.lora:
             from peft import LoraConfig, get_peft_model
 
-            adapted = get_peft_model(model, LoraConfig(**config.lora.model_dump()))
+            task = "SEQ_CLS" if steered else None  # which trains the head as well
+            adapted = get_peft_model(model, LoraConfig(**config.lora.model_dump(), task_type=task))
             trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
             total += trained
-    return Counts(total, trained, architecture.hidden_size, architecture.num_hidden_layers)
+    text = architecture.get_text_config()
+    heads = getattr(text, "num_attention_heads", 0)  # a recurrent model has none
+    positions = getattr(text, "max_position_embeddings", PROMPT_TOKENS)  # nor those with relative positions
+    return Counts(total, trained, text.hidden_size, text.num_hidden_layers, heads, positions)
 
 
-def _architecture(config: RunConfig) -> Any:
+def _architecture(config: RunConfig | ScpoConfig) -> Any:
     from transformers import AutoConfig
 
     from think_as_locals.models.scratch import scratch_config
@@ -116,16 +135,18 @@ def _architecture(config: RunConfig) -> Any:
         ) from error
 
 
-def estimate(config: RunConfig, launch: Launch, counts: Counts) -> dict[str, float]:
-    """Bytes that each process needs of its GPU, by what they are for, in GRPO.
+def estimate(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
+    """Bytes that each process needs of its GPU, by what they are for, in GRPO or SCPO.
 
-    The reference model is there where `grpo.beta` is above 0 and all weights are trained. A colocated vLLM is not in
-    it: it takes `rollout.gpu_memory_utilization` of the GPU, whatever that has.
+    The reference model is there where `grpo.beta` is above 0 and all weights are trained; SCPO's global RM always is,
+    whole on each process. A colocated vLLM is not in it: it takes `rollout.gpu_memory_utilization` of the GPU, whatever
+    that has.
 
     Example:
         >>> from think_as_locals.config import load_recipe
         >>> recipe = load_recipe("recipes/quickstart.yaml", ["model.dtype=bfloat16", "run.name=mine"])
-        >>> states = estimate(recipe, Launch("DEEPSPEED", 2, 64), Counts(7_500_000_000, 7_500_000_000, 4096, 32))
+        >>> judge = Counts(7_500_000_000, 7_500_000_000, 4096, 32, 32, 32_768)
+        >>> states = estimate(recipe, Launch("DEEPSPEED", 2, 64), judge)
         >>> round((states["weights"] + states["gradients"] + states["optimizer"]) / GB, 1)  # figure 1 of the ZeRO paper
         16.6
     """
@@ -135,11 +156,14 @@ def estimate(config: RunConfig, launch: Launch, counts: Counts) -> dict[str, flo
     divided = {
         name: states[name] / (launch.processes if launch.zero_stage >= stage else 1) for name, stage in _DIVIDED.items()
     }
+    if isinstance(config, ScpoConfig):
+        base = counts.parameters - (counts.trained if config.lora else 0)
+        return {**divided, "global RM": float(base * size), "activations": _of_pairs(config, counts, size)}
     reference = whole if config.grpo.beta > 0 and config.lora is None else 0.0
     return {
         **divided,
         "reference model": reference / (launch.processes if launch.zero_stage == 3 else 1),
-        "activations": _activations(config, counts, size),
+        "activations": _of_groups(config, counts, size),
     }
 
 
@@ -158,17 +182,40 @@ def _state_bytes(launch: Launch, counts: Counts, size: int, lora: bool) -> tuple
     return whole, {"gradients": gradients, "optimizer": 2 * trained}
 
 
-def _activations(config: RunConfig, counts: Counts, size: int) -> float:
-    """Of one micro-step, at the longest completions; a group's prompt is there once (`training/shared_prefix.py`)."""
+def _of_groups(config: RunConfig, counts: Counts, size: int) -> float:
+    """Activations of one micro-step, at the longest completions; a group's prompt is there once."""
     rows = config.grpo.per_device_train_batch_size
     prompts = max(1, rows // config.grpo.num_generations)
     tokens = prompts * PROMPT_TOKENS + rows * config.grpo.max_completion_length
-    if not config.grpo.gradient_checkpointing:
-        return float(counts.layers * tokens * counts.hidden_size * _ACTIVATIONS * size)
-    return float((counts.layers + _ACTIVATIONS) * tokens * counts.hidden_size * size)
+    return size * _activations(counts, tokens, 0, checkpointing=config.grpo.gradient_checkpointing)
 
 
-def gpu_needed(config: RunConfig, parts: Mapping[str, float]) -> float:
+def _of_pairs(config: ScpoConfig, counts: Counts, size: int) -> float:
+    """Activations of one micro-step, at the longest pairs; of making the global RM, where that takes more."""
+    length = config.scpo.max_length or min(PROMPT_TOKENS, counts.positions)
+    eager = config.model.attn_implementation == "eager"
+    needed = []
+    for section in filter(None, (config.scpo, config.global_rm)):
+        rows = 2 * section.per_device_train_batch_size
+        scores = _SCORES * rows * counts.heads * length**2 * eager
+        needed.append(_activations(counts, rows * length, scores, checkpointing=section.gradient_checkpointing))
+    return size * max(needed)
+
+
+def _activations(counts: Counts, tokens: int, scores: int, *, checkpointing: bool) -> float:
+    """Numbers that the backward pass needs, with so many scores of attention in each layer."""
+    layer = tokens * counts.hidden_size * _ACTIVATIONS + scores
+    kept = counts.layers * tokens * counts.hidden_size + layer if checkpointing else counts.layers * layer
+    return float(kept)
+
+
+def colocated_share(config: RunConfig | ScpoConfig) -> float:
+    """What share of a GPU a colocated vLLM takes."""
+    if isinstance(config, ScpoConfig) or config.rollout.backend != "vllm_colocate":
+        return 0.0
+    return config.rollout.gpu_memory_utilization
+
+
+def gpu_needed(config: RunConfig | ScpoConfig, parts: Mapping[str, float]) -> float:
     """Bytes that a GPU must have for these parts, beside a colocated vLLM."""
-    colocated = config.rollout.backend == "vllm_colocate"
-    return sum(parts.values()) / (1 - config.rollout.gpu_memory_utilization * colocated)
+    return sum(parts.values()) / (1 - colocated_share(config))

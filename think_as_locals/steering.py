@@ -6,7 +6,6 @@ import gc
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from shutil import rmtree
 
@@ -17,12 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from transformers.utils import logging as transformers_logging
 
 from think_as_locals.data import Splits
-from think_as_locals.data.opinions import OpinionQuestion, read_questions
+from think_as_locals.data.importers.globalopinionqa import read_questions
+from think_as_locals.data.opinions import OpinionQuestion
 from think_as_locals.data.other_countries import others_reference
 from think_as_locals.data.select import select, shuffle_labels
 from think_as_locals.data.spec import path_of
 from think_as_locals.evaluation.journal import by_response, content_key
-from think_as_locals.evaluation.legs import Leg, Plan, read_leg, write_leg
+from think_as_locals.evaluation.legs import Leg, Plan, plans, read_leg, write_leg
 from think_as_locals.evaluation.opinions import option_requests
 from think_as_locals.evaluation.response_scores import Scores, fitting, response_requests, response_scores
 from think_as_locals.evaluation.steering_report import write_steering
@@ -37,15 +37,6 @@ from think_as_locals.training.pair_choice import Reference, disagreed, minority
 from think_as_locals.training.saving import unsharded
 from think_as_locals.training.signals import StopSignals
 from think_as_locals.types import DataError, Item
-
-
-def plans(config: ScpoConfig, countries: Sequence[str]) -> list[Plan]:
-    """Every training of a run: variants and seeds of each country, then those on fewer pairs."""
-    scpo = config.scpo
-    every = [Plan(country=c, variant=v, seed=s) for c, v, s in product(countries, scpo.variants, scpo.seeds)]
-    compared = [variant for variant in scpo.variants if variant in ("full", "scpo")]
-    fewer = product(countries, compared, scpo.pair_counts, scpo.seeds)
-    return every + [Plan(country=c, variant=v, num_pairs=n, seed=s) for c, v, n, s in fewer]
 
 
 def run(config: ScpoConfig, pairs: Splits, folder: Path) -> None:
@@ -146,9 +137,10 @@ class Steering:
         if lost := len(known) - len(reference):
             self._bar.console.print(f"{lost:,} pairs left out: no other country was asked their question")
         train, test = ([item for item in side if item.id in reference] for side in (pairs.train, pairs.test))
-        if not train or not test:
-            raise DataError(f"no pairs are left to {'test on' if train else 'learn from'}")
-        asked = [question for question in questions if question.id in {item.group for item in test}]
+        _expect_pairs(train, "learn from")
+        _expect_pairs(test, "test on")
+        groups = {item.group for item in test}
+        asked = [question for question in questions if question.id in groups]
         return Material(rm, scores, train, test, reference, asked, len(every) - len(train) - len(test))
 
     def _global_rm(self, train: Sequence[Item]) -> str:
@@ -166,6 +158,7 @@ class Steering:
             rm = self._load(str(untrained))
             fit = {by_response(request) for request in fitting(rm, response_requests(train))}
             short = [item for item in train if _fits(item, fit)]
+            _expect_pairs(short, "learn from")
             learner = Learner(config, self._folder, self._signals, self._bar.console, rm, short)
             learner.pooled(config.global_rm, "global_rm", taught)
         return str(taught)
@@ -174,7 +167,7 @@ class Steering:
         """A survey's questions; none where the data is no survey."""
         if self._config.data.source != "globalopinionqa":
             return []
-        return list(read_questions(path_of(self._config.data)))
+        return read_questions(path_of(self._config.data))
 
     def _leg(self, plan: Plan, folder: Path, learner: Learner, material: Material) -> Leg:
         folder.mkdir(parents=True, exist_ok=True)
@@ -238,6 +231,14 @@ class Steering:
 
 def _advance(bar: Progress, task: TaskID, more: int, total: int) -> None:
     bar.update(task, advance=more, total=total)
+
+
+def _expect_pairs(pairs: Sequence[Item], use: str) -> None:
+    if not pairs:
+        raise DataError(
+            f"no pairs are left to {use}: all are too long (raise scpo.max_length where the model can read more), or "
+            "of a question that no other country was asked"
+        )
 
 
 def _fits(item: Item, known: Container[str]) -> bool:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from think_as_locals import cli
 from think_as_locals.config import load_recipe
-from think_as_locals.data import jsonl, opinions, read
+from think_as_locals.data import jsonl, read
 from think_as_locals.data.importers import recognise
-from think_as_locals.data.opinions import OpinionQuestion, option_pairs, others_mean, read_questions
+from think_as_locals.data.importers.globalopinionqa import outcomes, read_questions
+from think_as_locals.data.opinions import OpinionQuestion, option_pairs, others_mean
 from think_as_locals.data.outcomes import Outcome
 from think_as_locals.data.rows import Row, read_rows
 from think_as_locals.types import DataError
@@ -42,7 +43,7 @@ def as_json(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_row(value: Any, min_share_gap: float = 0.1) -> Outcome:
-    return opinions.outcome(Row("rows.csv", 7, value, json.dumps(value)), min_share_gap)
+    return next(outcomes([Row("rows.csv", 7, value, json.dumps(value))], min_share_gap))
 
 
 def defects(outcome: Outcome) -> list[str]:
@@ -188,17 +189,18 @@ def test_a_country_that_is_null_is_a_column_that_the_row_does_not_use(tmp_path: 
     values = [row(), row(question="And now?", selections={"Chile": [0.2, 0.5, 0.3]})]
     read = list(read_rows(str(write(tmp_path / "r.parquet", values))))  # there every country is a column of every row
     assert [set(row.value["selections"]) for row in read] == [{*SHARES, "Chile"}] * 2
-    outcomes = [opinions.outcome(row, 0.0) for row in read]
-    assert [len({item.culture for item in outcome.items}) for outcome in outcomes] == [3, 1]
-    assert not any(outcome.faults for outcome in outcomes)
+    found = list(outcomes(read, 0.0))
+    assert [len({item.culture for item in outcome.items}) for outcome in found] == [3, 1]
+    assert not any(outcome.faults for outcome in found)
 
 
 def test_rows_that_ask_nothing_are_passed_over_and_errors_are_not(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.jsonl", [row(question=None), row(), row(question="Where?", options="none")])
-    questions = read_questions(str(path))
-    assert next(questions).question == "How is it going?"
+    sound = [row(question=None), row()]
+    (found,) = read_questions(str(write(tmp_path / "sound.jsonl", sound)))
+    assert found.question == "How is it going?"
+    path = write(tmp_path / "r.jsonl", [*sound, row(question="Where?", options="none")])
     with pytest.raises(DataError, match=r"r\.jsonl:3: options must be a list of texts"):
-        next(questions)
+        read_questions(str(path))
 
 
 # --- pairs ---
@@ -237,9 +239,61 @@ def test_what_is_no_answer_is_an_option_and_in_no_pair(option: str) -> None:
     assert [item.responses for item in option_pairs(asked, "CL", 0.05)] == [("Yes", "No")]
 
 
-def test_two_options_of_the_same_text_are_no_pair() -> None:
-    pairs = option_pairs(question(("Yes", "Yes", "No"), CL=(0.6, 0.3, 0.1)), "CL", 0.1)
-    assert [item.responses for item in pairs] == [("Yes", "No"), ("Yes", "No")]
+def test_two_options_of_the_same_text_are_one_whose_shares_add_up() -> None:
+    twice = question(("Yes", "No", "Yes"), CL=(0.2, 0.45, 0.35), TH=(0.1, 0.8, 0.1))
+    assert twice.options == ("Yes", "No")
+    assert twice.shares["CL"] == pytest.approx((0.55, 0.45))
+    assert [item.responses for item in option_pairs(twice, "CL", 0.0)] == [
+        ("Yes", "No")
+    ]  # by itself, neither Yes is ahead
+    assert others_mean(twice, "CL") == pytest.approx((0.2, 0.8))
+
+
+# --- a question that several rows ask ---
+
+
+def rows_of(*values: dict[str, Any]) -> list[Row]:
+    return [Row("rows.csv", number, value, json.dumps(value)) for number, value in enumerate(values, start=1)]
+
+
+def test_a_country_that_answers_again_is_left_out_of_the_later_row_by_name() -> None:
+    again = row(selections={"Chile": [0.5, 0.2, 0.3], "Britain": [0.1, 0.8, 0.1]})
+    first, second = outcomes(rows_of(row(), again), 0.1)
+    assert {item.culture for item in first.items} == {"BE", "GB"}
+    assert [item.culture for item in second.items] == ["CL"]
+    assert defects(second) == ["asked_before"]
+    assert "GB (as in rows.csv:1)" in second.faults[0].detail
+    assert second.imported
+
+
+def test_a_row_that_says_nothing_new_is_of_no_use_and_no_error() -> None:
+    _, again = outcomes(rows_of(row(), row()), 0.1)
+    assert (defects(again), again.items) == (["asked_before", "no_country"], ())
+    assert not [fault for fault in again.faults if fault.defect.severity == "error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        (["Somewhat bad", "Very good"], False),  # in another order, and without the one that is no answer
+        (["Very good", "Somewhat bad", "Neither"], False),
+        (["Very good", "Very bad", "DK/Refused"], True),
+    ],
+)
+def test_what_makes_it_the_same_question_are_two_answers(options: list[str], kept: bool) -> None:
+    shares = [0.8, 0.2, 0.0][: len(options)]
+    _, second = outcomes(rows_of(row(), row(options=options, selections={"Belgium": shares})), 0.1)
+    assert bool(second.items) == kept
+
+
+def test_rows_with_the_same_options_are_one_question_whose_first_answers_stand(tmp_path: Path) -> None:
+    again = row(selections={"Chile": [0.5, 0.2, 0.3], "Britain": [0.1, 0.8, 0.1]})
+    other = row(options=["Very good", "Very bad"], selections={"Britain": [0.5, 0.5]})
+    one, two = read_questions(str(write(tmp_path / "r.jsonl", [row(), again, other])))
+    assert one.shares.keys() == {"BE", "KR", "GB", "CL"}
+    assert one.shares["GB"] == (0.6, 0.3, 0.1)
+    assert others_mean(one, "CL") == pytest.approx((1.31 / 3, 1.45 / 3, 0.24 / 3))
+    assert (two.id, two.options) == (one.id, ("Very good", "Very bad"))
 
 
 def test_the_items_of_a_row_are_those_of_all_its_countries_with_ids_of_their_own() -> None:

@@ -140,3 +140,8 @@ def test_what_is_no_pair_or_of_no_country_is_an_error() -> None:
         split_people([*sound, pair("x", "TH", size=3)], 0.2, 0, by_country=True)
     with pytest.raises(DataError, match="item 'x/None/0' has no culture"):
         split_people([*sound, pair("x", None)], 0.2, 0, by_country=True)
+
+
+def test_no_pairs_at_all_are_an_error() -> None:
+    with pytest.raises(DataError, match=r"got no pairs, expected some .* data\.groups or data\.countries"):
+        split_people([], 0.2, 0, by_country=True)

@@ -92,6 +92,18 @@ def test_exactly_the_list_arrives_and_scores_as_before(
     )
 
 
+def test_hours_are_those_of_this_model_and_of_the_global_one(steered: Path) -> None:
+    lines = [{"stage": stage, "step": 1, "train_runtime": 1800.0} for stage in ("global_rm", THAI, "JP/scpo-seed-0")]
+    (steered / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    workers = json.loads((steered / "workers.json").read_text())
+    assert (workers["device"], len(workers["ranks"])) == ("cpu", 1)
+    said = "**CPU hours**: 1, all training processes together (cpu)"
+    assert said in (text := card_of(steered))
+    assert "and the global reward model's training with it" in text
+    (steered / "workers.json").unlink()
+    assert "**Hours**: not measured" in card_of(steered)
+
+
 def test_figures_are_those_of_its_country(steered: Path) -> None:
     found = json.loads((steered / "scpo.json").read_text())
     before, after = (row for row in found["rows"] if row["country"] == "TH")

@@ -50,6 +50,7 @@ class Defect(Enum):
     COUNT_MISMATCH = "warning", "the row counts its responses wrongly"
     BAD_METADATA = "warning", "additional_metadata is not JSON"
     LEFT_OUT_SAMPLE = "warning", "a survey's sample is of no country that CLDR knows, not national, or an older one"
+    ASKED_BEFORE = "warning", "an earlier row has the question and two of its answers in a country: that row stands"
     BAD_SHARES = "warning", "a country's shares are not one for each option that sum to 1: the country is left out"
     UNKNOWN_DOMAIN = "warning", "the row is of none of the domains the data set has"
 

@@ -22,9 +22,11 @@ def split_people(items: Iterable[Item], share: float, seed: int, *, by_country: 
         by_country: Whether that share is one of each country's people.
 
     Raises:
-        DataError: an item is no pair or names no culture; or as for `groups_to_test`.
+        DataError: there are no items, one is no pair or names no culture; or as for `groups_to_test`.
     """
     every = tuple(items)
+    if not every:
+        raise DataError("got no pairs, expected some to learn from: is there such a data.groups or data.countries?")
     if odd := [item for item in every if len(item.responses) != 2 or item.culture is None]:
         got = "no culture" if odd[0].culture is None else f"{len(odd[0].responses)} responses"
         raise DataError(f"item {odd[0].id!r} has {got}: SCPO learns from pairs of people whose country is known")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from think_as_locals.evaluation.judged import read_json, read_rows
 from think_as_locals.evaluation.response_scores import Scores
 from think_as_locals.files import parquet, write_bytes, write_json
-from think_as_locals.scpo_schema import Variant
+from think_as_locals.scpo_schema import ScpoConfig, Variant
 from think_as_locals.types import DataError
 
 RECORD, SCORES = "leg.json", "scores.parquet"
@@ -36,6 +38,15 @@ class Plan:
         """For folders and records, e.g. `TH/scpo-seed-0`."""
         given = "" if self.num_pairs is None else f"-{self.num_pairs}"
         return f"{self.country}/{self.variant}{given}-seed-{self.seed}"
+
+
+def plans(config: ScpoConfig, countries: Sequence[str]) -> list[Plan]:
+    """Every training of a run: variants and seeds of each country, then those on fewer pairs."""
+    scpo = config.scpo
+    every = [Plan(country=c, variant=v, seed=s) for c, v, s in product(countries, scpo.variants, scpo.seeds)]
+    compared = [variant for variant in scpo.variants if variant in ("full", "scpo")]
+    fewer = product(countries, compared, scpo.pair_counts, scpo.seeds)
+    return every + [Plan(country=c, variant=v, num_pairs=n, seed=s) for c, v, n, s in fewer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,14 +65,14 @@ def opinion_distances(questions: Sequence[OpinionQuestion], country: str, scores
 
 
 def _answers(question: OpinionQuestion) -> list[str]:
-    """Its options that are answers, each once; none where there are fewer than two."""
-    answers = list(dict.fromkeys(option for option in question.options if is_answer(option)))
+    """Its options that are answers; none where there are fewer than two."""
+    answers = [option for option in question.options if is_answer(option)]
     return answers if len(answers) > 1 else []
 
 
 def _shares_of(question: OpinionQuestion, shares: Sequence[float], answers: Sequence[str]) -> list[float]:
-    given = list(zip(question.options, shares, strict=True))
-    return [sum(share for option, share in given if option == answer) for answer in answers]
+    given = dict(zip(question.options, shares, strict=True))
+    return [given[answer] for answer in answers]
 
 
 def js_distance(p: Sequence[float], q: Sequence[float]) -> float:

@@ -46,7 +46,7 @@ def response_scores(
         requests: For a response each, in any order; of several for the same one, any. Those that are too long for it
             are left out, not cut.
         folder: Where each rank keeps what it has scored: a killed run goes on from there, and scores again what shares
-            a chunk with what it had not.
+            a chunk with what it had not; with dropout on it begins anew, for the rest would have other draws.
         advance: Told how many of how many are done.
 
     Raises:
@@ -55,7 +55,10 @@ def response_scores(
     """
     state = PartialState()
     mine = fitting(rm, _each_once(requests)[state.process_index :: state.num_processes])
-    with Journal(folder / f"rank-{state.process_index}.jsonl", rm.identity, by_response) as journal:
+    path = folder / f"rank-{state.process_index}.jsonl"
+    if rm.model.training:
+        path.unlink(missing_ok=True)
+    with Journal(path, rm.identity, by_response) as journal:
         Measurement(rm, journal, advance).ask(mine)
         scored = [(by_response(request), float(journal[request]["score"])) for request in mine]
     return dict(gather_object(scored))

@@ -116,6 +116,7 @@ def _facts(run: TrainedRun, repo: str) -> dict[str, Any]:
         "licensed": "licence" in _DATA[source],
         "non_commercial": "-NC" in _DATA[source],
         "measured": [_measured(measurement, run) for measurement in run.measurements],
+        "on_gpu": run.device not in (None, "cpu"),
     }
 
 
@@ -126,7 +127,6 @@ def _of_judge(run: JudgeRun, adapter: bool) -> dict[str, Any]:
         "digest": Markup(prompt_digest(run.settings.prompt)),  # noqa: S704 - hexadecimal
         "rewards": ", ".join(f"{weight:g} {name}" for name, weight in weighted.items()),
         "sources": [Markup(_SOURCES[name]) for name in weighted if name in _SOURCES],  # noqa: S704
-        "on_gpu": run.device not in (None, "cpu"),
     }
 
 

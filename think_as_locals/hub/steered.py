@@ -10,7 +10,7 @@ from typing import Any
 from think_as_locals.evaluation.judged import read_json
 from think_as_locals.evaluation.legs import Leg, read_leg
 from think_as_locals.evaluation.steering_results import GLOBAL
-from think_as_locals.hub.trained import TrainedRun, configuration, known, measured
+from think_as_locals.hub.trained import TrainedRun, configuration, known, measured, spent
 from think_as_locals.scpo_schema import ScpoConfig
 from think_as_locals.types import ConfigError, DataError
 
@@ -70,6 +70,7 @@ def read_steered(folder: Path, model: str | None, evaluations: Sequence[Path] = 
         measurements=measured((), path, evaluations),
         leg=leg,
         figures=_figures(folder / FIGURES, leg),
+        **spent(folder, ("global_rm", model)),
     )
 
 

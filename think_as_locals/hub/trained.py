@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,6 +56,9 @@ class TrainedRun:
         config: What it was started with.
         environment: Versions and git state.
         measurements: The last of its own, then those of evaluations.
+        hours: Of all its processes together, over the stages that made the model; of one that was resumed only its last
+            stretch.
+        device: The kind of processor, or a GPU's name.
     """
 
     folder: Path
@@ -63,6 +66,8 @@ class TrainedRun:
     config: RunConfig | ScpoConfig
     environment: dict[str, Any]
     measurements: tuple[Measurement, ...]
+    hours: float | None
+    device: str | None
 
     @property
     def base(self) -> str | None:
@@ -78,15 +83,11 @@ class JudgeRun(TrainedRun):
     Args:
         settings: What its judge must be asked with.
         steps: GRPO's optimizer steps.
-        hours: Of all its processes together, over both stages; of a stage that was resumed only its last stretch.
-        device: The kind of processor, or a GPU's name.
     """
 
     config: RunConfig
     settings: JudgeSettings
     steps: int | None
-    hours: float | None
-    device: str | None
 
 
 def read_run(folder: Path, evaluations: Sequence[Path] = ()) -> JudgeRun:
@@ -103,9 +104,6 @@ def read_run(folder: Path, evaluations: Sequence[Path] = ()) -> JudgeRun:
     if not (model / SETTINGS_FILE).is_file():
         raise DataError(f"{folder}: no model/{SETTINGS_FILE}; expected the folder of a training run that ended")
     config = configuration(folder, RunConfig)
-    summed_up = _summed_up(folder / "metrics.jsonl")
-    workers = known(folder / "workers.json")
-    seconds = [line["train_runtime"] for line in summed_up.values()]
     return JudgeRun(
         folder=folder,
         model=model,
@@ -113,9 +111,8 @@ def read_run(folder: Path, evaluations: Sequence[Path] = ()) -> JudgeRun:
         settings=JudgeSettings.load(str(model)),
         environment=known(folder / "environment.json"),
         measurements=measured(_own(folder, config), model, evaluations),
-        steps=summed_up.get("grpo", {}).get("step"),
-        hours=sum(seconds) * len(workers["ranks"]) / 3600 if seconds and workers else None,
-        device=workers.get("device"),
+        steps=_summed_up(folder).get("grpo", {}).get("step"),
+        **spent(folder, ("sft", "grpo")),
     )
 
 
@@ -180,8 +177,17 @@ def _evaluated(evaluation: Path, model: Path) -> Measurement:
     raise DataError(f"{evaluation}: no reward model in it that was measured has the weights of {model}, file by file")
 
 
-def _summed_up(path: Path) -> dict[str, dict[str, Any]]:
-    """The line that ends each stage."""
+def spent(folder: Path, stages: Collection[str]) -> dict[str, Any]:
+    """`hours` and `device` of what a run recorded of stages; `None` where it did not."""
+    workers, ended = known(folder / "workers.json"), _summed_up(folder)
+    seconds = [line["train_runtime"] for stage, line in ended.items() if stage in stages]
+    hours = sum(seconds) * len(workers["ranks"]) / 3600 if seconds and workers else None
+    return {"hours": hours, "device": workers.get("device")}
+
+
+def _summed_up(folder: Path) -> dict[str, dict[str, Any]]:
+    """The line of `metrics.jsonl` that ends each stage."""
+    path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     logged = [json.loads(line) for line in lines if '"train_runtime"' in line]
     return {line["stage"]: line for line in logged}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from think_as_locals.data import jsonl, opinions
-from think_as_locals.data.importers import carb, carb_open, care, helpsteer3, pairs, rewardbench2
+from think_as_locals.data import jsonl
+from think_as_locals.data.importers import carb, carb_open, care, globalopinionqa, helpsteer3, pairs, rewardbench2
 from think_as_locals.data.outcomes import Outcome
 from think_as_locals.data.rows import Row
 
@@ -23,7 +23,7 @@ SCHEMAS = {
     "carb_open": (carb_open.FIELDS, carb_open.outcome),
     "pairs": (pairs.FIELDS, pairs.outcome),
     "care": (care.FIELDS, lambda row: next(care.outcomes([row], None))),
-    "globalopinionqa": (opinions.FIELDS, lambda row: opinions.outcome(row, 0.0)),
+    "globalopinionqa": (globalopinionqa.FIELDS, lambda row: next(globalopinionqa.outcomes([row], 0.0))),
 }
 words = st.sampled_from(
     [

@@ -7,8 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
-from think_as_locals.data import jsonl, opinions, prism
-from think_as_locals.data.importers import blend, carb, carb_open, care, helpsteer3, pairs, rewardbench2
+from think_as_locals.data import jsonl, prism
+from think_as_locals.data.importers import (
+    blend,
+    carb,
+    carb_open,
+    care,
+    globalopinionqa,
+    helpsteer3,
+    pairs,
+    rewardbench2,
+)
 from think_as_locals.data.outcomes import Outcome
 from think_as_locals.data.rows import Row, read_rows
 from think_as_locals.data.spec import DataSpec, path_of
@@ -21,7 +30,7 @@ _FIELDS: Mapping[DataSource, tuple[str, ...]] = {
     "helpsteer3": helpsteer3.FIELDS,
     "carb_open": carb_open.FIELDS,
     "care": care.FIELDS,
-    "globalopinionqa": opinions.FIELDS,
+    "globalopinionqa": globalopinionqa.FIELDS,
     "pairs": pairs.FIELDS,
 }
 """What tells the rows of one source from those of another."""
@@ -58,7 +67,7 @@ def row_outcomes(data: DataSpec, seed: int = 0) -> Iterator[Outcome]:
     elif data.source == "prism":
         outcomes = prism.outcomes(path)
     elif data.source == "globalopinionqa":
-        outcomes = (opinions.outcome(row, data.min_share_gap or 0.0) for row in read_rows(path))
+        outcomes = globalopinionqa.outcomes(read_rows(path), data.min_share_gap or 0.0)
     else:
         outcomes = map(_ROW_BY_ROW[data.source], read_rows(path))
     groups = data.groups
