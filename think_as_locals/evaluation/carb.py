@@ -17,11 +17,13 @@ from think_as_locals.files import parquet, write_bytes, write_json
 from think_as_locals.models.prediction import Prediction
 from think_as_locals.types import LABELS, DataError, Item
 
-_KEYS = (
+KEYS = (
     "dataset split model seed step protocol n accuracy ci95 interval parse_failure parse_failure_ci95 "
     "by_culture by_domain by_language by_cell by_position by_resource_class by_family by_script "
     "micro macro flips baselines"
 )
+"""What a report needs of a CARB file."""
+
 Measured = Callable[[Sequence[JudgedItem]], dict[str, Any]]
 Estimate = Callable[[Sequence[float], Sequence[str]], Accuracy]
 
@@ -90,7 +92,7 @@ def read(path: Path) -> dict[str, Any]:
         DataError: it is no JSON object, or lacks what a report needs; the message names it.
     """
     summary = read_json(path)
-    if lacks := sorted(set(_KEYS.split()) - set(summary)):
+    if lacks := sorted(set(KEYS.split()) - set(summary)):
         raise DataError(f"{path}: a CARB file lacks {', '.join(lacks)}; measure again")
     return summary
 

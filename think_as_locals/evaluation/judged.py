@@ -95,10 +95,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 
     Raises:
-        DataError: the file holds something else; the message names it.
+        DataError: the file cannot be read or holds something else; the message names it.
     """
     try:
         value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise DataError(f"{path}: not JSON: {error}") from error
     if not isinstance(value, dict):
