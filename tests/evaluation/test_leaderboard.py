@@ -216,6 +216,14 @@ def test_the_last_step_of_a_training_run_counts_under_the_name_of_the_run(tmp_pa
     assert (entry.name, entry.summary["step"], entry.summary["accuracy"]) == ("trained", 10, 1.0)
 
 
+def test_reward_models_that_are_called_like_steps_are_all_listed(tmp_path: Path) -> None:
+    for name in ("step-100", "step-200", "step-final"):
+        measure(tmp_path / "checkpoints", name, predictions(lambda i: i % 2))
+    assert [entry.name for entry in read_entries([tmp_path / "checkpoints"])] == ["step-100", "step-200", "step-final"]
+    with pytest.raises(DataError, match=r"checkpoints: no carb/step-N\.json"):
+        read(tmp_path / "checkpoints")
+
+
 def test_models_of_one_name_are_told_apart_by_their_runs(tmp_path: Path) -> None:
     for run in ("x/run", "y/run", "z"):
         measure(tmp_path / run, "rm", predictions(lambda i: i % 2), model="RM")

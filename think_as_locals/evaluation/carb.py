@@ -97,6 +97,20 @@ def read(path: Path) -> dict[str, Any]:
     return summary
 
 
+def steps(folder: Path) -> dict[int, Path]:
+    """The CARB files of a training run, by step; those of an evaluation, whose reward models may be called alike, not.
+
+    Raises:
+        DataError: from `read`.
+    """
+    found = {path: read(path) for path in folder.glob("step-*.json")}
+    return {
+        summary["step"]: path
+        for path, summary in found.items()
+        if path.stem == f"step-{summary['step']}" and summary["model"] != path.stem
+    }
+
+
 def best_step(folder: Path) -> int | None:
     """The step with the highest accuracy of those that were measured."""
     measured = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("step-*.json")]

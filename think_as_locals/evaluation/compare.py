@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
+from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.judged import BREAKDOWNS, JudgedItem, grouped, judged_flip_sets, read_rows
 from think_as_locals.evaluation.paired import Difference, difference, holm, mcnemar, smallest_difference
@@ -150,7 +151,7 @@ def judged_rows(rows: Sequence[dict[str, Any]], path: Path) -> list[JudgedItem]:
 
 def _last(run: Path) -> Path:
     """The last measurement of a run that is whole: its JSON is written last."""
-    steps = {int(path.stem.removeprefix("step-")): path for path in (run / "carb").glob("step-*.json")}
+    steps = carb.steps(run / "carb")
     if not steps:
         raise DataError(f"{run}: no carb/step-N.json; expected the folder of a run, or a carb/step-N.parquet")
     return steps[max(steps)].with_suffix(".parquet")
