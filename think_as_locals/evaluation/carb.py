@@ -55,6 +55,7 @@ def summarise(
     Raises:
         ValueError: no predictions.
     """
+    predictions = sorted(predictions, key=_place)  # sums are rounded: of any order they shall have the same bits
     judged = judged_items(predictions)
     estimate = partial(accuracy, samples=bootstrap_samples, seed=seed)
     measured = partial(_measured, estimate=estimate, baselines=baseline_credits([j.item for j in judged]))
@@ -130,6 +131,10 @@ def metrics(summary: dict[str, Any]) -> dict[str, float]:
         **{f"carb/culture/{name}": part["accuracy"] for name, part in summary["by_culture"].items()},
         **{f"carb/domain/{name}": part["accuracy"] for name, part in summary["by_domain"].items()},
     }
+
+
+def _place(prediction: Prediction) -> tuple[str, tuple[str, ...]]:
+    return prediction.item.id, prediction.shown.responses
 
 
 def _measured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,7 +74,8 @@ def compare(a: Sequence[JudgedItem], b: Sequence[JudgedItem], by: str) -> list[C
     _check_same_items(a, b)
     other = {j.item.id: j for j in b}
     baselines = baseline_credits([j.item for j in a])
-    parts = {_ALL: list(a)}
+    a = sorted(a, key=lambda j: j.item.id)  # sums are rounded: of any order they shall have the same bits
+    parts = {_ALL: a}
     if flips := [j for members in judged_flip_sets(a) for j in members]:
         parts[_FLIPS] = flips
     alone = [_compare(name, part, other, baselines, 1) for name, part in parts.items()]
@@ -145,7 +147,7 @@ def judged_rows(rows: Sequence[dict[str, Any]], path: Path) -> list[JudgedItem]:
             raise DataError(f"{path}: {error}") from error
         if len(items) > 1:
             raise DataError(f"{path}: several items are called {name!r}")
-        judged.append(JudgedItem(items.pop(), sum(float(row["credit"]) for row in judgements) / len(judgements)))
+        judged.append(JudgedItem(items.pop(), math.fsum(float(row["credit"]) for row in judgements) / len(judgements)))
     return judged
 
 
