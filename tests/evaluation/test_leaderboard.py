@@ -22,6 +22,7 @@ from think_as_locals.evaluation.compare import compare, read
 from think_as_locals.evaluation.entries import read_entries
 from think_as_locals.evaluation.judged import outcome
 from think_as_locals.evaluation.leaderboard import write_leaderboard
+from think_as_locals.evaluation.markdown import text
 from think_as_locals.evaluation.paired import holm
 from think_as_locals.judging import parse, permute, present, write
 from think_as_locals.models.prediction import Prediction, favourite
@@ -400,19 +401,24 @@ def test_one_endless_text_leaves_room_for_the_others(tmp_path: Path) -> None:
 
 
 def test_markdown_has_a_row_for_each_model_and_baseline_and_pair(out: Path) -> None:
-    text = (out / "leaderboard.md").read_text()
+    written = (out / "leaderboard.md").read_text()
     good = model_of(board_of(out), "good")
     low, high = (f"{100 * end:.1f}" for end in good["macro"]["ci95"])
-    row = next(line for line in text.splitlines() if line.startswith("| 1–2 | good ●"))
+    row = next(line for line in written.splitlines() if line.startswith("| 1–2 | good ●"))
     assert f"| {100 * good['macro']['accuracy']:.1f} [{low}, {high}] |" in row
-    rows = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [line for line in written.splitlines() if line.startswith("|")]
     assert len(rows) == (2 + 4 + 6) + (2 + 6)
 
 
 def test_cells_of_markdown_hold_text_alone(evil: Path, tmp_path: Path) -> None:
     write_leaderboard([evil], tmp_path / "out")
-    text = (tmp_path / "out/leaderboard.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("|")]
+    written = (tmp_path / "out/leaderboard.md").read_text()
+    rows = [line for line in written.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {10}
-    assert "<" not in text.replace("p < 0.05", "").replace("< 0.001", "")
-    assert r"\*b\*" in text
+    assert "<" not in written.replace("p < 0.05", "").replace("< 0.001", "")
+    assert r"\*b\*" in written
+
+
+def test_an_address_in_a_name_is_no_link() -> None:
+    shown = text("https://evil.example WWW.evil.example me@evil.example Qwen2.5:7B")
+    assert shown == r"https\://evil.example WWW\.evil.example me\@evil.example Qwen2.5:7B"

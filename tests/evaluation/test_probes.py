@@ -211,9 +211,7 @@ def test_results_are_json_and_told_by_culture_and_language() -> None:
 
 
 def test_the_order_of_items_does_not_matter() -> None:
-    there, back = probe(cards(), culture_blind), probe(cards()[::-1], culture_blind)
-    for name in NAMES:
-        assert means(there, name) == pytest.approx(means(back, name))
+    assert probe(cards(), culture_blind) == probe(cards()[::-1], culture_blind)
 
 
 def test_a_probe_that_applies_to_nothing_says_so() -> None:

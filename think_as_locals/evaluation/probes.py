@@ -92,7 +92,8 @@ def probe(items: Sequence[Item], scorer: Scorer, *, k: float, samples: int, seed
     """
     if not items:
         raise DataError("no items to probe a reward model with")
-    pairs = edited_pairs(items)
+    # Sorted: sums are rounded, and of any order of items they shall have the same bits.
+    pairs = edited_pairs(sorted(items, key=lambda item: item.id))
     # One call for everything, each item once: an engine does best with all there is.
     every = list(dict.fromkeys([*items, *(item for edited in pairs.values() for pair in edited for item in pair)]))
     scores = dict(zip(every, scored(every, scorer), strict=True))
