@@ -241,6 +241,16 @@ def test_text_of_data_is_no_markup() -> None:
     assert "[bold]a" in text
 
 
+def test_nothing_in_data_is_an_order_to_the_terminal() -> None:
+    domain = "a\x1b[2J\x9b31m\u202e"
+    run = [JudgedItem(dataclasses.replace(j.item, domain=domain), j.credit) for j in judged(lambda i, _: i % 2)]
+    console = Console(markup=False, highlight=False, record=True, width=220)
+    console.print(table(compare(run, run, "domain"), "\x1b]0;title\x07", "b"))
+    shown = console.export_text()
+    assert not set("\x1b\x9b\x07\u202e") & set(shown)
+    assert r"a\x1b[2J\x9b31m\u202e" in shown
+
+
 def test_the_command_shows_the_table_or_says_why_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.judged import BREAKDOWNS, JudgedItem, grouped, judged_flip_sets, read_rows
 from think_as_locals.evaluation.paired import Difference, difference, holm, mcnemar, smallest_difference
 from think_as_locals.evaluation.statistics import Accuracy, accuracy
+from think_as_locals.evaluation.terminal import plain
 from think_as_locals.judging import permute
 from think_as_locals.types import LABELS, ConfigError, DataError, Item
 
@@ -190,14 +191,14 @@ def table(comparisons: Sequence[Comparison], a: str, b: str) -> Table:
         a: What the first run is called.
         b: What the second one is called.
     """
-    shown = Table(title=f"A: {a}\nB: {b}", title_justify="left", caption=_CAPTION, caption_justify="left")
+    shown = Table(title=plain(f"A: {a}\nB: {b}"), title_justify="left", caption=_CAPTION, caption_justify="left")
     shown.add_column("items", overflow="fold")
     for heading in ("n", "A", "B", "B - A", "p", "p McNemar", "smallest", "best baseline"):
         shown.add_column(heading, justify="right", overflow="fold")  # never cut a figure short
     for c in comparisons:
         name, baseline = max(c.baselines.items(), key=lambda named: named[1].accuracy)
         shown.add_row(
-            c.name,
+            plain(c.name),
             str(c.difference.n),
             _percent(c.a.accuracy, c.a.ci95),
             _percent(c.b.accuracy, c.b.ci95),
