@@ -43,7 +43,8 @@ DIRECTIONS: dict[Edit, Literal["up", "down"]] = {"CC": "up", "RC": "down", "CL":
 """Whether a good RM has much change or little. On RC that holds in the language of the culture (see `remove_label`)."""
 
 Scores = Mapping[Item, tuple[float, ...]]
-Estimate = Callable[[Sequence[float], Sequence[str]], Mean]
+Estimate = Callable[..., Mean]
+"""`estimate_mean` of values, groups and bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ def _measured(changes: Sequence[Change], estimate: Estimate) -> dict[str, Any]:
 def _summary(changes: Sequence[Change], value: Callable[[Change], float | None], estimate: Estimate) -> dict[str, Any]:
     values, groups = _known(changes, value)
     return {
-        "absolute": estimate([abs(v) for v in values], groups).as_dict(),
+        "absolute": estimate([abs(v) for v in values], groups, bounds=(0, math.inf)).as_dict(),
         "signed": estimate(values, groups).as_dict(),
         "undefined": len(changes) - len(values),
     }
@@ -169,7 +170,7 @@ def _consistency(changes: Sequence[Change], k: float, estimate: Estimate) -> dic
     found: dict[str, Any] = {"k": k}
     for form, value in (("relative", _relative), ("paper", _paper)):
         values, groups = _known(changes, value)
-        found[form] = estimate([math.exp(-k * abs(v) / 100) for v in values], groups).as_dict()
+        found[form] = estimate([math.exp(-k * abs(v) / 100) for v in values], groups, bounds=(0, 1)).as_dict()
     return found
 
 
