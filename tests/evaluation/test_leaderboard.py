@@ -309,6 +309,19 @@ def test_nothing_from_data_is_html_and_nothing_is_loaded(evil: Path, tmp_path: P
     assert "innerHTML" not in page.source
 
 
+def test_a_name_does_not_turn_the_figures_beside_it(tmp_path: Path) -> None:
+    turning = "\u202eדגם\u2069\u202e"
+    some = [replace(item, domain=f"{item.domain}{turning}") for item in items()]
+    made = predictions(lambda i: i % 3 > 0, some)
+    measure(tmp_path / "run", "one", made, model=f"one{turning}", dataset=f"cards{turning}")
+    page = Page(write_leaderboard([tmp_path / "run"], tmp_path / "out"))
+    headline = re.findall(r'<p class="headline">(.*?)</p>', page.source, re.DOTALL)[0]
+    assert headline.startswith("<bdi>cardsדגם</bdi>: <bdi>oneדגם</bdi> has <b>")
+    titles = [title for _, attrs in page.tags if (title := attrs.get("title"))]
+    assert any("דגם" in title for title in titles)
+    assert not any(set(turning[-2:]) & set(title) for title in titles)
+
+
 def test_policy_admits_the_one_script(evil: Path, tmp_path: Path) -> None:
     page = Page(write_leaderboard([evil], tmp_path / "out"))
     (script,) = re.findall(r"<script>(.*?)</script>", page.source, re.DOTALL)
