@@ -205,6 +205,18 @@ def test_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     path.write_bytes(rows(made, lambda row: row.update(best="Z")))
     with pytest.raises(DataError, match=r"step-1\.parquet"):
         read(path)
+    path.write_bytes(parquet([{k: v for k, v in p.row().items() if k != "completion"} for p in made]))
+    with pytest.raises(DataError, match=r"lacks completion; measure again"):
+        read(path)
+    for change, said in (
+        ({"credit": 5.0}, r"credit must be in \[0, 1\], got 5.0"),
+        ({"credit": float("nan")}, "got nan"),
+        ({"credit": None}, "got None"),
+        ({"verdict": "C"}, "verdict must be one of A, B or none, got 'C'"),
+    ):
+        path.write_bytes(rows(made, lambda row, change=change: row.update(change)))
+        with pytest.raises(DataError, match=rf"step-1\.parquet: item .*{said}"):
+            read(path)
     path.write_bytes(rows(made, lambda row: row.update(id=made[1].item.id)))
     with pytest.raises(DataError, match=r"several items are called"):
         read(path)

@@ -28,6 +28,7 @@ _CAPTION = (
     "would show with 80 % power."
 )
 _ITEM = ("id", "culture", "domain", "language", "group", "source", "prompt", "responses", "origins")
+_JUDGEMENT = ("best", "verdict", "credit", "scores", "issues", "completion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +139,18 @@ def judged_rows(rows: Sequence[dict[str, Any]], path: Path) -> list[JudgedItem]:
     """
     if not rows:
         raise DataError(f"{path}: no judgements")
-    if lacks := [name for name in (*_ITEM, "best", "credit") if name not in rows[0]]:
+    if lacks := [name for name in (*_ITEM, *_JUDGEMENT) if name not in rows[0]]:
         raise DataError(f"{path}: a table of judgements lacks {', '.join(lacks)}; measure again")
     judged = []
     for name, judgements in grouped(rows, lambda row: str(row["id"])).items():
         try:
             items = {_item(row) for row in judgements}
+            worth = [_credit(row) for row in judgements]
         except (DataError, ValueError, TypeError) as error:
             raise DataError(f"{path}: {error}") from error
         if len(items) > 1:
             raise DataError(f"{path}: several items are called {name!r}")
-        judged.append(JudgedItem(items.pop(), math.fsum(float(row["credit"]) for row in judgements) / len(judgements)))
+        judged.append(JudgedItem(items.pop(), math.fsum(worth) / len(worth)))
     return judged
 
 
@@ -164,6 +166,16 @@ def _item(row: dict[str, Any]) -> Item:
     """The item of a row, its responses in an order that does not depend on how they were shown."""
     shown = Item(best=LABELS.index(row["best"]), **{name: row[name] for name in _ITEM})
     return permute(shown, tuple(sorted(range(len(shown.responses)), key=shown.responses.__getitem__)))
+
+
+def _credit(row: dict[str, Any]) -> float:
+    """What a judgement is worth; whoever reads on may take it for one of an item's own responses, or none."""
+    credit, verdict, labels = row["credit"], row["verdict"], tuple(LABELS[: len(row["responses"])])
+    if not isinstance(credit, float) or not 0 <= credit <= 1:
+        raise DataError(f"item {row['id']!r}: credit must be in [0, 1], got {credit!r}")
+    if verdict is not None and verdict not in labels:
+        raise DataError(f"item {row['id']!r}: verdict must be one of {', '.join(labels)} or none, got {verdict!r}")
+    return credit
 
 
 def _check_same_items(a: Sequence[JudgedItem], b: Sequence[JudgedItem]) -> None:
