@@ -90,6 +90,24 @@ def test_naming_another_culture_is_no_match() -> None:
     assert trait_scores([an_item(("As in Japan.", "As in Spain."), 1, culture="JP")], label_match) == [0.0]
 
 
+@pytest.mark.parametrize(
+    ("culture", "language", "response", "named"),
+    [
+        ("OM", "en", "A woman would.", 0.0),
+        ("CU", "en", "The egg incubates.", 0.0),
+        ("IR", "es", "En Tirana.", 0.0),
+        ("EG", "en", "An Egyptian custom.", 1.0),
+        ("CU", "es", "¡Cuba!", 1.0),
+        ("IL", "he", "בישראל", 1.0),
+        ("JP", "th", "ในญี่ปุ่น", 1.0),
+        ("JP", "zh", "在Japan见到", 1.0),
+    ],
+)
+def test_a_name_inside_a_word_is_none(culture: str, language: str, response: str, named: float) -> None:
+    item = an_item((response, "Another thing."), 0, culture=culture, language=language)
+    assert label_match(item, response) == named
+
+
 @pytest.mark.parametrize("responses", [("x", "yy", "zzz", "w"), ("x", "y")])
 def test_where_no_response_or_every_one_names_the_culture_it_is_chance(responses: tuple[str, ...]) -> None:
     assert trait_scores([an_item(responses, 1)], label_match) == [1 / len(responses)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import logit
+from scipy.special import logit, ndtr
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 
@@ -67,6 +67,25 @@ def test_a_calibrated_judge_shows_about_the_error_that_stands_beside_its_own() -
         found.append(measured(logit(confidence).tolist(), right.tolist()))
     shown, expected = (np.mean([one[key] for one in found]) for key in ("ece", "ece_calibrated"))
     assert shown == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.1, 0.25])
+def test_the_interval_of_the_error_holds_the_true_one_about_as_often_as_it_says(gap: float) -> None:
+    rng, hits = np.random.default_rng(6), 0
+    for _ in range(60):
+        group = np.repeat(np.arange(12), rng.integers(1, 13, 12))
+        confidence = rng.uniform(0.4, 0.95, len(group))
+        shared, own = rng.normal(size=12)[group], rng.normal(size=len(group))
+        right = (ndtr(math.sqrt(0.2) * shared + math.sqrt(0.8) * own) < confidence - gap).astype(float)
+        low, high = measured(logit(confidence).tolist(), right.tolist(), list(map(str, group)))["ece_ci95"]
+        hits += low <= gap <= high
+    assert hits >= 50
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_few_question_groups_say_nothing_of_the_error(groups: int) -> None:
+    found = measured([1.0] * 20, [1.0, 0.0] * 10, [str(i % groups) for i in range(20)])
+    assert (found["n"], found["ece_ci95"]) == (20, [0.0, 1.0])
 
 
 # --- what holds of any ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from think_as_locals.evaluation.carb import metrics, save, summarise
 from think_as_locals.files import write_text
 from think_as_locals.judging import parse, permute, present, write
 from think_as_locals.models.prediction import Prediction
-from think_as_locals.types import Criterion, Item, Rubric
+from think_as_locals.types import Criterion, Item, Judgement, Rubric
 
 RUBRIC = Rubric(
     (Criterion(50, "Custom", "Done there."), Criterion(30, "Place", "Known."), Criterion(20, "Words", "Fit."))
@@ -263,6 +264,20 @@ def test_the_order_in_which_items_were_judged_does_not_change_an_accuracy() -> N
         assert parts(there[name]) == parts(back[name])
     assert part(there["flips"]) == part(back["flips"])
     assert summary() == there
+
+
+def test_ties_in_any_order_come_to_the_same_bits() -> None:
+    made = []
+    for i in range(60):
+        texts = tuple(f"{'x' * (i % 3)}answer {i}.{j}" for j in range(3 + i % 3))
+        item = an_item(i, f"g{i // 4}", "TH", i % 3, responses=texts)
+        scores = tuple(float((i + j) % 2) for j in range(len(texts)))
+        judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(), text="")
+        made.append(Prediction(item=item, shown=item, judgement=judgement, scores=scores, margin=i / 7 - 4))
+    there = summary(tuple(made))
+    for seed in range(3):
+        random.Random(seed).shuffle(made)
+        assert summary(tuple(made)) == there
 
 
 def test_all_unparsable_is_no_accuracy_and_all_parse_failure() -> None:

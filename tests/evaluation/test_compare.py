@@ -205,6 +205,18 @@ def test_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     path.write_bytes(rows(made, lambda row: row.update(best="Z")))
     with pytest.raises(DataError, match=r"step-1\.parquet"):
         read(path)
+    path.write_bytes(parquet([{k: v for k, v in p.row().items() if k != "completion"} for p in made]))
+    with pytest.raises(DataError, match=r"lacks completion; measure again"):
+        read(path)
+    for change, said in (
+        ({"credit": 5.0}, r"credit must be in \[0, 1\], got 5.0"),
+        ({"credit": float("nan")}, "got nan"),
+        ({"credit": None}, "got None"),
+        ({"verdict": "C"}, "verdict must be one of A, B or none, got 'C'"),
+    ):
+        path.write_bytes(rows(made, lambda row, change=change: row.update(change)))
+        with pytest.raises(DataError, match=rf"step-1\.parquet: item .*{said}"):
+            read(path)
     path.write_bytes(rows(made, lambda row: row.update(id=made[1].item.id)))
     with pytest.raises(DataError, match=r"several items are called"):
         read(path)
@@ -239,6 +251,16 @@ def test_text_of_data_is_no_markup() -> None:
     console.print(table(compare(run, run, "domain"), "[bold]a", "b"))
     assert "[red]" in (text := console.export_text())
     assert "[bold]a" in text
+
+
+def test_nothing_in_data_is_an_order_to_the_terminal() -> None:
+    domain = "a\x1b[2J\x9b31m\u202e"
+    run = [JudgedItem(dataclasses.replace(j.item, domain=domain), j.credit) for j in judged(lambda i, _: i % 2)]
+    console = Console(markup=False, highlight=False, record=True, width=220)
+    console.print(table(compare(run, run, "domain"), "\x1b]0;title\x07", "b"))
+    shown = console.export_text()
+    assert not set("\x1b\x9b\x07\u202e") & set(shown)
+    assert r"a\x1b[2J\x9b31m\u202e" in shown
 
 
 def test_the_command_shows_the_table_or_says_why_not(

@@ -146,8 +146,11 @@ def test_prompts_that_are_the_same_are_one_group() -> None:
     assert selection_quality(rows, [0, 1] * 5, 500, 0)["selected"]["interval"] == "t"
 
 
-def test_where_all_are_equally_good_there_is_no_headroom() -> None:
-    assert selection_quality([a_row("ab", qualities=(1.0, 1.0))], [0], 500, 0)["headroom"] is None
+@pytest.mark.parametrize("quality", [1.0, 0.7, 0.99])
+@pytest.mark.parametrize("number", [2, 3, 6, 10])
+def test_where_all_are_equally_good_there_is_no_headroom(quality: float, number: int) -> None:
+    row = a_row("abcdefghij"[:number], qualities=(quality,) * number)
+    assert selection_quality([row], [0], 500, 0)["headroom"] is None
 
 
 def test_without_qualities_there_is_nothing_to_average() -> None:

@@ -22,6 +22,7 @@ from think_as_locals.evaluation.compare import compare, read
 from think_as_locals.evaluation.entries import read_entries
 from think_as_locals.evaluation.judged import outcome
 from think_as_locals.evaluation.leaderboard import write_leaderboard
+from think_as_locals.evaluation.markdown import text
 from think_as_locals.evaluation.paired import holm
 from think_as_locals.judging import parse, permute, present, write
 from think_as_locals.models.prediction import Prediction, favourite
@@ -216,6 +217,14 @@ def test_the_last_step_of_a_training_run_counts_under_the_name_of_the_run(tmp_pa
     assert (entry.name, entry.summary["step"], entry.summary["accuracy"]) == ("trained", 10, 1.0)
 
 
+def test_reward_models_that_are_called_like_steps_are_all_listed(tmp_path: Path) -> None:
+    for name in ("step-100", "step-200", "step-final"):
+        measure(tmp_path / "checkpoints", name, predictions(lambda i: i % 2))
+    assert [entry.name for entry in read_entries([tmp_path / "checkpoints"])] == ["step-100", "step-200", "step-final"]
+    with pytest.raises(DataError, match=r"checkpoints: no carb/step-N\.json"):
+        read(tmp_path / "checkpoints")
+
+
 def test_models_of_one_name_are_told_apart_by_their_runs(tmp_path: Path) -> None:
     for run in ("x/run", "y/run", "z"):
         measure(tmp_path / run, "rm", predictions(lambda i: i % 2), model="RM")
@@ -298,6 +307,19 @@ def test_nothing_from_data_is_html_and_nothing_is_loaded(evil: Path, tmp_path: P
     assert not re.search(r"https?:|@import|url\(", page.source)
     assert "alert(1)" in page.text
     assert "innerHTML" not in page.source
+
+
+def test_a_name_does_not_turn_the_figures_beside_it(tmp_path: Path) -> None:
+    turning = "\u202eדגם\u2069\u202e"
+    some = [replace(item, domain=f"{item.domain}{turning}") for item in items()]
+    made = predictions(lambda i: i % 3 > 0, some)
+    measure(tmp_path / "run", "one", made, model=f"one{turning}", dataset=f"cards{turning}")
+    page = Page(write_leaderboard([tmp_path / "run"], tmp_path / "out"))
+    headline = re.findall(r'<p class="headline">(.*?)</p>', page.source, re.DOTALL)[0]
+    assert headline.startswith("<bdi>cardsדגם</bdi>: <bdi>oneדגם</bdi> has <b>")
+    titles = [title for _, attrs in page.tags if (title := attrs.get("title"))]
+    assert any("דגם" in title for title in titles)
+    assert not any(set(turning[-2:]) & set(title) for title in titles)
 
 
 def test_policy_admits_the_one_script(evil: Path, tmp_path: Path) -> None:
@@ -392,19 +414,24 @@ def test_one_endless_text_leaves_room_for_the_others(tmp_path: Path) -> None:
 
 
 def test_markdown_has_a_row_for_each_model_and_baseline_and_pair(out: Path) -> None:
-    text = (out / "leaderboard.md").read_text()
+    written = (out / "leaderboard.md").read_text()
     good = model_of(board_of(out), "good")
     low, high = (f"{100 * end:.1f}" for end in good["macro"]["ci95"])
-    row = next(line for line in text.splitlines() if line.startswith("| 1–2 | good ●"))
+    row = next(line for line in written.splitlines() if line.startswith("| 1–2 | good ●"))
     assert f"| {100 * good['macro']['accuracy']:.1f} [{low}, {high}] |" in row
-    rows = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [line for line in written.splitlines() if line.startswith("|")]
     assert len(rows) == (2 + 4 + 6) + (2 + 6)
 
 
 def test_cells_of_markdown_hold_text_alone(evil: Path, tmp_path: Path) -> None:
     write_leaderboard([evil], tmp_path / "out")
-    text = (tmp_path / "out/leaderboard.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("|")]
+    written = (tmp_path / "out/leaderboard.md").read_text()
+    rows = [line for line in written.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {10}
-    assert "<" not in text.replace("p < 0.05", "").replace("< 0.001", "")
-    assert r"\*b\*" in text
+    assert "<" not in written.replace("p < 0.05", "").replace("< 0.001", "")
+    assert r"\*b\*" in written
+
+
+def test_an_address_in_a_name_is_no_link() -> None:
+    shown = text("https://evil.example WWW.evil.example me@evil.example Qwen2.5:7B")
+    assert shown == r"https\://evil.example WWW\.evil.example me\@evil.example Qwen2.5:7B"

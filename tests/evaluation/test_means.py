@@ -82,3 +82,10 @@ def test_few_groups_in_cells_have_students_interval_of_the_means_without_each_gr
 def test_one_cell_is_no_cells() -> None:
     values, groups = np.random.default_rng(3).random(40), [str(i // 4) for i in range(40)]
     assert estimate_mean(values, groups, 300, 0, ["TH"] * 40) == estimate_mean(values, groups, 300, 0)
+
+
+def test_no_end_of_the_interval_is_beyond_what_a_value_can_be() -> None:
+    values, groups = [0.0, 0.9, 1.0], ["a", "b", "c"]
+    low, high = estimate_mean(values, groups, samples=50, seed=0).ci95 or (0, 0)
+    assert low < 0 < 1 < high
+    assert estimate_mean(values, groups, samples=50, seed=0, bounds=(0, 1)).ci95 == (0, 1)

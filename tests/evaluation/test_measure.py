@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -98,6 +100,24 @@ def test_half_a_line_is_cut_off_and_its_request_asked_again(tmp_path: Path) -> N
     assert measured(again, path) == first
     assert len(again.asked) == 1
     assert path.read_bytes() == whole
+
+
+def test_an_answer_for_which_there_is_no_room_is_not_taken_for_kept(tmp_path: Path) -> None:
+    first, second = (Request(item, (0,)) for item in ITEMS[:2])
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with Journal(tmp_path / "answers.jsonl", {}) as journal:
+        journal.add(first, {"text": "there"})
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "answers.jsonl").stat().st_size + 50, limits[1]))
+            with pytest.raises(OSError, match="too large"):
+                journal.add(second, {"text": "not there" * 100})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, handler)
+        assert second not in journal
+    with Journal(tmp_path / "answers.jsonl", {}) as journal:
+        assert first in journal
+        assert second not in journal
 
 
 def test_a_damaged_line_is_named_and_the_file_left_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import permutations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.validity import Result, plot, read_results, validity
 from think_as_locals.types import DataError
 
@@ -74,6 +76,23 @@ def test_of_a_few_it_warns() -> None:
     assert validity(ANSCOMBE[:10], samples=50, seed=0)["warning"] is None
 
 
+@pytest.mark.parametrize("n", [3, 5, 7])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_same_order_by_chance_is_as_likely_as_all_orders_say(n: int, reverse: bool) -> None:
+    order = range(n, 0, -1) if reverse else range(n)
+    found = validity([Result(f"rm {i}", i / 10, float(rank)) for i, rank in enumerate(order)], samples=50, seed=0)
+    assert found["spearman"]["p"] == pytest.approx(2 / math.factorial(n))
+
+
+def test_of_a_few_the_p_value_of_rho_counts_every_order() -> None:
+    rng = np.random.default_rng(5)
+    for n in (4, 5, 6):
+        x, y = rng.permutation(n), rng.permutation(n)
+        found = validity([Result(f"rm {i}", x[i] / 10, float(y[i])) for i in range(n)], samples=50, seed=0)["spearman"]
+        every = np.array([stats.spearmanr(x, order).statistic for order in permutations(y)])
+        assert found["p"] == pytest.approx((np.abs(every) >= abs(found["rho"]) - 1e-9).mean())
+
+
 def test_of_three_all_is_there_but_what_two_cannot_show() -> None:
     found = validity(ANSCOMBE[:3], samples=50, seed=0)
     assert found["pearson"]["ci95"] == [-1.0, 1.0]
@@ -117,6 +136,26 @@ def test_results_are_read_from_rows(tmp_path: Path) -> None:
         file.write_text(f"{json.dumps(row)}\n{json.dumps(row | change)}\n", encoding="utf-8")
         with pytest.raises(DataError, match=rf"results.jsonl:2: .*{said}"):
             read_results(file)
+
+
+def test_an_evaluation_gives_the_accuracy_that_ranks_its_reward_models(tmp_path: Path) -> None:
+    for name in ("carb", "selections"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "selections/mine.json").write_text(json.dumps({"selected": {"mean": 3.5}}))
+    with pytest.raises(DataError, match=r"carb/mine\.json: cannot be read \(No such file"):
+        read_results(tmp_path)
+    (tmp_path / "carb/mine.json").write_text("{}")
+    with pytest.raises(DataError, match=r"carb/mine\.json: a CARB file lacks accuracy"):
+        read_results(tmp_path)
+    summary = dict.fromkeys(carb.KEYS.split()) | {"accuracy": 0.5, "macro": {"accuracy": 0.25}}
+    (tmp_path / "carb/mine.json").write_text(json.dumps(summary))
+    assert read_results(tmp_path) == [Result("mine", 0.25, 3.5)]
+
+
+def test_a_control_character_in_a_name_leaves_the_plot_well_formed() -> None:
+    results = [*ANSCOMBE, Result("a\x0b\x1b\ufffeb", 0.31, 6.0)]
+    root = ElementTree.fromstring(plot(results, validity(results, samples=50, seed=0), "BLEnD"))  # noqa: S314
+    assert "a\ufffd\ufffd\ufffdb" in "".join(root.itertext())
 
 
 def test_the_plot_is_well_formed_holds_every_name_and_escapes_it() -> None:

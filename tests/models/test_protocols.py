@@ -251,6 +251,19 @@ def test_an_unread_comparison_of_a_round_robin_is_won_by_neither_or_by_both_by_h
     assert (theirs.scores, theirs.credit, theirs.unread) == ((0.5, 0.5), 0.5, True)
 
 
+@pytest.mark.parametrize("orders", [1, 2])
+def test_a_round_robin_of_which_one_comparison_alone_is_readable_is_unread(orders: int) -> None:
+    item = an_item(best=0)
+
+    def judge(request: Request) -> Reading:
+        return prefers(item.responses[0])(request) if set(request.order) == {0, 1} else verdict(None)
+
+    (strict,) = put(protocol("round_robin", orders), item, judge)
+    assert (strict.credit, strict.unread, strict.judgement.issues) == (0.0, True, ("verdict_label",))
+    (theirs,) = put(protocol("round_robin", orders, "rewardbench2"), item, judge)
+    assert (theirs.credit, theirs.unread) == (1.0, True)
+
+
 # --- pointwise ---
 
 
@@ -276,7 +289,7 @@ def test_ratings(ratings: dict[str, float | None], strict: float, theirs: float)
     assert (ours.credit, ours.unread) == (strict, not readable)
     assert (ours.scores is None) == (not readable)
     (other,) = put(protocol("pointwise", convention="rewardbench2"), an_item(), rates(**ratings))
-    assert other.credit == theirs
+    assert (other.credit, other.unread) == (theirs, not readable)
     assert other.scores == tuple(
         -1 if (value := ratings[f"r{an_item().responses.index(text)}"]) is None else value
         for text in other.shown.responses

@@ -6,7 +6,6 @@ it. Responses are called by the caller's own numbers, from 1, and by the labels 
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -16,22 +15,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from think_as_locals.evaluation.terminal import plain
 from think_as_locals.judging import RULES
 from think_as_locals.judging.render import culture_name
 from think_as_locals.models.prediction import Prediction, favourite
 from think_as_locals.types import LABELS, Item, Rubric
-
-_JOINERS_AND_MARKS = "\u200c\u200d\u200e\u200f\u061c"  # invisible, and needed to write some languages
-
-
-def plain(text: str) -> Text:
-    r"""A text with what a terminal would act on, or not show, as escapes: control characters, bidi overrides, tags.
-
-    Example:
-        >>> plain("[red]bow\x1b[2J").plain
-        '[red]bow\\x1b[2J'
-    """
-    return Text("".join(map(_visible, text.replace("\r\n", "\n"))))
 
 
 def judgement_view(prediction: Prediction) -> RenderableType:
@@ -115,10 +103,3 @@ def _table(*heads: str) -> Table:
 def _issues(issues: Sequence[str]) -> Iterator[Text]:
     for issue in issues:
         yield Text(f"- {issue}: {RULES[issue]}")
-
-
-def _visible(character: str) -> str:
-    shown = character in "\n\t" or character in _JOINERS_AND_MARKS
-    if shown or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return character
-    return character.encode("unicode_escape").decode()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from think_as_locals.types import ConfigError
 
 if TYPE_CHECKING:
     from think_as_locals.commands import Commands
@@ -41,11 +44,24 @@ def _leaderboard(arguments: Namespace) -> None:
     """Write a table, and a page, of the reward models of several runs."""
     from think_as_locals.evaluation.leaderboard import write_leaderboard
 
-    print(write_leaderboard([Path(run) for run in arguments.runs], Path(arguments.out)))
+    print(write_leaderboard([Path(run) for run in arguments.runs], _folder(arguments.out)))
 
 
 def _validity(arguments: Namespace) -> None:
     """Show how well accuracy on CARB foretells what reward models select."""
     from think_as_locals.evaluation.validity import read_results, write_validity
 
-    print(write_validity(read_results(Path(arguments.results)), Path(arguments.out)))
+    print(write_validity(read_results(Path(arguments.results)), _folder(arguments.out)))
+
+
+def _folder(out: str) -> Path:
+    """Where results go: made, and known to take them, before anything is computed."""
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise ConfigError(f"--out {out}: no folder that can be written to")
+    return folder

@@ -6,6 +6,7 @@ culture, or what its text has in common with right answers to *other* questions.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,9 @@ _FOLDS = 5
 _WORDS = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+|[^\w\s]"
 """A character of a script without spaces between words (Thai to Khmer, kana, Han), a word, or a sign."""
 
+_WORD_START = r"(?<![a-z\u00df-\u052f])"
+"""No Latin, Greek or Cyrillic letter before it; other scripts put names behind particles or without a space."""
+
 
 def longest(_item: Item, response: str) -> float:
     """Prefers the longest response, in characters."""
@@ -37,7 +41,8 @@ def shortest(_item: Item, response: str) -> float:
 
 def label_match(item: Item, response: str) -> float:
     """Prefers a response that names the culture, in English or in the item's language."""
-    return float(any(name in response.casefold() for name in _names(item.culture, item.language)))
+    names = _names(item.culture, item.language)
+    return float(names is not None and names.search(response.casefold()) is not None)
 
 
 TRAITS: Mapping[str, Trait] = MappingProxyType({"longest": longest, "shortest": shortest, "label_match": label_match})
@@ -133,10 +138,12 @@ def _folded(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _names(culture: str | None, language: str) -> set[str]:
+@lru_cache(maxsize=1024)
+def _names(culture: str | None, language: str) -> re.Pattern[str] | None:
+    """What names a culture in a case-folded text: an Egyptian does, a woman names no Oman."""
     if culture is None:
-        return set()
+        return None
     names = {Locale("en").territories.get(culture, culture)}
     with suppress(UnknownLocaleError, ValueError):  # of a language that CLDR does not know, the English name is enough
         names.add(Locale.parse(language, sep="-").territories.get(culture, culture))
-    return {name.casefold() for name in names}
+    return re.compile(rf"{_WORD_START}(?:{'|'.join(re.escape(name.casefold()) for name in sorted(names))})")

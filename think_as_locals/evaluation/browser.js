@@ -45,7 +45,7 @@ let page = 0;
 const search = () => {
   const chosen = Object.keys(filters)
     .map(name => [filters[name][1], byId(`filter-${name}`).value])
-    .filter(([, value]) => value !== "*");
+    .filter(([, value]) => value !== " "); // all: no name is blank
   const words = byId("filter-text").value.toLowerCase().split(/\s+/).filter(Boolean);
   found = [];
   for (let i = 0; i < count; i++) {

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from think_as_locals.evaluation.statistics import accuracy, draws
+from think_as_locals.evaluation.statistics import MIN_CLUSTERS, accuracy, draws, expanded_tail
 
 BINS = 10
 
@@ -68,17 +68,29 @@ def calibration(
 def _error(
     gaps: NDArray[np.float64], places: NDArray[np.intp], groups: Sequence[str], samples: int, seed: int
 ) -> tuple[float, list[float]]:
-    """Expected calibration error, and percentiles of its bootstrap over question groups.
+    """Expected calibration error, and an interval for that of the true means of the bins: a bootstrap over groups.
 
-    The percentiles are moved by the mean that resampling adds: noise makes larger what is never negative.
+    Noise makes larger what is never negative, once in the error that is found and once more in every draw of it. So
+    the percentiles, expanded as in `statistics.py`, are moved: the upper one by what drawing adds, the lower one by
+    twice as much; and it is 0 where draws in which no bin is off on the average reach the error. In simulation (groups
+    of 1 to 12 items, intraclass correlation .2, true errors of 0 to .25, 5 to 100 groups) the interval holds the truth
+    in 90 to 100 %; moved by what drawing adds alone, in 7 to 16 % where the true error is 0. Of fewer groups than
+    `MIN_CLUSTERS` a bootstrap says nothing, and neither does the interval.
     """
     names, group = np.unique(groups, return_inverse=True)
     sums = np.bincount(group * BINS + places, gaps, minlength=len(names) * BINS).reshape(-1, BINS)
     error = float(np.abs(sums.sum(axis=0)).sum() / len(gaps))
+    if len(names) < MIN_CLUSTERS:
+        return error, [0.0, 1.0]
     counts = draws(len(names), samples, seed)
-    drawn = np.abs(counts @ sums).sum(axis=1) / (counts @ np.bincount(group))
-    ends = np.quantile(drawn, [0.025, 0.975]) - (drawn.mean() - error)
-    return error, [float(end) for end in np.clip(ends, 0, 1)]
+    drawn, sizes = counts @ sums, (counts @ np.bincount(group))
+    errors = np.abs(drawn).sum(axis=1) / sizes
+    without_gap = np.abs(drawn - sums.sum(axis=0)).sum(axis=1) / sizes
+    tail, added = expanded_tail(len(names)), errors.mean() - error
+    low, high = np.quantile(errors, [tail, 1 - tail]) - [2 * added, added]
+    if error <= np.quantile(without_gap, 1 - tail):
+        low = 0.0
+    return error, [float(np.clip(low, 0, error)), float(np.clip(high, error, 1))]
 
 
 def _noise(confidence: NDArray[np.float64]) -> float:

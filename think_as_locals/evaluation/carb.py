@@ -17,11 +17,13 @@ from think_as_locals.files import parquet, write_bytes, write_json
 from think_as_locals.models.prediction import Prediction
 from think_as_locals.types import LABELS, DataError, Item
 
-_KEYS = (
+KEYS = (
     "dataset split model seed step protocol n accuracy ci95 interval parse_failure parse_failure_ci95 "
     "by_culture by_domain by_language by_cell by_position by_resource_class by_family by_script "
     "micro macro flips baselines"
 )
+"""What a report needs of a CARB file."""
+
 Measured = Callable[[Sequence[JudgedItem]], dict[str, Any]]
 Estimate = Callable[[Sequence[float], Sequence[str]], Accuracy]
 
@@ -53,6 +55,7 @@ def summarise(
     Raises:
         ValueError: no predictions.
     """
+    predictions = sorted(predictions, key=_place)  # sums are rounded: of any order they shall have the same bits
     judged = judged_items(predictions)
     estimate = partial(accuracy, samples=bootstrap_samples, seed=seed)
     measured = partial(_measured, estimate=estimate, baselines=baseline_credits([j.item for j in judged]))
@@ -90,9 +93,23 @@ def read(path: Path) -> dict[str, Any]:
         DataError: it is no JSON object, or lacks what a report needs; the message names it.
     """
     summary = read_json(path)
-    if lacks := sorted(set(_KEYS.split()) - set(summary)):
+    if lacks := sorted(set(KEYS.split()) - set(summary)):
         raise DataError(f"{path}: a CARB file lacks {', '.join(lacks)}; measure again")
     return summary
+
+
+def steps(folder: Path) -> dict[int, Path]:
+    """The CARB files of a training run, by step; those of an evaluation, whose reward models may be called alike, not.
+
+    Raises:
+        DataError: from `read`.
+    """
+    found = {path: read(path) for path in folder.glob("step-*.json")}
+    return {
+        summary["step"]: path
+        for path, summary in found.items()
+        if path.stem == f"step-{summary['step']}" and summary["model"] != path.stem
+    }
 
 
 def best_step(folder: Path) -> int | None:
@@ -114,6 +131,10 @@ def metrics(summary: dict[str, Any]) -> dict[str, float]:
         **{f"carb/culture/{name}": part["accuracy"] for name, part in summary["by_culture"].items()},
         **{f"carb/domain/{name}": part["accuracy"] for name, part in summary["by_domain"].items()},
     }
+
+
+def _place(prediction: Prediction) -> tuple[str, tuple[str, ...]]:
+    return prediction.item.id, prediction.shown.responses
 
 
 def _measured(

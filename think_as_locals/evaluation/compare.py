@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 from rich.table import Table
 
+from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.judged import BREAKDOWNS, JudgedItem, grouped, judged_flip_sets, read_rows
 from think_as_locals.evaluation.paired import Difference, difference, holm, mcnemar, smallest_difference
 from think_as_locals.evaluation.statistics import Accuracy, accuracy
+from think_as_locals.evaluation.terminal import plain
 from think_as_locals.judging import permute
 from think_as_locals.types import LABELS, ConfigError, DataError, Item
 
@@ -25,6 +28,7 @@ _CAPTION = (
     "would show with 80 % power."
 )
 _ITEM = ("id", "culture", "domain", "language", "group", "source", "prompt", "responses", "origins")
+_JUDGEMENT = ("best", "verdict", "credit", "scores", "issues", "completion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,8 @@ def compare(a: Sequence[JudgedItem], b: Sequence[JudgedItem], by: str) -> list[C
     _check_same_items(a, b)
     other = {j.item.id: j for j in b}
     baselines = baseline_credits([j.item for j in a])
-    parts = {_ALL: list(a)}
+    a = sorted(a, key=lambda j: j.item.id)  # sums are rounded: of any order they shall have the same bits
+    parts = {_ALL: a}
     if flips := [j for members in judged_flip_sets(a) for j in members]:
         parts[_FLIPS] = flips
     alone = [_compare(name, part, other, baselines, 1) for name, part in parts.items()]
@@ -134,23 +139,24 @@ def judged_rows(rows: Sequence[dict[str, Any]], path: Path) -> list[JudgedItem]:
     """
     if not rows:
         raise DataError(f"{path}: no judgements")
-    if lacks := [name for name in (*_ITEM, "best", "credit") if name not in rows[0]]:
+    if lacks := [name for name in (*_ITEM, *_JUDGEMENT) if name not in rows[0]]:
         raise DataError(f"{path}: a table of judgements lacks {', '.join(lacks)}; measure again")
     judged = []
     for name, judgements in grouped(rows, lambda row: str(row["id"])).items():
         try:
             items = {_item(row) for row in judgements}
+            worth = [_credit(row) for row in judgements]
         except (DataError, ValueError, TypeError) as error:
             raise DataError(f"{path}: {error}") from error
         if len(items) > 1:
             raise DataError(f"{path}: several items are called {name!r}")
-        judged.append(JudgedItem(items.pop(), sum(float(row["credit"]) for row in judgements) / len(judgements)))
+        judged.append(JudgedItem(items.pop(), math.fsum(worth) / len(worth)))
     return judged
 
 
 def _last(run: Path) -> Path:
     """The last measurement of a run that is whole: its JSON is written last."""
-    steps = {int(path.stem.removeprefix("step-")): path for path in (run / "carb").glob("step-*.json")}
+    steps = carb.steps(run / "carb")
     if not steps:
         raise DataError(f"{run}: no carb/step-N.json; expected the folder of a run, or a carb/step-N.parquet")
     return steps[max(steps)].with_suffix(".parquet")
@@ -160,6 +166,16 @@ def _item(row: dict[str, Any]) -> Item:
     """The item of a row, its responses in an order that does not depend on how they were shown."""
     shown = Item(best=LABELS.index(row["best"]), **{name: row[name] for name in _ITEM})
     return permute(shown, tuple(sorted(range(len(shown.responses)), key=shown.responses.__getitem__)))
+
+
+def _credit(row: dict[str, Any]) -> float:
+    """What a judgement is worth; whoever reads on may take it for one of an item's own responses, or none."""
+    credit, verdict, labels = row["credit"], row["verdict"], tuple(LABELS[: len(row["responses"])])
+    if not isinstance(credit, float) or not 0 <= credit <= 1:
+        raise DataError(f"item {row['id']!r}: credit must be in [0, 1], got {credit!r}")
+    if verdict is not None and verdict not in labels:
+        raise DataError(f"item {row['id']!r}: verdict must be one of {', '.join(labels)} or none, got {verdict!r}")
+    return credit
 
 
 def _check_same_items(a: Sequence[JudgedItem], b: Sequence[JudgedItem]) -> None:
@@ -187,14 +203,14 @@ def table(comparisons: Sequence[Comparison], a: str, b: str) -> Table:
         a: What the first run is called.
         b: What the second one is called.
     """
-    shown = Table(title=f"A: {a}\nB: {b}", title_justify="left", caption=_CAPTION, caption_justify="left")
+    shown = Table(title=plain(f"A: {a}\nB: {b}"), title_justify="left", caption=_CAPTION, caption_justify="left")
     shown.add_column("items", overflow="fold")
     for heading in ("n", "A", "B", "B - A", "p", "p McNemar", "smallest", "best baseline"):
         shown.add_column(heading, justify="right", overflow="fold")  # never cut a figure short
     for c in comparisons:
         name, baseline = max(c.baselines.items(), key=lambda named: named[1].accuracy)
         shown.add_row(
-            c.name,
+            plain(c.name),
             str(c.difference.n),
             _percent(c.a.accuracy, c.a.ci95),
             _percent(c.b.accuracy, c.b.ci95),

@@ -102,15 +102,15 @@ def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples
     qualities = [row.qualities or () for row in rows]
     groups = [question_group(row.prompt) for row in rows]
     selected = [of_row[index] for of_row, index in zip(qualities, chosen, strict=True)]
-    random = [math.fsum(of_row) / len(of_row) for of_row in qualities]
     oracle = [max(of_row) for of_row in qualities]
+    random = [best - math.fsum(best - q for q in row) / len(row) for best, row in zip(oracle, qualities, strict=True)]
     columns = {
         "selected": selected,
         "random": random,
         "oracle": oracle,
         "gain": [s - r for s, r in zip(selected, random, strict=True)],
     }
-    possible = math.fsum(oracle) - math.fsum(random)
+    possible = math.fsum(best - r for best, r in zip(oracle, random, strict=True))
     return {
         **{name: estimate_mean(values, groups, samples, seed).as_dict() for name, values in columns.items()},
         "headroom": math.fsum(columns["gain"]) / possible if possible else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +13,6 @@ from think_as_locals.evaluation.compare import judged_rows
 from think_as_locals.evaluation.judged import JudgedItem, read_json, read_rows
 from think_as_locals.evaluation.probes import DIRECTIONS
 from think_as_locals.types import DataError, Item
-
-_STEP = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ def _entries(run: Path) -> Iterator[Entry]:
     paths = sorted((run / "carb").glob("*.json"))
     if not paths:
         raise DataError(f"{run}: no carb/NAME.json and no carb/step-N.json; expected the folder of a run that measured")
-    steps = {int(found[1]): path for path in paths if (found := _STEP.fullmatch(path.stem))}
+    steps = carb.steps(run / "carb")
     for path in paths:
         if path not in steps.values():
             yield _entry(path)

@@ -91,8 +91,9 @@ class Journal:
             self._answers[key] = answer
 
     def _write(self, row: dict[str, Any]) -> None:
-        line = json.dumps(row, ensure_ascii=True, allow_nan=False) + "\n"
-        self._file.write(line.encode())  # one call: the system has the whole line, or its beginning
+        left = memoryview(json.dumps(row, ensure_ascii=True, allow_nan=False).encode() + b"\n")
+        while left:  # one call, unless the disk is nearly full: then the next one raises
+            left = left[self._file.write(left) :]
 
     def _read(self, line: bytes, number: int) -> dict[str, Any]:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ BREAKDOWNS: Mapping[str, Callable[[Item], str]] = MappingProxyType(
 def judged_items(predictions: Sequence[Prediction]) -> list[JudgedItem]:
     """The items of predictions, each once, in the order of their first judgements."""
     return [
-        JudgedItem(judgements[0].item, sum(p.credit for p in judgements) / len(judgements))
+        JudgedItem(judgements[0].item, math.fsum(p.credit for p in judgements) / len(judgements))
         for judgements in grouped(predictions, lambda p: p.item.id).values()
     ]
 
@@ -95,10 +96,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 
     Raises:
-        DataError: the file holds something else; the message names it.
+        DataError: the file cannot be read or holds something else; the message names it.
     """
     try:
         value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise DataError(f"{path}: not JSON: {error}") from error
     if not isinstance(value, dict):

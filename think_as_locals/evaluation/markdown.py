@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_MEANING = re.compile(r"([\\`*_{}\[\]()#+!|~$])")
+_MEANING = re.compile(r"[\\`*_{}\[\]()#+!|~$@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+"""The last three begin an address, which GitHub makes a link of without any sign around it."""
 
 _NOTE = (
     "Per cent with 95 % intervals by question group. Macro: every cell of culture and domain counts the same. Ranks "
@@ -29,7 +30,7 @@ def text(value: str) -> str:
         >>> print(text("a|b <i>_c_"))
         a\|b &lt;i&gt;\_c\_
     """
-    return _MEANING.sub(r"\\\1", html.escape(" ".join(value.split()), quote=False))
+    return _MEANING.sub(r"\\\g<0>", html.escape(" ".join(value.split()), quote=False))
 
 
 def leaderboard_text(boards: Sequence[dict[str, Any]], alpha: float) -> str:

@@ -41,7 +41,12 @@ class Mean:
 
 
 def estimate_mean(
-    values: Floats, groups: Sequence[str], samples: int, seed: int, cells: Sequence[str] | None = None
+    values: Floats,
+    groups: Sequence[str],
+    samples: int,
+    seed: int,
+    cells: Sequence[str] | None = None,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Mean:
     """Mean of values that need not lie in [0, 1], with a 95 % interval.
 
@@ -53,6 +58,7 @@ def estimate_mean(
         samples: Resamples of question groups.
         seed: Of the resampling.
         cells: What each item is counted under, where the mean is one of the cells' means.
+        bounds: What no value can be below or above, and so no end of the interval.
 
     Example:
         >>> estimate_mean([3.0, 5.0], ["a", "b"], samples=100, seed=0).mean
@@ -72,4 +78,5 @@ def estimate_mean(
     units = group if by_group else np.arange(n)
     found = jackknife(influence(column, units, cell), units)
     reach = math.sqrt(found.variance) * float(stdtrit(found.freedom, 0.975))
-    return Mean(n, centre, (centre - reach, centre + reach), "cluster_t" if by_group else "t")
+    ends = max(bounds[0], centre - reach), min(bounds[1], centre + reach)
+    return Mean(n, centre, ends, "cluster_t" if by_group else "t")

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from think_as_locals.evaluation.judged import read_json
 from think_as_locals.judging.render import culture_name
 
+_TURNS = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 _ESCAPED = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 
 
@@ -55,6 +56,7 @@ def templates() -> Environment:
         "language": language_name,
         "sha256": lambda text: base64.b64encode(hashlib.sha256(str(text).encode()).digest()).decode(),
         "embedded": embedded,
+        "unturned": unturned,
     }
     return environment
 
@@ -73,6 +75,16 @@ def embedded(value: Any) -> Markup:
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_ESCAPED))  # noqa: S704 - nothing is left that HTML gives a meaning to
+
+
+def unturned(name: str) -> str:
+    r"""A name without the characters that turn the direction of what follows, which may be a figure.
+
+    Example:
+        >>> unturned("best \u202e")
+        'best '
+    """
+    return name.translate(_TURNS)
 
 
 def axis(low: float, high: float, start: float, end: float, ticks: int = 5) -> Axis:

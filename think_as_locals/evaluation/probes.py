@@ -43,7 +43,8 @@ DIRECTIONS: dict[Edit, Literal["up", "down"]] = {"CC": "up", "RC": "down", "CL":
 """Whether a good RM has much change or little. On RC that holds in the language of the culture (see `remove_label`)."""
 
 Scores = Mapping[Item, tuple[float, ...]]
-Estimate = Callable[[Sequence[float], Sequence[str]], Mean]
+Estimate = Callable[..., Mean]
+"""`estimate_mean` of values, groups and bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ def probe(items: Sequence[Item], scorer: Scorer, *, k: float, samples: int, seed
     """
     if not items:
         raise DataError("no items to probe a reward model with")
-    pairs = edited_pairs(items)
+    # Sorted: sums are rounded, and of any order of items they shall have the same bits.
+    pairs = edited_pairs(sorted(items, key=lambda item: item.id))
     # One call for everything, each item once: an engine does best with all there is.
     every = list(dict.fromkeys([*items, *(item for edited in pairs.values() for pair in edited for item in pair)]))
     scores = dict(zip(every, scored(every, scorer), strict=True))
@@ -157,7 +159,7 @@ def _measured(changes: Sequence[Change], estimate: Estimate) -> dict[str, Any]:
 def _summary(changes: Sequence[Change], value: Callable[[Change], float | None], estimate: Estimate) -> dict[str, Any]:
     values, groups = _known(changes, value)
     return {
-        "absolute": estimate([abs(v) for v in values], groups).as_dict(),
+        "absolute": estimate([abs(v) for v in values], groups, bounds=(0, math.inf)).as_dict(),
         "signed": estimate(values, groups).as_dict(),
         "undefined": len(changes) - len(values),
     }
@@ -168,7 +170,7 @@ def _consistency(changes: Sequence[Change], k: float, estimate: Estimate) -> dic
     found: dict[str, Any] = {"k": k}
     for form, value in (("relative", _relative), ("paper", _paper)):
         values, groups = _known(changes, value)
-        found[form] = estimate([math.exp(-k * abs(v) / 100) for v in values], groups).as_dict()
+        found[form] = estimate([math.exp(-k * abs(v) / 100) for v in values], groups, bounds=(0, 1)).as_dict()
     return found
 
 

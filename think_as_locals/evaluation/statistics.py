@@ -132,9 +132,14 @@ def cluster_bootstrap(
     means = (counts @ sums / np.maximum(drawn, 1)).sum(axis=1) / (drawn > 0).sum(axis=1)
     if np.ptp(means) < _ROUNDING:
         return None
-    tail = float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
+    tail = expanded_tail(groups)
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
+
+
+def expanded_tail(groups: int) -> float:
+    """The quantile of a bootstrap's draws that stands for 2.5 % where so many groups, at least two, were drawn from."""
+    return float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
 
 
 @lru_cache(maxsize=1)  # what is measured on the same items is measured on the same draws

@@ -6,6 +6,7 @@ BLEnD and OMGEval. scipy computes everything here.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from think_as_locals.data.defects import Defect
 from think_as_locals.data.fields import Fields
 from think_as_locals.data.rows import read_rows
+from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.judged import read_json
 from think_as_locals.evaluation.pages import axis, templates
 from think_as_locals.files import write_json, write_text
@@ -33,6 +36,9 @@ SAMPLES = 2000
 """Resamples of reward models."""
 
 FIELDS = ("name", "accuracy", "downstream")
+
+_NOT_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What no XML may hold, however it is escaped: with one control character in a name the picture would not open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +78,14 @@ def read_results(path: Path) -> list[Result]:
 
 
 def _of_evaluation(run: Path) -> list[Result]:
-    """CARB accuracy, and the mean quality of what was selected, of each reward model."""
+    """Macro accuracy, which is what ranks them, and the mean quality of what was selected, of each reward model."""
     results = []
     for file in sorted((run / "selections").glob("*.json")):
         selected = read_json(file).get("selected")
         if selected is None:
             raise DataError(f"{file}: the candidates had no qualities; add them, and evaluate again")
-        accuracy = read_json(run / "carb" / file.name)["accuracy"]
-        results.append(Result(file.stem, float(accuracy), float(selected["mean"])))
+        macro = carb.read(run / "carb" / file.name)["macro"]
+        results.append(Result(file.stem, float(macro["accuracy"]), float(selected["mean"])))
     if not results:
         raise DataError(f"{run}: no selections/NAME.json; evaluate with eval.candidates=FILE")
     return results
@@ -108,9 +114,10 @@ def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, An
         seed: Of the resampling.
 
     Returns:
-        `n`; `pearson`: `r`, `p` (two-sided, Student's t), `ci95` of r (Fisher's z), `r2`; `spearman`: `rho`, `p`,
-        `ci95` (percentiles of a bootstrap); `leave_one_out`: name -> r2 of the others, `None` where that is not
-        defined; `line`: `slope` and `intercept` of least squares; `warning`, `None` from ten reward models on.
+        `n`; `pearson`: `r`, `p` (two-sided, Student's t), `ci95` of r (Fisher's z), `r2`; `spearman`: `rho`, `p`
+        (two-sided, Student's t; of fewer than ten by all their orders), `ci95` (percentiles of a bootstrap);
+        `leave_one_out`: name -> r2 of the others, `None` where that is not defined; `line`: `slope` and `intercept` of
+        least squares; `warning`, `None` from ten reward models on.
 
     Raises:
         DataError: fewer than three reward models, one named twice, or nothing varies.
@@ -135,7 +142,7 @@ def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, An
         },
         "spearman": {
             "rho": float(spearman.statistic),
-            "p": float(spearman.pvalue),
+            "p": float(spearman.pvalue) if n >= FEW else _rank_p(x, y),
             "ci95": _rank_interval(x, y, samples, seed),
         },
         "leave_one_out": {
@@ -156,7 +163,7 @@ def plot(results: Sequence[Result], found: dict[str, Any], downstream: str) -> s
         downstream: What the downstream result is called.
     """
     x, y = [result.accuracy for result in results], [result.downstream for result in results]
-    return (
+    drawn = (
         templates()
         .get_template("validity.svg.jinja")
         .render(
@@ -168,6 +175,7 @@ def plot(results: Sequence[Result], found: dict[str, Any], downstream: str) -> s
             ends=(min(x), max(x)),
         )
     )
+    return _NOT_XML.sub("\ufffd", drawn)
 
 
 def _check(results: Sequence[Result]) -> None:
@@ -188,6 +196,20 @@ def _r2(x: Sequence[float], y: Sequence[float]) -> float | None:
     if len(x) < FEWEST or len(set(x)) == 1 or len(set(y)) == 1:
         return None
     return float(stats.pearsonr(x, y).statistic ** 2)
+
+
+def _rank_p(x: Sequence[float], y: Sequence[float]) -> float:
+    """Exact, over all pairings: by Student's t even three reward models in the same order would have p = 0."""
+    ranks, others = stats.rankdata(x), stats.rankdata(y)
+
+    def agreement(paired: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+        return np.asarray(np.moveaxis(paired, axis, -1) @ (others - others.mean()))
+
+    return float(
+        stats.permutation_test(
+            (ranks,), agreement, permutation_type="pairings", n_resamples=np.inf, batch=50_000
+        ).pvalue
+    )
 
 
 def _rank_interval(x: Sequence[float], y: Sequence[float], samples: int, seed: int) -> list[float]:

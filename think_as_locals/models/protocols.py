@@ -85,11 +85,12 @@ class JudgingProtocol:
         """What readings of the answers to `requests(item, seed)` come to, in that order.
 
         Returns:
-            Listwise, a prediction for each order; else a single one with `scores`:
+            Listwise, a prediction for each order; else a single one with `scores`. It has a verdict where everything
+            could be read; without one it is worth what its scores come to, or nothing (strict, but for pairwise).
 
             pairwise: 1/2 for the best response, for each other one the share of its comparisons with it that it won. So
             the best wins where it wins more than half against each, and ties where both orders disagree. A comparison
-            that cannot be read is lost (strict) or half lost, and leaves the item without a verdict.
+            that cannot be read is lost (strict) or half lost.
 
             round_robin: the share of its comparisons that each response won. One that cannot be read is won by neither
             (strict), or by both by half.
@@ -130,13 +131,11 @@ class JudgingProtocol:
         """One prediction of several readings; without scores it is unread."""
         issues = tuple(dict.fromkeys(issue for reading in readings for issue in reading.judgement.issues))
         verdict, credit = None, 0.0
-        if scores is not None and not (issues and self.kind == "pairwise"):
+        if scores is not None and not issues:
             verdict = favourite(scores)
         if scores is not None and (self.convention == "rewardbench2" or self.kind == "pairwise"):
             credit = tie_credit(scores, shown.best)  # what could not be read is in the scores already
-        judgement = Judgement(
-            verdict=verdict, rubric=None, analysis=None, issues=issues if verdict is None else (), text=text
-        )
+        judgement = Judgement(verdict=verdict, rubric=None, analysis=None, issues=issues, text=text)
         return Prediction(item=item, shown=shown, judgement=judgement, scores=scores, unread_credit=credit)
 
     def _ratings(self, readings: Sequence[Reading]) -> tuple[float, ...] | None:
