@@ -105,5 +105,14 @@ def test_files_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(FILES["/owner/judge/resolve/main/tokenizer.json"])
     assert model_file(str(tmp_path), "tokenizer.json") == tmp_path / "tokenizer.json"
     assert special_tokens(str(tmp_path)) == ("<|end|>",)
+    assert control_tokens(tmp_path, "tokenizer_config.json", json.dumps({"chat_template": "{{ m.split('</think>') }}"}))
+    assert control_tokens(tmp_path, "chat_template.jinja", "{{ m.split('</think>') }}")
+    assert not control_tokens(tmp_path, "chat_template.jinja", "{{ m }}")
     with pytest.raises(ModelError, match="'no name of a model' is no directory"):
         model_file("no name of a model", "tal_judge.json")
+
+
+def control_tokens(folder: Path, name: str, content: str) -> bool:
+    """Whether a served judge knows that its template cuts at a mark that is no special token."""
+    (folder / name).write_text(content)
+    return special_tokens(str(folder)) == ("</think>", "<|end|>")
