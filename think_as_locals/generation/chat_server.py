@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -149,8 +150,24 @@ def _run(answering: Coroutine[Any, Any, None]) -> None:
     except RuntimeError:
         asyncio.run(answering)
         return
+    loop = asyncio.new_event_loop()
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, answering).result()
+        answered = thread.submit(_run_in, loop, answering)
+        try:
+            answered.result()
+        finally:
+            if not answered.done():  # Ctrl-C, which only this thread hears of
+                loop.call_soon_threadsafe(_cancel_all, loop)
+
+
+def _run_in(loop: asyncio.AbstractEventLoop, answering: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(answering)
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
 
 
 def _is_address(text: str) -> bool:
@@ -167,6 +184,6 @@ def _label_log_probs(tokens: Sequence[Mapping[str, Any]], place: LabelPlace) -> 
     for token in tokens:
         if token["token"] in place.labels and before.endswith(place.after):
             near = {each["token"]: float(each["logprob"]) for each in (*(token.get("top_logprobs") or ()), token)}
-            found = {label: near[label] for label in place.labels if label in near}
+            found = {label: near[label] for label in place.labels if math.isfinite(near.get(label, math.nan))}
         before = (before + token["token"])[-len(place.after) :]
     return found
