@@ -128,7 +128,8 @@ class ImplicitRM(BatchScorer):
                 raise ModelError(
                     f"item {request.item.id!r}: the chat template of {self.path} writes the prompt otherwise where a "
                     f"response follows, so what the response is cannot be told: expected {prompt[-80:]!r} in front of "
-                    f"it, got {text[:300]!r}. template_kwargs may mend that (such as enable_thinking)"
+                    f"it, got {text[:300]!r}. template_kwargs (of conf/rm: "
+                    "chat_template_kwargs) may mend that, such as enable_thinking"
                 )
         encoded = (self.chat.tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompts, texts))
         return [_row(prompt_ids, ids) for prompt_ids, ids in zip(*encoded, strict=True)]

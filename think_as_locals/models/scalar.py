@@ -53,7 +53,7 @@ class ScalarRM(BatchScorer):
         path: str,
         *,
         dtype: str = "auto",
-        batch_size: int = 32,
+        batch_size: int = 16,
         chunk_size: int = 1024,
         max_length: int | None = None,
         revision: str | None = None,
