@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
@@ -50,7 +51,7 @@ class ScoringEngine(Engine, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chat:
     """A tokenizer and how its chat template is called.
 
@@ -66,7 +67,7 @@ class Chat:
     eos_token_ids: frozenset[int] = frozenset()
     positions: int | None = None
 
-    @property
+    @cached_property
     def special_tokens(self) -> tuple[str, ...]:
         """Texts that tokenizer or template read as control tokens: none may come from untrusted text."""
         added = [(token.content, token.special) for token in self.tokenizer.added_tokens_decoder.values()]
