@@ -15,6 +15,7 @@ import httpx
 from think_as_locals.generation.calls import Calls
 from think_as_locals.generation.completer import Reply
 from think_as_locals.generation.engine import Messages, Sampling
+from think_as_locals.judging import CHAT_TOKENS
 from think_as_locals.types import ServerError
 
 _ALTERNATIVES = 20  # tokens for each place: the most that the route gives
@@ -50,7 +51,7 @@ class ChatServer:
         fields: Fields of each request beside ours, or in their place; `None` removes one.
         label_log_probs: The labels whose log-probabilities are asked for; `None` asks for none, since many servers
             refuse that.
-        special_tokens: Texts that its tokenizer reads as control tokens, where they are known.
+        special_tokens: Texts that its tokenizer reads as control tokens; where that is not known, those that many do.
 
     Raises:
         ServerError: the url is none, or the key is not there or cannot be one.
@@ -69,7 +70,7 @@ class ChatServer:
     timeout_s: float
     fields: Mapping[str, Any]
     label_log_probs: LabelPlace | None
-    special_tokens: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = CHAT_TOKENS
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):

@@ -21,6 +21,17 @@ from think_as_locals.types import LABELS, Item, ThinkAsLocalsError
 RESERVED = (*SECTIONS, "question", "response")
 """Names of the tags that structure prompts and completions; candidate text may not contain them."""
 
+CHAT_TOKENS: tuple[str, ...] = (
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>"),  # Qwen and others that use ChatML
+    *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>"),  # Llama 3
+    *("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),  # Llama 2, Mistral
+    *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),  # Gemma
+    *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),  # DeepSeek
+    *("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),  # Phi, GLM, ours
+    *("<|start|>", "<|channel|>", "<|message|>", "<|return|>"),  # gpt-oss
+)
+"""Control tokens of widely used chat formats: what is neutralised where a tokenizer cannot be looked into."""
+
 # Possessive, so that they stay linear.
 _TAG_START = rf"\s*+/?\s*+(?:{'|'.join(RESERVED)})\b"
 _RESERVED_TAG = re.compile(rf"<({_TAG_START}[^<>]*+)>", re.IGNORECASE)

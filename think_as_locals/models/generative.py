@@ -13,7 +13,7 @@ from think_as_locals.generation import Engine, Sampling, ScoringEngine
 from think_as_locals.generation.chat_engine import ChatEngine, connect
 from think_as_locals.generation.chat_server import ChatServer
 from think_as_locals.generation.model_files import model_file, special_tokens
-from think_as_locals.judging import parse, present, render
+from think_as_locals.judging import CHAT_TOKENS, parse, present, render
 from think_as_locals.models.prediction import Prediction
 from think_as_locals.types import ConfigError, Item, Judgement, ModelError
 
@@ -97,13 +97,13 @@ def served(
     """The server that has a judge's weights, and the judge's settings; the arguments are those of `Judge.load`.
 
     Settings and special tokens are read from a directory, or from the Hub where `path` is `owner/name`. If there is no
-    such model and the prompt is given, `path` is nothing but the server's name for it: the settings are those given,
-    and no special token is known that would have to be neutralised in responses.
+    such model and the prompt is given, `path` is nothing but the server's name for it: the settings are those given.
+    Where the special tokens are not known, those of widely used chat formats are neutralised in responses.
     """
-    settings, tokens = JudgeSettings(), tuple[str, ...]()
+    settings, tokens = JudgeSettings(), CHAT_TOKENS
     if Path(path).is_dir() or "/" in path:
         try:
-            settings, tokens = JudgeSettings.load(path, revision), special_tokens(path, revision)
+            settings, tokens = JudgeSettings.load(path, revision), special_tokens(path, revision) or CHAT_TOKENS
         except ModelError as error:
             if "prompt" not in changes:
                 remedy = "where this is nothing but the server's name for a model, give the judge's prompt as well"
