@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from think_as_locals.models.prediction import Prediction
 from think_as_locals.types import ConfigError, Item, Judgement, ModelError
 
 SETTINGS_FILE = "tal_judge.json"
+
+_log = logging.getLogger(__name__)
 
 Backend = Literal["transformers", "vllm"]
 """What can hold a judge's weights in this process."""
@@ -108,6 +111,7 @@ def served(
             if "prompt" not in changes:
                 remedy = "where this is nothing but the server's name for a model, give the judge's prompt as well"
                 raise ModelError(f"{error}; {remedy}") from error
+            _log.warning("%s; its settings are those given, whatever it was trained with", error)
     settings = replace(settings, **changes)
     server = connect(
         base_url,
