@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from think_as_locals.schema import DataSection, Dtype, MeasureSection, Name, RunSection, Section, Url
+from think_as_locals.schema import DataSection, Dtype, MeasureSection, Name, RunSection, Section, TemplateKwargs, Url
 from think_as_locals.types import Convention, ProtocolKind
 
 
@@ -29,6 +29,7 @@ class JudgeSection(AskedSection):
     dtype: Dtype | None
     prompt: str | None
     max_completion_length: PositiveInt | None
+    chat_template_kwargs: TemplateKwargs | None
     chunk_size: PositiveInt
     batch_size: PositiveInt
 
@@ -55,6 +56,7 @@ class ClassifierSection(Section):
     path: str
     revision: str | None
     dtype: Dtype | None
+    chat_template_kwargs: TemplateKwargs
     batch_size: PositiveInt
     max_length: PositiveInt | None
     new_head_seed: NonNegativeInt | None
@@ -69,6 +71,7 @@ class ImplicitSection(Section):
     reference: str | None
     reference_revision: str | None
     dtype: Dtype | None
+    chat_template_kwargs: TemplateKwargs
     batch_size: PositiveInt
     max_length: PositiveInt | None
     beta: PositiveFloat

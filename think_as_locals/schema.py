@@ -14,6 +14,7 @@ Reference = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_]*$")]
 Url = Annotated[str, Field(pattern=r"^https?://[^/@]+(/[^@]*)?$")]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Dtype = Literal["float32", "bfloat16", "float16"]
+TemplateKwargs = dict[str, bool | int | float | str]
 Tracker = Literal["wandb", "tensorboard", "trackio"]
 
 
@@ -52,7 +53,7 @@ class ModelSection(Section):
     scratch: ScratchSection | None
     dtype: Dtype
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
-    chat_template_kwargs: dict[str, bool | int | float | str]
+    chat_template_kwargs: TemplateKwargs
     requires_gpu: bool
 
 

@@ -95,6 +95,13 @@ def test_what_cannot_be_judged_is_said_before_a_model_loads(
     assert said in capsys.readouterr().err
 
 
+def test_a_file_without_items_is_said(tal: Tal, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "items.jsonl").write_text("\n")
+    with pytest.raises(SystemExit, match="2"):
+        tal("no-such-model", str(tmp_path / "items.jsonl"))
+    assert "items.jsonl: got no items" in capsys.readouterr().err
+
+
 def test_a_model_that_is_nowhere_is_said_in_one_line(
     tal: Tal, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import signal
@@ -285,6 +286,7 @@ def test_redirects_are_not_followed(loopback: Loopback) -> None:
         {"choices": []},
         {"choices": [{"message": None}]},
         {"choices": [{"message": {"content": [1]}}]},
+        "[" * 100_000,
     ],
 )
 def test_what_is_no_completion_is_an_error(loopback: Loopback, content: Any) -> None:
@@ -381,6 +383,26 @@ def test_ctrl_c_ends_it_with_all_that_was_under_way(loopback: Loopback) -> None:
     assert len(loopback.asked) <= 4
 
 
+@pytest.mark.usefixtures("heeded_ctrl_c")
+def test_ctrl_c_ends_it_in_a_notebook_too(loopback: Loopback) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt(place: int, reply: Reply) -> None:
+        if place == 2:
+            signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.05)
+
+    async def cell() -> None:
+        client(loopback, concurrency=1).complete(conversations(100), GREEDY, interrupt)
+
+    loop = asyncio.new_event_loop()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(cell())
+    loop.close()
+    assert len(loopback.asked) < 50
+
+
 # --- what a reply says ---
 
 
@@ -417,6 +439,14 @@ def test_labels_have_the_log_probabilities_of_the_verdicts_place(loopback: Loopb
     assert loopback.asked[-1][2]["top_logprobs"] == 20
     assert complete(client(loopback))[0].label_log_probs == {}
     assert "logprobs" not in loopback.asked[-1][2]
+
+
+@pytest.mark.parametrize("log_prob", [float("nan"), float("-inf")])
+def test_a_log_probability_that_is_no_number_is_none(loopback: Loopback, log_prob: float) -> None:
+    tokens = [a_token("<verdict>", 0.0), a_token("B", -0.2, B=-0.2, A=log_prob)]
+    loopback.respond = lambda body, tries: completion("...", logprobs={"content": tokens})
+    place = LabelPlace("<verdict>", ("A", "B"))
+    assert complete(client(loopback, label_log_probs=place))[0].label_log_probs == {"B": -0.2}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from conftest import launch
 
 from think_as_locals.generation.model_files import model_file, special_tokens
+from think_as_locals.judging import CHAT_TOKENS
 from think_as_locals.types import ModelError
 
 FILES = {
@@ -83,12 +84,13 @@ def ask(home: Path, **environment: str) -> list[Any]:
 def test_settings_and_tokens_come_of_the_hub_and_of_its_cache_without_it(hub: str, tmp_path: Path) -> None:
     online = ask(tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="0")
     judge, chat_model, gone, named, short, changed = online
+    common = [*CHAT_TOKENS]  # of a tokenizer that cannot be looked into
     assert judge == ["compact", 3, ["<|end|>"], "owner/judge"]
-    assert chat_model == ["listwise", 0, [], "owner/chat-model"]
+    assert chat_model == ["listwise", 0, common, "owner/chat-model"]
     assert "'owner/gone' is no directory, and the Hub gives no tal_judge.json of it (RepositoryNotFoundError)" in gone
     assert "give the judge's prompt as well" in gone
-    assert named == ["compact", 0, [], "owner/gone"]
-    assert short == ["listwise", 0, [], "judge"]
+    assert named == ["compact", 0, common, "owner/gone"]
+    assert short == ["listwise", 0, common, "judge"]
     assert changed == ["compact", 9, ["<|end|>"], "owner/judge"]
     offline = ask(tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")
     assert offline[:2] == online[:2]  # that a file is missing is known as well
@@ -105,5 +107,14 @@ def test_files_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(FILES["/owner/judge/resolve/main/tokenizer.json"])
     assert model_file(str(tmp_path), "tokenizer.json") == tmp_path / "tokenizer.json"
     assert special_tokens(str(tmp_path)) == ("<|end|>",)
+    assert control_tokens(tmp_path, "tokenizer_config.json", json.dumps({"chat_template": "{{ m.split('</think>') }}"}))
+    assert control_tokens(tmp_path, "chat_template.jinja", "{{ m.split('</think>') }}")
+    assert not control_tokens(tmp_path, "chat_template.jinja", "{{ m }}")
     with pytest.raises(ModelError, match="'no name of a model' is no directory"):
         model_file("no name of a model", "tal_judge.json")
+
+
+def control_tokens(folder: Path, name: str, content: str) -> bool:
+    """Whether a served judge knows that its template cuts at a mark that is no special token."""
+    (folder / name).write_text(content)
+    return special_tokens(str(folder)) == ("</think>", "<|end|>")

@@ -72,13 +72,22 @@ def test_a_rating_needs_nothing_to_compare_with() -> None:
     rating = {"model": "judge", "protocol": "pointwise", "prompt": "rewardbench2_ratings"}
     with serving() as (url, asked):
         assert call_single("abc", "", {"question": "q"}, base_url=url, **rating)["reward_score"] == 3.0
-    assert len(asked) == 2  # a second row beside it, since an item has two responses
+        checked = {"answer": 42}  # what other data sets have for ground truth
+        assert call_single("abc", checked, {"question": "q"}, base_url=url, **rating)["reward_score"] == 3.0  # type: ignore[arg-type]
+    assert len(asked) == 4  # a second row beside it, since an item has two responses
 
 
 def test_an_unreadable_judgement_is_neutral_and_told() -> None:
     with serving(lambda shown: None) as (url, _):
         result = call_single("a", "b", {"question": "q"}, model="judge", base_url=url)
     assert result["reward_extra_info"] == {"score": 0.5, "judged": 0.0}
+
+
+def test_a_judge_that_thinks_can_be_told_not_to() -> None:
+    quiet = {"model": "judge", "chat_template_kwargs": {"enable_thinking": False}}
+    with serving() as (url, asked):
+        assert call_single("abc", "a", {"question": "q"}, base_url=url, **quiet)["reward_score"] == 1.0
+    assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in asked)
 
 
 def test_responses_of_a_batch_compete_for_their_question() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from think_as_locals.judging import neutralise, permute, present, prompt_names, render
 from think_as_locals.judging.render import UnknownPromptError, culture_name
@@ -138,6 +139,17 @@ def test_no_special_token_survives_that_overlaps_another(text: str, tokens: tupl
     harmless = neutralise(text, tokens)
     assert not any(token in harmless for token in tokens)
     assert neutralise(harmless, tokens) == harmless
+
+
+@pytest.mark.parametrize("form", ["［ＳＥＰ］", "[ＳEP]", "[S\x01EP]", "[SE\u200bP]", "\x02[SEP]", "x［SEP]［SEP]"])
+def test_no_special_token_survives_what_a_tokenizer_normalises_away(form: str) -> None:
+    bare = Tokenizer(models.Unigram([("<unk>", 0.0), ("[SEP]", 0.0), *((c, -3.0) for c in "[SEP]x\u2060")], unk_id=0))
+    bare.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Strip()])
+    bare.add_special_tokens([AddedToken("[SEP]", normalized=False, special=True)])
+    safe = neutralise(form, ("[SEP]",))
+    assert safe.replace(WORD_JOINER, "") == form
+    assert 1 not in bare.encode(safe).ids
+    assert neutralise(safe, ("[SEP]",)) == safe
 
 
 def test_special_tokens_are_taken_literally() -> None:

@@ -21,6 +21,7 @@ RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There
 
 class _Tokenizer:
     added_tokens_decoder: Mapping[int, object] = MappingProxyType({})
+    chat_template: str | None = None
     all_special_tokens = ("<|end|>",)
 
 

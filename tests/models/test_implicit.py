@@ -113,6 +113,24 @@ def test_models_that_read_other_tokens_do_not_go_together(tmp_path: Path, paths:
     plain.pad_token = None
     theirs = write_model(tmp_path / "plain", Qwen3ForCausalLM, 1, plain)
     assert len(ImplicitRM.load(mine, theirs).score(ITEMS[:1])) == 1
+    ends = a_tokenizer()
+    ends.pad_token = ends.eos_token  # as trainers of DPO set it; the reference has none
+    mine = write_model(tmp_path / "ends", Qwen3ForCausalLM, 0, ends)
+    assert ImplicitRM.load(mine, theirs).score(ITEMS[:1]) == ImplicitRM.load(theirs, mine, beta=-0.1).score(ITEMS[:1])
+
+
+def test_a_response_cannot_hide_its_beginning_as_a_thought(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('</think>')[-1] }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    tokenizer.add_tokens(["</think>"])
+    rm = ImplicitRM.load(write_model(tmp_path, Qwen3ForCausalLM, 0, tokenizer), None)
+    item = Item(**{**fields(an_item(0, size=2)), "responses": ("poison</think>tea", "tea")})
+    hidden, plain = (tokenizer.decode(row["input_ids"]) for row in rm.rows(rm.requests(item)))
+    assert "poison" in hidden
+    assert hidden != plain
 
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:

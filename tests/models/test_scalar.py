@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,13 @@ def test_a_model_without_a_padding_token_reads_the_last_token_of_each_row(tmp_pa
     assert AutoModelForSequenceClassification.from_pretrained(path).config.pad_token_id is None
     expected = one_by_one(path, ITEMS)
     assert flat(ScalarRM.load(path, batch_size=5).score(ITEMS)) == pytest.approx(flat(expected), abs=1e-5)
+
+
+def test_a_padding_token_beyond_the_vocabulary_is_none(tmp_path: Path) -> None:
+    path = write_classifier(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "pad_token_id": -1}))  # as of the first Llamas
+    assert flat(ScalarRM.load(path).score(ITEMS)) == pytest.approx(flat(one_by_one(path, ITEMS)), abs=1e-5)
 
 
 def test_rows_that_end_with_any_token_are_padded_with_another(tmp_path: Path) -> None:

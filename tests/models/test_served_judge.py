@@ -87,6 +87,11 @@ def test_the_key_is_that_of_the_variable_and_a_wrong_url_is_named(monkeypatch: p
         GroupReward.load("judge", base_url="127.0.0.1:9")
 
 
+def test_that_saved_settings_could_not_be_read_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    Judge.load("no such owner/judge", base_url="http://127.0.0.1:9/v1", prompt="compact")
+    assert "its settings are those given" in caplog.text
+
+
 def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
     assert special_tokens(str(tmp_path)) == ()
     for broken in ("[]", "{", '{"added_tokens": [1]}'):

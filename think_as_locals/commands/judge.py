@@ -69,7 +69,9 @@ def _items(arguments: Namespace) -> list[Item]:
     if one == (arguments.items is not None):
         raise ConfigError("tal judge: give a JSONL file of items, or --prompt TEXT with --response TEXT, 2 to 8 times")
     if not one:
-        return list(jsonl.read(Path(arguments.items)))
+        if items := list(jsonl.read(Path(arguments.items))):
+            return items
+        raise ConfigError(f"{arguments.items}: got no items; expected one as a JSON object on each line")
     return [
         Item(
             id="your item",

@@ -81,7 +81,7 @@ class Calls:
             response = await self._post(client, place, body)
             try:
                 reply = self.read(response.json())
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 raise self._fault(
                     f"{self._said(response)} ({type(error).__name__}: {error})",
                     "is the url that of an OpenAI-compatible server?",

@@ -22,6 +22,7 @@ class _TokenizerElsewhere:
 
     all_special_tokens: tuple[str, ...]
     added_tokens_decoder: Mapping[int, Any] = field(default_factory=lambda: MappingProxyType({}))
+    chat_template: None = None
 
 
 @dataclass(frozen=True, slots=True)

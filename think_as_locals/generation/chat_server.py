@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import httpx
 from think_as_locals.generation.calls import Calls
 from think_as_locals.generation.completer import Reply
 from think_as_locals.generation.engine import Messages, Sampling
+from think_as_locals.judging import CHAT_TOKENS
 from think_as_locals.types import ServerError
 
 _ALTERNATIVES = 20  # tokens for each place: the most that the route gives
@@ -49,7 +51,7 @@ class ChatServer:
         fields: Fields of each request beside ours, or in their place; `None` removes one.
         label_log_probs: The labels whose log-probabilities are asked for; `None` asks for none, since many servers
             refuse that.
-        special_tokens: Texts that its tokenizer reads as control tokens, where they are known.
+        special_tokens: Texts that its tokenizer reads as control tokens; where that is not known, those that many do.
 
     Raises:
         ServerError: the url is none, or the key is not there or cannot be one.
@@ -68,7 +70,7 @@ class ChatServer:
     timeout_s: float
     fields: Mapping[str, Any]
     label_log_probs: LabelPlace | None
-    special_tokens: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = CHAT_TOKENS
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):
@@ -149,8 +151,24 @@ def _run(answering: Coroutine[Any, Any, None]) -> None:
     except RuntimeError:
         asyncio.run(answering)
         return
+    loop = asyncio.new_event_loop()
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, answering).result()
+        answered = thread.submit(_run_in, loop, answering)
+        try:
+            answered.result()
+        finally:
+            if not answered.done():  # Ctrl-C, which only this thread hears of
+                loop.call_soon_threadsafe(_cancel_all, loop)
+
+
+def _run_in(loop: asyncio.AbstractEventLoop, answering: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(answering)
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
 
 
 def _is_address(text: str) -> bool:
@@ -167,6 +185,6 @@ def _label_log_probs(tokens: Sequence[Mapping[str, Any]], place: LabelPlace) -> 
     for token in tokens:
         if token["token"] in place.labels and before.endswith(place.after):
             near = {each["token"]: float(each["logprob"]) for each in (*(token.get("top_logprobs") or ()), token)}
-            found = {label: near[label] for label in place.labels if label in near}
+            found = {label: near[label] for label in place.labels if math.isfinite(near.get(label, math.nan))}
         before = (before + token["token"])[-len(place.after) :]
     return found

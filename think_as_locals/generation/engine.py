@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
-from think_as_locals.types import DataError, Rollout
+from jinja2 import TemplateError
+
+from think_as_locals.types import DataError, ModelError, Rollout
 
 Messages = list[dict[str, str]]
+
+_THOUGHTS = ("<think>", "</think>")  # templates cut thoughts off there also where they are no tokens of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,7 @@ class ScoringEngine(Engine, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chat:
     """A tokenizer and how its chat template is called.
 
@@ -62,14 +67,30 @@ class Chat:
     eos_token_ids: frozenset[int] = frozenset()
     positions: int | None = None
 
-    @property
+    @cached_property
     def special_tokens(self) -> tuple[str, ...]:
-        """Texts that this tokenizer reads as control tokens: none may come from untrusted text."""
-        added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        return tuple(sorted(added | set(self.tokenizer.all_special_tokens)))
+        """Texts that tokenizer or template read as control tokens: none may come from untrusted text."""
+        added = [(token.content, token.special) for token in self.tokenizer.added_tokens_decoder.values()]
+        marks = control_marks(added, str(self.tokenizer.chat_template))
+        return tuple(sorted(marks | set(self.tokenizer.all_special_tokens)))
+
+    def turns(self, messages: Messages) -> Messages:
+        """A conversation as its template takes it: a system turn that it refuses or drops opens the user's instead."""
+        if messages[0]["role"] != "system":
+            return messages
+        system, user, *rest = messages
+        try:
+            if system["content"].strip() in self._written(messages):
+                return messages
+        except TemplateError:
+            pass  # where it is not about the system turn, the template raises again
+        return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]
 
     def text(self, messages: Messages, *, add_generation_prompt: bool) -> str:
         """A conversation as its template writes it, as it stands or up to where an assistant begins to write."""
+        return self._written(self.turns(messages), add_generation_prompt)
+
+    def _written(self, messages: Messages, add_generation_prompt: bool = False) -> str:
         text: str = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=add_generation_prompt, **dict(self.template_kwargs)
         )
@@ -81,6 +102,8 @@ class Chat:
         Raises:
             DataError: one leaves the model no room to write.
         """
+        if not conversations:
+            return []
         texts = [self.text(messages, add_generation_prompt=True) for messages in conversations]
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         longest = max(map(len, ids), default=0)
@@ -106,4 +129,56 @@ def eos_token_ids(tokenizer: Any, generation_config: Any) -> frozenset[int]:
     """The tokenizer's end token and those that the model declares."""
     declared = generation_config.eos_token_id
     ids = [declared] if isinstance(declared, int) else list(declared or [])
-    return frozenset([*ids, tokenizer.eos_token_id])
+    return frozenset(token for token in (*ids, tokenizer.eos_token_id) if token is not None)
+
+
+def expect_template(path: str, tokenizer: Any) -> None:
+    """See that a model can be asked at all.
+
+    Raises:
+        ModelError: it has no chat template.
+    """
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"{path} has no chat template, so how it is asked and where its answer begins is not known: give a chat "
+            "model, or add its template as chat_template.jinja"
+        )
+
+
+def expect_weights(path: str, missing: Iterable[str]) -> None:
+    """See that a language model's files hold all of it.
+
+    Args:
+        path: Where it is from, for the message.
+        missing: Names of weights that are not there.
+
+    Raises:
+        ModelError: some are missing.
+    """
+    if names := sorted(missing):
+        raise ModelError(
+            f"{path} lacks weights of a language model, which would be random: {', '.join(names[:5])}. Is it a "
+            "classifier (tal.ScalarRM, rms.NAME=classifier), or not saved as a whole?"
+        )
+
+
+def control_marks(added: Iterable[tuple[str, bool]], template: str) -> set[str]:
+    """Of the tokens that were added to a tokenizer those that structure a conversation.
+
+    These are the special ones, and of the others those that the chat template knows: Qwen3's `</think>` is not special,
+    but its template cuts an assistant's turn there. Others, runs of spaces or tags of HTML, are words like any.
+
+    Args:
+        added: The text of each, and whether it is special.
+        template: The chat template.
+
+    Example:
+        >>> sorted(control_marks([("<|end|>", True), ("</think>", False), ("<b>", False)], "... '</think>' in content"))
+        ['</think>', '<|end|>']
+    """
+    marks = {text for text, special in added if special or (_in_brackets(text) and text in template)}
+    return marks | {mark for mark in _THOUGHTS if mark in template}
+
+
+def _in_brackets(text: str) -> bool:
+    return text[:1] in ("<", "[") and text[-1:] in (">", "]")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from think_as_locals.generation.engine import control_marks
 from think_as_locals.types import ModelError
 
 
@@ -43,7 +44,9 @@ def model_file(path: str, name: str, revision: str | None = None) -> Path | None
 
 
 def special_tokens(path: str, revision: str | None = None) -> tuple[str, ...]:
-    """Texts that a model's tokenizer reads as control tokens, as its tokenizer.json has them; none where it has none.
+    """Texts that a model's tokenizer or chat template reads as control tokens: those of `Chat.special_tokens`.
+
+    None where it has no tokenizer.json.
 
     Raises:
         ModelError: as `model_file`; or the file is not that of a tokenizer.
@@ -53,6 +56,15 @@ def special_tokens(path: str, revision: str | None = None) -> tuple[str, ...]:
         return ()
     try:
         added: list[Any] = json.loads(file.read_text(encoding="utf-8")).get("added_tokens", [])
-        return tuple(sorted({token["content"] for token in added if token["special"]}))
+        tokens = [(token["content"], token["special"]) for token in added]
+        return tuple(sorted(control_marks(tokens, _chat_template(path, revision))))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{file}: not the file of a tokenizer: {error!r}") from error
+
+
+def _chat_template(path: str, revision: str | None) -> str:
+    """A model's chat template, a file of its own or a field of the tokenizer's; empty where it has none."""
+    if file := model_file(path, "chat_template.jinja", revision):
+        return file.read_text(encoding="utf-8")
+    file = model_file(path, "tokenizer_config.json", revision)
+    return str(json.loads(file.read_text(encoding="utf-8")).get("chat_template")) if file else ""

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, set_seed
 
-from think_as_locals.generation.engine import Chat, Messages, Sampling, eos_token_ids
+from think_as_locals.generation.engine import (
+    Chat,
+    Messages,
+    Sampling,
+    eos_token_ids,
+    expect_template,
+    expect_weights,
+)
 from think_as_locals.types import Rollout
 
 T = TypeVar("T")
@@ -28,10 +38,19 @@ class TransformersEngine:
     def load(
         cls, path: str, *, dtype: str, template_kwargs: Mapping[str, Any], batch_size: int, revision: str | None = None
     ) -> TransformersEngine:
-        """Load a judge from a directory or the Hub."""
+        """Load a judge from a directory or the Hub.
+
+        Raises:
+            ModelError: weights are missing, as in a classifier, or there is no chat template.
+        """
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, padding_side="left")
+        expect_template(path, tokenizer)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=dtype).to(device).eval()
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, revision=revision, dtype=dtype, output_loading_info=True
+        )
+        expect_weights(path, info["missing_keys"])
+        model = model.to(device).eval()
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         ends = eos_token_ids(tokenizer, model.generation_config)
         return cls(model, Chat(tokenizer, template_kwargs, ends, positions), batch_size)
@@ -67,10 +86,16 @@ class TransformersEngine:
             self.model.train(was_training)
         return [found[i] for i in range(len(rows))]
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> Any:
-        return self.chat.tokenizer.pad(
-            {"input_ids": [list(row) for row in rows]}, padding_side="left", return_tensors="pt"
-        ).to(self.model.device)
+    def _padded(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        """Input ids and attention mask (B, L), filled up on the left with a token that is never attended to."""
+        filled = {
+            "input_ids": [torch.tensor(row) for row in rows],
+            "attention_mask": [torch.ones(len(row)) for row in rows],
+        }
+        return {
+            name: pad_sequence(of, batch_first=True, padding_side="left").long().to(self.model.device)
+            for name, of in filled.items()
+        }
 
     def _log_probs(self, contexts: Sequence[Sequence[int]]) -> Tensor:
         """Log-probabilities of every next token, float32 (contexts, vocabulary)."""
@@ -90,22 +115,44 @@ class TransformersEngine:
     def _sample(self, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
         batch = self._padded(prompts)
         greedy = sampling.temperature == 0
+        rooms = [self._room(prompt, sampling) for prompt in prompts]
+        ends = sorted(self.chat.eos_token_ids)
         config = GenerationConfig(
-            max_new_tokens=sampling.max_completion_length,
+            max_new_tokens=max(rooms),
             do_sample=not greedy,
-            eos_token_id=sorted(self.chat.eos_token_ids),
-            pad_token_id=self.chat.tokenizer.pad_token_id,
+            eos_token_id=ends or None,
+            pad_token_id=ends[0] if ends else 0,  # behind a completion's end, where it is cut
+            use_cache=True,
             **({} if greedy else {"temperature": sampling.temperature, "top_k": 0}),
         )
         if not greedy:
             set_seed(sampling.seed)
-        with torch.inference_mode():
+        with torch.inference_mode(), _no_habits(self.model.generation_config):
             output = self.model.generate(
-                input_ids=batch["input_ids"],
-                attention_mask=batch["attention_mask"],
+                **batch,
                 generation_config=config,
-                use_cache=True,
                 synced_gpus=False,  # else, under ZeRO-3, every rank would need as many batches as the others
             )
         completions: list[list[int]] = output[:, batch["input_ids"].shape[1] :].tolist()
-        return completions
+        return [completion[:room] for completion, room in zip(completions, rooms, strict=True)]
+
+    def _room(self, prompt: Sequence[int], sampling: Sampling) -> int:
+        """How many tokens a completion may have: never more than the model has positions left."""
+        left = math.inf if self.chat.positions is None else self.chat.positions - len(prompt)
+        return int(min(sampling.max_completion_length, left))
+
+
+@contextmanager
+def _no_habits(config: GenerationConfig) -> Iterator[None]:
+    """Whatever `generate` is not told it takes from the model's own generation_config.json.
+
+    That of Qwen2.5-Instruct has a repetition penalty and a top_p: greedy would not be greedy, and another than vLLM's.
+    """
+    habits = dict(vars(config))
+    vars(config).clear()
+    vars(config).update(vars(GenerationConfig()))
+    try:
+        yield
+    finally:
+        vars(config).clear()
+        vars(config).update(habits)

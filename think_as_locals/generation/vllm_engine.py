@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, TypedDict
 
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from think_as_locals.generation.engine import Chat, Messages, Sampling, eos_token_ids
+from think_as_locals.generation.engine import Chat, Messages, Sampling, eos_token_ids, expect_template
+from think_as_locals.generation.model_files import model_file
 from think_as_locals.types import Rollout
 
 _CPU_ENVIRONMENT = {
@@ -68,12 +69,17 @@ class VLLMEngine:
     def load(
         cls, path: str, *, dtype: str, template_kwargs: Mapping[str, Any], revision: str | None = None
     ) -> VLLMEngine:
-        """Load a judge from a directory or the Hub."""
+        """Load a judge from a directory or the Hub.
+
+        Raises:
+            ModelError: there is no chat template.
+        """
         prepare()
         from vllm import LLM
 
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
-        config = GenerationConfig.from_pretrained(path, revision=revision)
+        expect_template(path, tokenizer)
+        config = generation_config(path, revision)
         llm = LLM(model=path, revision=revision, dtype=dtype, enforce_eager=_on_cpu(), disable_log_stats=True)
         ends, positions = eos_token_ids(tokenizer, config), llm.model_config.max_model_len
         return cls(llm, Chat(tokenizer, template_kwargs, ends, positions))
@@ -107,6 +113,13 @@ class VLLMEngine:
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
         places = [output.outputs[0].logprobs[0] for output in outputs]
         return [[place[token].logprob for token in ids] for place, ids in zip(places, candidates, strict=True)]
+
+
+def generation_config(path: str, revision: str | None) -> GenerationConfig:
+    """A model's, as transformers loads it: what its config.json says where it has no generation_config.json."""
+    if model_file(path, "generation_config.json", revision):
+        return GenerationConfig.from_pretrained(path, revision=revision)
+    return GenerationConfig.from_model_config(AutoConfig.from_pretrained(path, revision=revision))
 
 
 def _on_cpu() -> bool:

@@ -21,7 +21,7 @@ from think_as_locals.data import load, read
 from think_as_locals.data.select import select
 from think_as_locals.evaluation.judged import BREAKDOWNS
 from think_as_locals.integrations.inspect_judge import ended, messages
-from think_as_locals.judging import parse, present, render
+from think_as_locals.judging import CHAT_TOKENS, parse, present, render
 from think_as_locals.types import LABELS, ConfigError, Item, Judgement
 
 RECIPE = "recipes/tal_grpo.yaml"
@@ -64,7 +64,7 @@ def sample(item: Item, prompt: str, seed: int) -> Sample:
     shown = present(item, seed)
     return Sample(
         id=item.id,
-        input=messages(render(item, prompt, seed)),
+        input=messages(render(item, prompt, seed, CHAT_TOKENS)),
         target=LABELS[shown.best],
         metadata={
             "group": item.group,

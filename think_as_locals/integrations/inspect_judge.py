@@ -22,7 +22,7 @@ from inspect_ai.solver import TaskState
 from inspect_ai.util import collect
 
 from think_as_locals.integrations.conversations import question
-from think_as_locals.judging import read_verdict, render_shown, reserved_marks
+from think_as_locals.judging import CHAT_TOKENS, read_verdict, render_shown, reserved_marks
 from think_as_locals.models.generative import JudgeSettings
 from think_as_locals.models.group_reward import NEUTRAL, ROUND_ROBIN, item_of
 from think_as_locals.models.policy_rows import policy_rows
@@ -57,7 +57,8 @@ def judge_duel(
             return Score(value=NEUTRAL if row.text else 0.0, answer=row.text)
         asked = ROUND_ROBIN.requests(item_of(row.question, (row.text, row.reference)), _DEFAULTS.seed)
         config = GenerateConfig(temperature=0, max_tokens=max_completion_length)
-        shown = [render_shown(request.item, request.responses, prompt, reserved_marks(prompt)) for request in asked]
+        untrusted = (*CHAT_TOKENS, *reserved_marks(prompt))
+        shown = [render_shown(request.item, request.responses, prompt, untrusted) for request in asked]
         outputs: list[ModelOutput] = await collect(*(judge.generate(messages(one), config=config) for one in shown))
         read = [read_verdict(prompt, each.completion, 2, ended(each), "strict").verdict for each in outputs]
         winners = [request.order[verdict] for request, verdict in zip(asked, read, strict=True) if verdict is not None]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from think_as_locals.models.group_reward import ROUND_ROBIN, GroupReward
@@ -45,7 +44,7 @@ async def compute_score(
     Args:
         data_source: Not looked at.
         solution_str: The response.
-        ground_truth: A response to compare it with.
+        ground_truth: A response to compare it with; not looked at, whatever it is, where responses are rated.
         extra_info: The row's; see above.
         model: Directory or Hub id of the judge, or the server's name for it.
         base_url: Of the server; without one, verl's own router of the reward model that it serves.
@@ -99,7 +98,7 @@ def compute_scores(
         list(solution_strs),
         [info.get("culture") for info in infos],
         [info.get("language") for info in infos],
-        list(ground_truths),
+        list(ground_truths) if protocol != "pointwise" else None,
     )
     judged = [score is not None for score in scores]
     values = [reward.neutral if score is None else score for score in scores]
@@ -114,8 +113,14 @@ def _question(info: Mapping[str, Any]) -> str:
     return str(info["question"])
 
 
-@cache
+_loaded: dict[str, GroupReward] = {}
+"""Judges by what they were loaded with, in words: options may be mappings, which cannot be keys."""
+
+
 def _group_reward(model: str, base_url: str, kind: ProtocolKind, **options: Any) -> GroupReward:
-    orders = 1 if kind == "pointwise" else ROUND_ROBIN.orders
-    protocol = JudgingProtocol(kind=kind, orders=orders, convention=ROUND_ROBIN.convention)
-    return GroupReward.load(model, protocol=protocol, base_url=base_url, **options)
+    wanted = repr((model, base_url, kind, sorted(options.items())))
+    if wanted not in _loaded:
+        orders = 1 if kind == "pointwise" else ROUND_ROBIN.orders
+        protocol = JudgingProtocol(kind=kind, orders=orders, convention=ROUND_ROBIN.convention)
+        _loaded[wanted] = GroupReward.load(model, protocol=protocol, base_url=base_url, **options)
+    return _loaded[wanted]

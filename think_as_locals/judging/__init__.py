@@ -11,11 +11,20 @@ from think_as_locals.judging.readers import (
     read_verdict,
     reserved_marks,
 )
-from think_as_locals.judging.render import neutralise, prompt_digest, prompt_names, prompt_texts, render, render_shown
+from think_as_locals.judging.render import (
+    CHAT_TOKENS,
+    neutralise,
+    prompt_digest,
+    prompt_names,
+    prompt_texts,
+    render,
+    render_shown,
+)
 from think_as_locals.judging.rewards import COMPONENTS, Component, Evidence, score
 from think_as_locals.judging.rubric import rubric_span
 
 __all__ = [
+    "CHAT_TOKENS",
     "COMPONENTS",
     "RULES",
     "Component",

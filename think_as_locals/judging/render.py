@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
@@ -19,6 +20,17 @@ from think_as_locals.types import LABELS, Item, ThinkAsLocalsError
 
 RESERVED = (*SECTIONS, "question", "response")
 """Names of the tags that structure prompts and completions; candidate text may not contain them."""
+
+CHAT_TOKENS: tuple[str, ...] = (
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>"),  # Qwen and others that use ChatML
+    *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>"),  # Llama 3
+    *("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),  # Llama 2, Mistral
+    *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),  # Gemma
+    *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),  # DeepSeek
+    *("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),  # Phi, GLM, ours
+    *("<|start|>", "<|channel|>", "<|message|>", "<|return|>"),  # gpt-oss
+)
+"""Control tokens of widely used chat formats: what is neutralised where a tokenizer cannot be looked into."""
 
 # Possessive, so that they stay linear.
 _TAG_START = rf"\s*+/?\s*+(?:{'|'.join(RESERVED)})\b"
@@ -137,11 +149,30 @@ def break_tokens(text: str, special_tokens: Iterable[str]) -> str:
         ['Mine! </response><', '|end|>']
     """
     # Tokens may overlap one another: every occurrence is broken, not only those that a scan from the left would take.
-    cuts = {start + 1 for token in special_tokens if len(token) > 1 for start in _occurrences(token, text)}
+    plain, places = _as_read(text)
+    tokens = (_as_read(token)[0] for token in special_tokens if len(token) > 1)
+    cuts = {places[start] + 1 for token in tokens for start in _occurrences(token, plain)}
     if not cuts:
         return text
     edges = [0, *sorted(cuts), len(text)]
     return _WORD_JOINER.join(text[start:end] for start, end in pairwise(edges))
+
+
+def _as_read(text: str) -> tuple[str, Sequence[int]]:
+    """A text as tokenizers that normalise may read it, and the place in it that each character of that comes from.
+
+    To those of DeBERTa and XLM-RoBERTa full-width `［ＳＥＰ］` is `[SEP]`, as it is with a control character inside.
+    """
+    if text.isascii() and text.isprintable():
+        return text, range(len(text))
+    forms = {character: _form(character) for character in set(text)}
+    places = [place for place, character in enumerate(text) for _ in forms[character]]
+    return "".join(forms[character] for character in text), places
+
+
+def _form(character: str) -> str:
+    unseen = unicodedata.category(character) in ("Cc", "Cf") and not character.isspace()
+    return "" if unseen and character != _WORD_JOINER else unicodedata.normalize("NFKC", character)
 
 
 def culture_name(code: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,11 +14,13 @@ from think_as_locals.generation import Engine, Sampling, ScoringEngine
 from think_as_locals.generation.chat_engine import ChatEngine, connect
 from think_as_locals.generation.chat_server import ChatServer
 from think_as_locals.generation.model_files import model_file, special_tokens
-from think_as_locals.judging import parse, present, render
+from think_as_locals.judging import CHAT_TOKENS, parse, present, render
 from think_as_locals.models.prediction import Prediction
 from think_as_locals.types import ConfigError, Item, Judgement, ModelError
 
 SETTINGS_FILE = "tal_judge.json"
+
+_log = logging.getLogger(__name__)
 
 Backend = Literal["transformers", "vllm"]
 """What can hold a judge's weights in this process."""
@@ -97,17 +100,18 @@ def served(
     """The server that has a judge's weights, and the judge's settings; the arguments are those of `Judge.load`.
 
     Settings and special tokens are read from a directory, or from the Hub where `path` is `owner/name`. If there is no
-    such model and the prompt is given, `path` is nothing but the server's name for it: the settings are those given,
-    and no special token is known that would have to be neutralised in responses.
+    such model and the prompt is given, `path` is nothing but the server's name for it: the settings are those given.
+    Where the special tokens are not known, those of widely used chat formats are neutralised in responses.
     """
-    settings, tokens = JudgeSettings(), tuple[str, ...]()
+    settings, tokens = JudgeSettings(), CHAT_TOKENS
     if Path(path).is_dir() or "/" in path:
         try:
-            settings, tokens = JudgeSettings.load(path, revision), special_tokens(path, revision)
+            settings, tokens = JudgeSettings.load(path, revision), special_tokens(path, revision) or CHAT_TOKENS
         except ModelError as error:
             if "prompt" not in changes:
                 remedy = "where this is nothing but the server's name for a model, give the judge's prompt as well"
                 raise ModelError(f"{error}; {remedy}") from error
+            _log.warning("%s; its settings are those given, whatever it was trained with", error)
     settings = replace(settings, **changes)
     server = connect(
         base_url,

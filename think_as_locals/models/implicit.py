@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from think_as_locals.generation import Chat
+from think_as_locals.generation.engine import expect_template, expect_weights
 from think_as_locals.models.reward_model import Request
 from think_as_locals.models.scoring import (
     IGNORED,
@@ -85,7 +86,7 @@ class ImplicitRM(BatchScorer):
             ModelError: weights are missing, the policy has no chat template, or the two have other tokens.
         """
         model, tokenizer, limit = _load(path, dtype, revision, max_length)
-        _expect_template(path, tokenizer)
+        expect_template(path, tokenizer)
         other, positions = None, limit
         if reference is not None:
             other, tokens, positions = _load(reference, dtype, reference_revision, max_length)
@@ -127,7 +128,8 @@ class ImplicitRM(BatchScorer):
                 raise ModelError(
                     f"item {request.item.id!r}: the chat template of {self.path} writes the prompt otherwise where a "
                     f"response follows, so what the response is cannot be told: expected {prompt[-80:]!r} in front of "
-                    f"it, got {text[:300]!r}. template_kwargs may mend that (such as enable_thinking)"
+                    f"it, got {text[:300]!r}. template_kwargs (of conf/rm: "
+                    "chat_template_kwargs) may mend that, such as enable_thinking"
                 )
         encoded = (self.chat.tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompts, texts))
         return [_row(prompt_ids, ids) for prompt_ids, ids in zip(*encoded, strict=True)]
@@ -164,25 +166,22 @@ def _log_probs(model: Any, batch: Mapping[str, torch.Tensor], labels: torch.Tens
 
 def _load(path: str, dtype: str, revision: str | None, max_length: int | None) -> tuple[Any, Any, int]:
     model, missing = load_model(AutoModelForCausalLM, path, revision=revision, dtype=dtype)
-    if missing:
-        raise ModelError(f"{path} lacks weights of a language model, which would be random: {', '.join(missing[:5])}")
+    expect_weights(path, missing)
     tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
     return model, tokenizer, longest(path, model, tokenizer, max_length)
 
 
-def _expect_template(path: str, tokenizer: Any) -> None:
-    if not tokenizer.chat_template:
-        raise ModelError(f"{path} has no chat template, so what the response would be is not known: add one")
-
-
 def _expect_same_tokens(path: str, mine: Any, reference: str, theirs: Any) -> None:
-    """Padding tokens may differ: they are often added in training, and are not used here."""
-    mine, theirs = (
-        {token: i for token, i in tokenizer.get_vocab().items() if token != tokenizer.pad_token}
-        for tokenizer in (mine, theirs)
-    )
-    if other := sorted(token for token, _ in mine.items() ^ theirs.items()):
+    """A padding token that only one of them has may differ: such are often added in training, and not used here."""
+    vocabularies = mine.get_vocab(), theirs.get_vocab()
+    added = {
+        tokenizer.pad_token
+        for tokenizer, others in zip((mine, theirs), vocabularies[::-1], strict=True)
+        if tokenizer.pad_token not in others
+    }
+    other = {token for token, _ in vocabularies[0].items() ^ vocabularies[1].items()} - added
+    if other:
         raise ModelError(
-            f"{path} and its reference {reference} have other tokens ({', '.join(map(repr, other[:5]))}): "
+            f"{path} and its reference {reference} have other tokens ({', '.join(map(repr, sorted(other)[:5]))}): "
             "log-probabilities compare only where both read the same; give the model that the policy was trained from"
         )

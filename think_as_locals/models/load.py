@@ -42,11 +42,11 @@ def load_reward_model(section: RewardModelSection, seed: int) -> RewardModel:
         case ClassifierSection():
             from think_as_locals.models.scalar import ScalarRM
 
-            return ScalarRM.load(section.path, seed=seed, **_given(section, "path"))
+            return ScalarRM.load(section.path, seed=seed, **_of_scorer(section))
         case ImplicitSection():
             from think_as_locals.models.implicit import ImplicitRM
 
-            return ImplicitRM.load(section.path, section.reference, seed=seed, **_given(section, "path", "reference"))
+            return ImplicitRM.load(section.path, section.reference, seed=seed, **_of_scorer(section, "reference"))
         case ConstantSection():
             from think_as_locals.models.constant import ConstantRM
 
@@ -75,6 +75,11 @@ def _given(section: RewardModelSection, *others: str) -> dict[str, Any]:
     """What a section says beside its kind and what is passed by itself; null is left to the model."""
     values = section.model_dump(exclude={"kind", *others})
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _of_scorer(section: ClassifierSection | ImplicitSection, *others: str) -> dict[str, Any]:
+    given = _given(section, "path", "chat_template_kwargs", *others)
+    return {**given, "template_kwargs": section.chat_template_kwargs}
 
 
 def _protocol(section: AskedSection) -> JudgingProtocol:

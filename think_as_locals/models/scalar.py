@@ -53,7 +53,7 @@ class ScalarRM(BatchScorer):
         path: str,
         *,
         dtype: str = "auto",
-        batch_size: int = 32,
+        batch_size: int = 16,
         chunk_size: int = 1024,
         max_length: int | None = None,
         revision: str | None = None,
@@ -84,7 +84,7 @@ class ScalarRM(BatchScorer):
             path=path,
             model=model,
             chat=Chat(tokenizer, template_kwargs),
-            pad_id=model.config.get_text_config().pad_token_id,
+            pad_id=_pad_id(model),
             batch_size=batch_size,
             chunk_size=chunk_size,
             max_length=longest(path, model, tokenizer, max_length),
@@ -121,6 +121,13 @@ class ScalarRM(BatchScorer):
             self.model.config.get_text_config().pad_token_id = pad_id
         scores: torch.Tensor = self.model(**padded(rows, pad_id, self.model.device)).logits[:, 0].float()
         return scores
+
+
+def _pad_id(model: Any) -> int | None:
+    """The padding token that a model declares; one beyond its vocabulary (-1 is common) is in no text, so none."""
+    config = model.config.get_text_config()
+    declared = config.pad_token_id
+    return declared if declared is not None and 0 <= declared < config.vocab_size else None
 
 
 def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None) -> Any:

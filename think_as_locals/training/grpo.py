@@ -8,11 +8,12 @@ from typing import Any
 
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.generation import Chat, eos_token_ids
+from think_as_locals.generation.vllm_engine import generation_config
 from think_as_locals.judging import COMPONENTS, Component, present, render
 from think_as_locals.judging.own import load_own
 from think_as_locals.schema import RunConfig
@@ -119,15 +120,15 @@ def make_trainer(
 def load_chat(config: RunConfig, model: str) -> Chat:
     """The tokenizer of a judge and how this run calls its template."""
     tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, padding_side="left")
-    generation = GenerationConfig.from_pretrained(model, revision=config.model.revision)
-    return Chat(tokenizer, config.model.chat_template_kwargs, eos_token_ids(tokenizer, generation))
+    ends = eos_token_ids(tokenizer, generation_config(model, config.model.revision))
+    return Chat(tokenizer, config.model.chat_template_kwargs, ends)
 
 
 def _dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:
     special = chat.special_tokens
     return Dataset.from_list(
         [
-            {"prompt": render(item, config.prompt.template, config.seed, special, reverse), "index": index}
+            {"prompt": chat.turns(render(item, config.prompt.template, config.seed, special, reverse)), "index": index}
             for index, (item, reverse) in enumerate(rows)
         ]
     )
