@@ -229,8 +229,9 @@ def test_an_unknown_option_in_a_recipe_is_an_error_that_lists_the_known_ones(tmp
 
 def test_an_unknown_recipe_is_an_error_that_suggests_the_nearest_and_lists_them() -> None:
     said = message("recipes/quikstart.yaml")
-    assert "recipes/quikstart.yaml: no such recipe; did you mean 'quickstart'?" in said
+    assert "recipes/quikstart.yaml: no such recipe; did you mean 'recipes/quickstart.yaml'?" in said
     assert "recipes/tal_grpo.yaml" in said
+    assert "did you mean 'recipes/quickstart.yaml'?" in message("quickstart")
 
 
 def test_a_recipe_that_is_not_there_is_not_taken_from_elsewhere(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,6 +101,15 @@ def _reward_model(rm: RewardModelSection) -> list[str]:
 def _one_process() -> list[str]:
     started = int(os.environ.get("WORLD_SIZE", "1"))
     return [f"an evaluation runs in one process, got {started}: start it with `tal run`"] if started > 1 else []
+
+
+def missing_module(name: str) -> str | None:
+    """What to install where a module is not there; `None` where none of our extras would bring it."""
+    if packages("train"):
+        return f"this needs {name}, which is not installed; pip install '{DISTRIBUTION}[train]'"
+    package = re.compile(f"package {name.partition('.')[0]}\\b")
+    extras = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
+    return next((fault for extra in extras for fault in packages(extra) if package.match(fault)), None)
 
 
 def packages(extra: str) -> list[str]:
