@@ -157,9 +157,12 @@ def _server(url: str) -> str | None:
 
 def model_fault(path: str, revision: str | None) -> str | None:
     """Whether a model can be had: a directory, the local cache, or the Hub."""
-    if Path(path).expanduser().is_dir():
-        has_config = (Path(path).expanduser() / "config.json").is_file()
-        return None if has_config else f"model: {path} is a directory without config.json"
+    if (folder := Path(path).expanduser()).is_dir():
+        of_run = f"; a run's model is {path}/model" if (folder / "model/config.json").is_file() else ""
+        has_config = (folder / "config.json").is_file()
+        return None if has_config else f"model: {path} is a directory without config.json{of_run}"
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        return f"model: {path}: no such directory, and no Hub id (owner/name)"
     if not find_spec("huggingface_hub"):
         return None  # named among the packages already
     from huggingface_hub import HfApi, try_to_load_from_cache

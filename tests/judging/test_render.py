@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -56,6 +56,10 @@ def an_item(**changes: Any) -> Item:
 
 def whole(item: Item, **arguments: Any) -> str:
     return "\n".join(message["content"] for message in render(item, **arguments))
+
+
+def common_start(one: str, other: str) -> str:
+    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 # --- what no untrusted text may contain ---
@@ -269,11 +273,11 @@ def test_the_compact_prompt_is_one_user_message() -> None:
 def test_the_prompts_of_a_flip_set_begin_alike_up_to_the_question_where_responses_come_first(prompt: str) -> None:
     flipped = [an_item(), an_item(culture="EG", best=2, prompt="What do Egyptians eat for breakfast?")]
     japan, egypt = (whole(item, prompt=f"{prompt}_responses_first") for item in flipped)
-    alike = os.path.commonprefix([japan, egypt])
+    alike = common_start(japan, egypt)
     assert all(response in alike for response in an_item().responses)
     assert not any(item.prompt in alike for item in flipped)
-    question_first = (whole(item, prompt=prompt) for item in flipped)
-    assert not any(response in os.path.commonprefix([*question_first]) for response in an_item().responses)
+    question_first = common_start(*(whole(item, prompt=prompt) for item in flipped))
+    assert not any(response in question_first for response in an_item().responses)
 
 
 @pytest.mark.parametrize("prompt", ["listwise", "rewardbench2"])

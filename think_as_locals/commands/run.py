@@ -21,7 +21,8 @@ def add(commands: Commands) -> None:
         "-m", "--multirun", action="store_true", help="a sweep: a run for every combination, e.g. seed=1,2 sweep=joblib"
     )
     command.add_argument("recipe", help="a recipe file")
-    command.add_argument("overrides", nargs="*", default=[], help="key=value, e.g. model=qwen3_8b grpo.beta=0.001 seed=3")
+    example = "key=value, e.g. model=qwen3_8b grpo.beta=0.001 seed=3"
+    command.add_argument("overrides", nargs="*", default=[], help=example)
     command.set_defaults(command=_run)
 
 
