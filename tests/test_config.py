@@ -23,7 +23,7 @@ GRPO = ASSETS / "recipes" / "tal_grpo.yaml"
 CARB = ASSETS / "recipes" / "carb.yaml"
 QUICKSTART = ASSETS / "recipes" / "quickstart.yaml"
 HEAD = "defaults:\n  - /config\n  - override /model: qwen2_5_7b\n  - _self_\n"
-NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if source != "culture_cards"}
+NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 APART = {"rm", "sweep", "mode", "global_rm"}
 """Groups of which only an evaluation, a sweep or SCPO chooses; `test_scpo_config.py` has the last two."""
 RM_NEEDS = {
@@ -195,6 +195,12 @@ def test_files_beside_a_recipe_do_not_take_the_place_of_conf(tmp_path: Path) -> 
 )
 def test_an_unknown_key_is_an_error_that_suggests_the_nearest(fault: Fault, place: str, said: str) -> None:
     assert said in fault(**{place: 3})
+
+
+@pytest.mark.parametrize("recipe", [QUICKSTART, "recipes/carb.yaml", "recipes/scpo_quickstart.yaml"])
+def test_a_path_that_embedded_data_would_not_read_is_an_error(recipe: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.path: got 'mine\.jsonl', but .* is embedded: choose data=jsonl"):
+        load_config(recipe, ["data.path=mine.jsonl"])
 
 
 def test_an_unknown_key_of_an_override_is_an_error_too() -> None:
@@ -413,9 +419,10 @@ def test_faults_of_our_keys_and_of_trls_are_told_in_one_message(fault: Fault) ->
 
 @pytest.mark.parametrize("data", ["quickstart_cards", "culture_cards", "blend", "jsonl"])
 def test_the_quick_start_asks_for_what_a_judge_from_nothing_can_learn_whatever_the_data(data: str) -> None:
-    chosen = load_recipe(QUICKSTART, [f"data={data}", "data.path=somewhere"]).data
+    choice = [f"data={data}", *([] if data.endswith("_cards") else ["data.path=somewhere"])]
+    chosen = load_recipe(QUICKSTART, choice).data
     assert (chosen.split, chosen.languages, chosen.max_groups) == ("pairing", ["en"], 16)
-    assert load_recipe(GRPO, [f"data={data}", "data.path=somewhere"]).data.max_groups is None
+    assert load_recipe(GRPO, choice).data.max_groups is None
 
 
 # --- faults of several keys together ---
