@@ -83,7 +83,7 @@ def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: 
         ([], "COMMAND"),
         (["run"], "required: recipe\n"),
         (["run", "quickstart"], "did you mean 'recipes/quickstart.yaml'?"),
-        (["compare", "{tmp}/a", "{tmp}/b"], "no such file; expected the folder of a run, or a carb/step-N.parquet"),
+        (["compare", "{tmp}/a", "{tmp}/b"], "no such file; expected the folder of a run, or a carb/NAME.parquet"),
     ],
 )
 def test_what_is_mistyped_is_said(

@@ -58,10 +58,6 @@ def whole(item: Item, **arguments: Any) -> str:
     return "\n".join(message["content"] for message in render(item, **arguments))
 
 
-def common_start(one: str, other: str) -> str:
-    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
 # --- what no untrusted text may contain ---
 
 
@@ -269,15 +265,20 @@ def test_the_compact_prompt_is_one_user_message() -> None:
     assert message["content"].startswith("Japan: What do people eat for breakfast?\n<response A>")
 
 
+def common_beginning(one: str, other: str) -> str:
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return "".join(character for character, _ in same)
+
+
 @pytest.mark.parametrize("prompt", ["listwise", "compact", "rewardbench2"])
 def test_the_prompts_of_a_flip_set_begin_alike_up_to_the_question_where_responses_come_first(prompt: str) -> None:
     flipped = [an_item(), an_item(culture="EG", best=2, prompt="What do Egyptians eat for breakfast?")]
     japan, egypt = (whole(item, prompt=f"{prompt}_responses_first") for item in flipped)
-    alike = common_start(japan, egypt)
+    alike = common_beginning(japan, egypt)
     assert all(response in alike for response in an_item().responses)
     assert not any(item.prompt in alike for item in flipped)
-    question_first = common_start(*(whole(item, prompt=prompt) for item in flipped))
-    assert not any(response in question_first for response in an_item().responses)
+    alike = common_beginning(*(whole(item, prompt=prompt) for item in flipped))
+    assert not any(response in alike for response in an_item().responses)
 
 
 @pytest.mark.parametrize("prompt", ["listwise", "rewardbench2"])
