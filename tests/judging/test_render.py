@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from items import make_item
 
 from think_as_locals.judging import neutralise, permute, present, prompt_names, render
 from think_as_locals.judging.render import UnknownPromptError, culture_name
@@ -40,18 +41,9 @@ hostile = st.lists(
 
 
 def an_item(**changes: Any) -> Item:
-    fields: dict[str, Any] = {
-        "id": "1",
-        "prompt": "What do people eat for breakfast?",
-        "responses": ("Rice and miso soup.", "Toast with butter.", "Stewed fava beans."),
-        "best": 0,
-        "culture": "JP",
-        "language": "en",
-        "domain": "commonsense",
-        "group": "breakfast",
-        "source": "mine",
-    }
-    return Item(**fields | changes)
+    responses = ("Rice and miso soup.", "Toast with butter.", "Stewed fava beans.")
+    breakfast = {"prompt": "What do people eat for breakfast?", "responses": responses, "culture": "JP"}
+    return make_item(**breakfast | changes)
 
 
 def whole(item: Item, **arguments: Any) -> str:
