@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
 import pytest
+from conftest import cpu_seconds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from items import make_item
@@ -134,15 +133,6 @@ def test_no_special_token_survives_that_overlaps_another(text: str, tokens: tupl
 
 def test_special_tokens_are_taken_literally() -> None:
     assert neutralise("a.c abc a|b", ("a.c", "|b")) == f"a{WORD_JOINER}.c abc a|{WORD_JOINER}b"
-
-
-def cpu_seconds(work: Callable[[], Any]) -> float:
-    def once() -> float:
-        start = time.process_time()
-        work()
-        return time.process_time() - start
-
-    return min(once() for _ in range(3))
 
 
 @pytest.mark.parametrize(
