@@ -23,7 +23,7 @@ GRPO = ASSETS / "recipes" / "tal_grpo.yaml"
 CARB = ASSETS / "recipes" / "carb.yaml"
 QUICKSTART = ASSETS / "recipes" / "quickstart.yaml"
 HEAD = "defaults:\n  - /config\n  - override /model: qwen2_5_7b\n  - _self_\n"
-NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if source != "culture_cards"}
+NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 APART = {"rm", "sweep", "mode", "global_rm"}
 """Groups of which only an evaluation, a sweep or SCPO chooses; `test_scpo_config.py` has the last two."""
 RM_NEEDS = {
@@ -197,6 +197,12 @@ def test_an_unknown_key_is_an_error_that_suggests_the_nearest(fault: Fault, plac
     assert said in fault(**{place: 3})
 
 
+@pytest.mark.parametrize("recipe", [QUICKSTART, "recipes/carb.yaml", "recipes/scpo_quickstart.yaml"])
+def test_a_path_that_embedded_data_would_not_read_is_an_error(recipe: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.path: got 'mine\.jsonl', but .* is embedded: choose data=jsonl"):
+        load_config(recipe, ["data.path=mine.jsonl"])
+
+
 def test_an_unknown_key_of_an_override_is_an_error_too() -> None:
     assert "data.pathh: no such key; did you mean 'data.path'?" in message(QUICKSTART, ["data.pathh=x"])
 
@@ -229,8 +235,9 @@ def test_an_unknown_option_in_a_recipe_is_an_error_that_lists_the_known_ones(tmp
 
 def test_an_unknown_recipe_is_an_error_that_suggests_the_nearest_and_lists_them() -> None:
     said = message("recipes/quikstart.yaml")
-    assert "recipes/quikstart.yaml: no such recipe; did you mean 'quickstart'?" in said
+    assert "recipes/quikstart.yaml: no such recipe; did you mean 'recipes/quickstart.yaml'?" in said
     assert "recipes/tal_grpo.yaml" in said
+    assert "did you mean 'recipes/quickstart.yaml'?" in message("quickstart")
 
 
 def test_a_recipe_that_is_not_there_is_not_taken_from_elsewhere(tmp_path: Path) -> None:
@@ -413,9 +420,10 @@ def test_faults_of_our_keys_and_of_trls_are_told_in_one_message(fault: Fault) ->
 
 @pytest.mark.parametrize("data", ["quickstart_cards", "culture_cards", "blend", "jsonl"])
 def test_the_quick_start_asks_for_what_a_judge_from_nothing_can_learn_whatever_the_data(data: str) -> None:
-    chosen = load_recipe(QUICKSTART, [f"data={data}", "data.path=somewhere"]).data
+    choice = [f"data={data}", *([] if data.endswith("_cards") else ["data.path=somewhere"])]
+    chosen = load_recipe(QUICKSTART, choice).data
     assert (chosen.split, chosen.languages, chosen.max_groups) == ("pairing", ["en"], 16)
-    assert load_recipe(GRPO, [f"data={data}", "data.path=somewhere"]).data.max_groups is None
+    assert load_recipe(GRPO, choice).data.max_groups is None
 
 
 # --- faults of several keys together ---

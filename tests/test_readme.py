@@ -27,6 +27,8 @@ from test_benchmark import ROWS as CANDIDATES
 from think_as_locals import Item, Judge, parse
 from think_as_locals.composition import ASSETS, compose_recipe, group_options, recipes
 from think_as_locals.config import load_config
+from think_as_locals.data import jsonl
+from think_as_locals.data.rows import Row
 from think_as_locals.integrations import inspect_registry
 from think_as_locals.integrations.rewardbench_judge import plug_in
 from think_as_locals.integrations.trl_reward import judge_reward
@@ -102,7 +104,14 @@ def test_what_a_remark_says_can_be_set_and_chosen(reader: Reader, command: Comma
 
 
 def test_the_blocks_are_of_kinds_that_are_tested_here() -> None:
-    assert {block.language for block in blocks() if not is_commands(block)} == {"mermaid", "python", ""}
+    assert {block.language for block in blocks() if not is_commands(block)} == {"mermaid", "python", "json", ""}
+
+
+def test_the_row_that_the_readme_shows_can_be_trained_on_and_needs_all_its_fields() -> None:
+    (block,) = (block for block in blocks() if block.language == "json")
+    value = json.loads(block.text)
+    (row,) = jsonl.outcome(Row("mine.jsonl", 1, value, block.text)).items
+    assert (row.origins[row.best], set(value)) == (row.culture, {*jsonl.FIELDS})
 
 
 def test_a_judgement_as_the_readme_shows_it_holds_the_grammar() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from items import make_item
 
 from think_as_locals.types import (
     LABELS,
@@ -19,18 +20,7 @@ from think_as_locals.types import (
 
 
 def an_item(**changes: Any) -> Item:
-    fields: dict[str, Any] = {
-        "id": "th-1",
-        "prompt": "How do people greet an elder?",
-        "responses": ("With a bow.", "With a wai.", "With a nod."),
-        "best": 1,
-        "culture": "TH",
-        "language": "en",
-        "domain": "value",
-        "group": "greeting",
-        "source": "mine",
-    }
-    return Item(**fields | changes)
+    return make_item(**{"best": 1} | changes)
 
 
 @pytest.mark.parametrize("name", ["id", "prompt", "language", "domain", "group", "source"])

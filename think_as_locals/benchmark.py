@@ -60,7 +60,7 @@ def run(config: EvaluationConfig, items: Sequence[Item], candidates: Sequence[Ca
             is in their journals is asked for again.
     """
     console = Console()
-    console.print(f"{config.run.name}: {len(items):,} items ({config.data.source}), {len(config.rms)} reward models")
+    console.print(f"{config.run.name}: {len(items):,} items ({config.data.source}), reward models: {len(config.rms)}")
     for name in config.rms:
         bench = Bench(config, name, folder, console)
         stages: dict[str, Stage] = {"carb": partial(bench.judge, items=items)}

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from think_as_locals.commands import data, doctor, judge, push, results, run, serve
+from think_as_locals.preflight import missing_module
 from think_as_locals.start import start
 from think_as_locals.types import RunStoppedError, ThinkAsLocalsError
 
@@ -31,8 +32,8 @@ _STOPPED = 75
 def main(recipe: str | None = None) -> None:
     """The command line, or what a launched recipe calls with its own path.
 
-    Ends the process with status 2 and one message where the recipe, the data or the machine is at fault, with 75 after
-    a signal to stop (saved, to be continued), with 130 after Ctrl-C.
+    Ends the process with status 2 and one message where the recipe, the data or the machine is at fault or an extra is
+    not installed, with 75 after a signal to stop (saved, to be continued), with 130 after Ctrl-C.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -40,11 +41,16 @@ def main(recipe: str | None = None) -> None:
         if recipe is not None:
             start(recipe, sys.argv[1:])
         else:
-            arguments = _parser().parse_args()
+            arguments = _parser().parse_args(sys.argv[1:] or ["--help"])
             arguments.command(arguments)
     except ThinkAsLocalsError as error:
         print(f"tal: {error}", file=sys.stderr)
         raise SystemExit(_stopped(error) if isinstance(error, RunStoppedError) else 2) from error
+    except ModuleNotFoundError as error:
+        if not (said := missing_module(error.name or "")):
+            raise
+        print(f"tal: {said}", file=sys.stderr)
+        raise SystemExit(2) from error
     except OSError as error:
         if error.errno not in _DISK_FAULTS:
             raise

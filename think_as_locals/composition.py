@@ -65,8 +65,9 @@ def _find_recipe(path: Path) -> Path:
     for candidate in (path, ASSETS / path):
         if candidate.is_file():
             return candidate.resolve()
-    near = nearest(path.stem, [recipe.stem for recipe in recipes()])
-    raise ConfigError(f"{path}: no such recipe{near}; available: {', '.join(f'recipes/{r.name}' for r in recipes())}")
+    known = [f"recipes/{recipe.name}" for recipe in recipes()]
+    near = nearest(f"recipes/{path.stem}.yaml", known)
+    raise ConfigError(f"{path}: no such recipe{near}; available: {', '.join(known)}")
 
 
 def _as_override(text: str) -> str:

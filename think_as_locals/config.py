@@ -22,7 +22,7 @@ from think_as_locals.rm_schema import (
     JudgeSection,
     ServerSection,
 )
-from think_as_locals.schema import RunConfig
+from think_as_locals.schema import DataSection, RunConfig
 from think_as_locals.scpo_schema import ScpoConfig
 from think_as_locals.trl_fields import SECTIONS, trl_faults
 from think_as_locals.types import ConfigError
@@ -124,6 +124,8 @@ def checked(
     try:
         config = schema.model_validate(values)
         faults += cross(config)
+        if isinstance(config, Config):
+            faults += _data_faults(config.data)
     except ValidationError as error:
         faults += [_fault(dict(fault), schema) for fault in error.errors()]
     if faults:
@@ -171,6 +173,14 @@ def _cross_faults(config: RunConfig) -> list[str]:
     if config.sft and config.sft.biased_wrong + config.sft.biased_right > 1:
         faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")
     return faults + prompt_faults("prompt.template", config.prompt.template) + config.reward.faults(config.grpo)
+
+
+def _data_faults(data: DataSection) -> list[str]:
+    """A path that nothing would read: who gives one wants its rows learnt from."""
+    if data.path is None or not data.source.endswith("_cards"):
+        return []
+    read = "choose data=jsonl, or whose rows they are, or set data.path=null"
+    return [f"data.path: got {data.path!r}, but {data.source} is embedded: {read}"]
 
 
 def _rm_faults(config: EvaluationConfig) -> list[str]:

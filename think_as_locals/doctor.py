@@ -51,7 +51,7 @@ def examine(config: Config | None, launch: Launch) -> list[Finding]:
         known = {finding.found for finding in findings if finding.fault}
         findings += [Finding(config.recipe, fault, True) for fault in missing_for(config) if fault not in known]
     if isinstance(config, RunConfig | ScpoConfig):
-        findings += _memory(config, launch)
+        findings += _memory(config, launch) if not packages("train") else []
     elif config is not None:
         findings.append(Finding("memory", "estimated only for recipes that train"))
     return [replace(finding, found=_IN_URL.sub("//", finding.found)) for finding in findings]
@@ -123,12 +123,10 @@ def _listens(host: str, port: int) -> bool:
 
 def _credentials(config: Config | None) -> Iterator[Finding]:
     """Whether they are there; what they are is not so much as read into a message."""
-    from huggingface_hub import get_token
-
     tracked = isinstance(config, RunConfig) and "wandb" in config.grpo.report_to
     offline = os.environ.get("WANDB_MODE", "online") != "online"
     wandb = bool(os.environ.get("WANDB_API_KEY")) or _in_netrc(_WANDB_HOST)
-    yield _credential("Hugging Face", bool(get_token()), "HF_TOKEN or `hf auth login`: private models, tal push")
+    yield _credential("Hugging Face", _hub_token(), "HF_TOKEN or `hf auth login`: private models, tal push")
     yield _credential(
         "W&B", wandb, "WANDB_API_KEY or `wandb login`: grpo.report_to=[wandb]", tracked and not wandb and not offline
     )
@@ -137,6 +135,14 @@ def _credentials(config: Config | None) -> Iterator[Finding]:
 
 def _credential(of: str, there: bool, use: str, fault: bool = False) -> Finding:
     return Finding("credentials", f"{of}: {'present' if there else 'absent'} ({use})", fault)
+
+
+def _hub_token() -> bool:
+    try:
+        from huggingface_hub import get_token
+    except ModuleNotFoundError:  # named among the packages already
+        return bool(os.environ.get("HF_TOKEN"))
+    return bool(get_token())
 
 
 def _in_netrc(host: str) -> bool:

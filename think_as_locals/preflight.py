@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -102,6 +103,15 @@ def _one_process() -> list[str]:
     return [f"an evaluation runs in one process, got {started}: start it with `tal run`"] if started > 1 else []
 
 
+def missing_module(name: str) -> str | None:
+    """What to install where a module is not there; `None` where none of our extras would bring it."""
+    if packages("train"):
+        return f"this needs {name}, which is not installed; pip install '{DISTRIBUTION}[train]'"
+    package = re.compile(f"package {name.partition('.')[0]}\\b")
+    extras = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
+    return next((fault for extra in extras for fault in packages(extra) if package.match(fault)), None)
+
+
 def packages(extra: str) -> list[str]:
     """Requirements of one of our extras that the installed packages do not meet, a sentence each."""
     missing = []
@@ -147,9 +157,12 @@ def _server(url: str) -> str | None:
 
 def model_fault(path: str, revision: str | None) -> str | None:
     """Whether a model can be had: a directory, the local cache, or the Hub."""
-    if Path(path).expanduser().is_dir():
-        has_config = (Path(path).expanduser() / "config.json").is_file()
-        return None if has_config else f"model: {path} is a directory without config.json"
+    if (folder := Path(path).expanduser()).is_dir():
+        of_run = f"; a run's model is {path}/model" if (folder / "model/config.json").is_file() else ""
+        has_config = (folder / "config.json").is_file()
+        return None if has_config else f"model: {path} is a directory without config.json{of_run}"
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        return f"model: {path}: no such directory, and no Hub id (owner/name)"
     if not find_spec("huggingface_hub"):
         return None  # named among the packages already
     from huggingface_hub import HfApi, try_to_load_from_cache

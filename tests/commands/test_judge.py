@@ -77,6 +77,27 @@ def test_a_classifier_is_asked_for_scores(tal: Tal, classifier: str, tmp_path: P
     assert "Highest score: your response " in tal(classifier, *ONE)
 
 
+def test_rows_of_somebody_who_knows_no_more_than_what_was_asked_and_answered(
+    tal: Tal, judge: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": prompt, "responses": ["A bow.", "A wai."]} for prompt in ("Greeting?", "Farewell?")]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], rows[1] | {"culture": "JP"})))
+    told = tal(judge, str(path), "--culture", "TH", columns=200)
+    assert [line for line in told.splitlines() if line in ("Thailand", "Japan")] == ["Thailand", "Japan"]
+    assert [record["id"] for record in records(tal(judge, str(path), "--culture", "TH", "--json"))] == [
+        "mine.jsonl-1",
+        "mine.jsonl-2",
+    ]
+    with pytest.raises(SystemExit, match="2"):
+        tal(judge, str(path))
+    assert "mine.jsonl:1: missing culture; fields: " in capsys.readouterr().err
+    path.write_text("\n")
+    with pytest.raises(SystemExit, match="2"):
+        tal(judge, str(path))
+    assert "mine.jsonl: got no items" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -108,6 +129,12 @@ def test_a_model_that_is_nowhere_is_said_in_one_line(
     with pytest.raises(SystemExit, match="2"):
         tal(str(tmp_path), *ONE)
     assert capsys.readouterr().err == f"tal: model: {tmp_path} is a directory without config.json\n"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").touch()
+    for model, said in {str(tmp_path): f"a run's model is {tmp_path}/model", "runs/GONE/model": "no such dir"}.items():
+        with pytest.raises(SystemExit, match="2"):
+            tal(model, *ONE)
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow

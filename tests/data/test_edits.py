@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from items import make_item
 
 from think_as_locals.data import blend, culture_cards, edits, flip_sets
 from think_as_locals.types import Item
@@ -48,19 +49,9 @@ def cards(*languages: str) -> list[Item]:
 
 
 def an_item(**changes: Any) -> Item:
-    fields: dict[str, Any] = {
-        "id": "1",
-        "prompt": "What do people in Japan eat?",
-        "responses": ("rice", "bread", "tortillas"),
-        "best": 0,
-        "culture": "JP",
-        "language": "en",
-        "domain": "commonsense",
-        "group": "breakfast",
-        "source": "mine",
-        "origins": ("JP", "DE", "MX"),
-    }
-    return Item(**fields | changes)
+    of_japan = {"prompt": "What do people in Japan eat?", "responses": ("rice", "bread", "tortillas"), "culture": "JP"}
+    known = {"id": "1", "domain": "commonsense", "group": "breakfast", "origins": ("JP", "DE", "MX")}
+    return make_item(**of_japan | known | changes)
 
 
 def changed(before: Item, after: Item) -> set[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from items import make_item
 
 from think_as_locals.data import flip_sets
 from think_as_locals.data.flips import quadruples, share
@@ -19,8 +20,7 @@ CULTURES = ("EG", "CN", "US", "DE", "JP", "KR", "RU", "ES", "TH", "VN")
 
 
 def an_item(best: int, responses: tuple[str, ...] = ("tea", "soup", "bread"), **changes: Any) -> Item:
-    fields: dict[str, Any] = {"id": f"{best}", "prompt": "?", "culture": CULTURES[best], "language": "en"}
-    return Item(responses=responses, best=best, **fields | {"domain": "d", "group": "g", "source": "mine"} | changes)
+    return make_item(responses=responses, best=best, **{"id": f"{best}", "culture": CULTURES[best]} | changes)
 
 
 holds_too = st.dictionaries(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from items import make_item
 
 from think_as_locals.data import jsonl, load, read
 from think_as_locals.types import DataError, Item
@@ -46,18 +47,8 @@ class Spec:
 
 
 def an_item(number: int, **changes: Any) -> Item:
-    fields: dict[str, Any] = {
-        "id": f"item {number}",
-        "prompt": f"Question {number}?",
-        "responses": (f"yes {number}", f"no {number}"),
-        "best": 0,
-        "culture": "TH",
-        "language": "en",
-        "domain": ("food", "work")[number % 2],
-        "group": f"group {number // 4}",
-        "source": "mine",
-    }
-    return Item(**fields | changes)
+    asked = {"id": f"item {number}", "prompt": f"Question {number}?", "responses": (f"yes {number}", f"no {number}")}
+    return make_item(**asked | {"domain": ("food", "work")[number % 2], "group": f"group {number // 4}"} | changes)
 
 
 def written(folder: Path, items: Iterable[Item], **changes: Any) -> Spec:

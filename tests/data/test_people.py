@@ -9,23 +9,16 @@ from collections.abc import Iterable, Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from items import make_item
 
 from think_as_locals.data.people import groups_to_test, split_people
 from think_as_locals.types import DataError, Item
 
 
 def pair(person: str, culture: str | None, number: int = 0, size: int = 2) -> Item:
-    return Item(
-        id=f"{person}/{culture}/{number}",
-        prompt=f"What about {number}?",
-        responses=tuple(f"response {i}" for i in range(size)),
-        best=0,
-        culture=culture,
-        language="en",
-        domain="value",
-        group=person,
-        source="mine",
-    )
+    responses = tuple(f"response {i}" for i in range(size))
+    told = {"id": f"{person}/{culture}/{number}", "prompt": f"What about {number}?", "responses": responses}
+    return make_item(**told, culture=culture, group=person)
 
 
 def people(sizes: Mapping[str, int], pairs: int = 2) -> list[Item]:

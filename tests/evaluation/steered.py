@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from items import make_item
+
 from think_as_locals.data.opinions import OpinionQuestion
 from think_as_locals.evaluation.journal import content_key
 from think_as_locals.evaluation.legs import Leg, Plan
@@ -14,17 +16,8 @@ from think_as_locals.types import Item
 
 
 def item(name: str, culture: str, person: str) -> Item:
-    return Item(
-        id=name,
-        prompt=f"What about {name}?",
-        responses=("other", "chosen"),
-        best=1,
-        culture=culture,
-        language="en",
-        domain="value",
-        group=person,
-        source="mine",
-    )
+    prompt = f"What about {name}?"
+    return make_item(id=name, prompt=prompt, responses=("other", "chosen"), best=1, culture=culture, group=person)
 
 
 ITEMS = [

@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from items import make_item
 
 from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.baselines import (
@@ -26,8 +27,7 @@ from think_as_locals.types import Item
 
 
 def an_item(responses: tuple[str, ...], best: int = 0, **changes: Any) -> Item:
-    fields: dict[str, Any] = {"id": "1", "prompt": "?", "culture": "JP", "language": "en", "domain": "d", "group": "g"}
-    return Item(responses=responses, best=best, source="mine", **fields | changes)
+    return make_item(responses=responses, best=best, **{"culture": "JP"} | changes)
 
 
 def test_there_are_three_traits() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
+from items import make_item
 
 from think_as_locals.evaluation.carb import metrics, save, summarise
 from think_as_locals.files import write_text
@@ -25,15 +26,9 @@ UNPARSABLE = "I would say that it depends."
 
 
 def an_item(number: int, group: str, culture: str | None, best: int, **changes: Any) -> Item:
-    fields: dict[str, Any] = {
-        "id": f"{group}/{culture}/{number}",
-        "prompt": f"What do they do in {culture}?",
-        "responses": (f"{group}: tea", f"{group}: coffee!"),
-        "language": "en",
-        "domain": "value",
-        "source": "mine",
-    }
-    return Item(best=best, group=group, culture=culture, **fields | changes)
+    asked = {"prompt": f"What do they do in {culture}?", "responses": (f"{group}: tea", f"{group}: coffee!")}
+    known = {"id": f"{group}/{culture}/{number}", "best": best, "group": group, "culture": culture}
+    return make_item(**asked | known | changes)
 
 
 def predict(item: Item, right: bool | None, turned: bool = False) -> Prediction:

@@ -198,6 +198,12 @@ def test_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         read(tmp_path)
     with pytest.raises(DataError, match=r"gone\.parquet: not a readable table"):
         read(tmp_path / "gone.parquet")
+    evaluation = tmp_path / "evaluation"
+    table = save(evaluation, predictions(lambda _: True)).rename(evaluation / "carb/mine.parquet")
+    table.with_name("step-5.json").rename(evaluation / "carb/mine.json")
+    with pytest.raises(DataError, match=rf"expected the folder of a run that trained a judge, or {table}"):
+        read(evaluation)
+    assert read(evaluation / "carb/mine.json") == read(table)  # what `tal leaderboard` and people name it by
     made, path = predictions(lambda _: True), tmp_path / "step-1.parquet"
     path.write_bytes(parquet([{k: v for k, v in p.row().items() if k != "source"} for p in made]))
     with pytest.raises(DataError, match=r"lacks source; measure again"):

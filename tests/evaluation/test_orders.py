@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from items import make_item
 
 from think_as_locals.evaluation import orders
 from think_as_locals.judging import permute
@@ -16,17 +17,8 @@ order_consistency = partial(orders.order_consistency, samples=500, seed=0)
 
 
 def an_item(number: int, size: int = 2) -> Item:
-    return Item(
-        id=str(number),
-        prompt="?",
-        responses=tuple(f"answer {i} to {number}" for i in range(size)),
-        best=0,
-        culture="TH",
-        language="en",
-        domain="value",
-        group=f"g{number}",
-        source="mine",
-    )
+    responses = tuple(f"answer {i} to {number}" for i in range(size))
+    return make_item(id=str(number), responses=responses, group=f"g{number}")
 
 
 def judged(item: Item, order: tuple[int, ...], verdict: int | None) -> Prediction:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from items import make_item
 
 from think_as_locals.data import culture_cards
 from think_as_locals.evaluation import probes
@@ -31,18 +32,8 @@ def cards() -> tuple[Item, ...]:
 
 
 def an_item(number: int = 0, **changes: Any) -> Item:
-    fields: dict[str, Any] = {
-        "id": str(number),
-        "prompt": "What do people in Japan eat?",
-        "responses": ("rice", "bread"),
-        "best": 0,
-        "culture": "JP",
-        "language": "en",
-        "domain": "commonsense",
-        "group": f"breakfast {number}",
-        "source": "mine",
-    }
-    return Item(**fields | changes)
+    of_japan = {"prompt": "What do people in Japan eat?", "responses": ("rice", "bread"), "culture": "JP"}
+    return make_item(**of_japan | {"id": str(number), "group": f"breakfast {number}"} | changes)
 
 
 def by_response(score: Callable[[Item, str], float]) -> Scorer:

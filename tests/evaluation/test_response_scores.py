@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from items import make_item
 from models.tiny import WORDS, write_classifier
 
 from think_as_locals.evaluation.journal import by_response, content_key
@@ -22,18 +23,9 @@ from think_as_locals.types import ConfigError, Item
 
 
 def pair(number: int, one: int, other: int) -> Item:
-    words = [" ".join(WORDS[(number + i) % 7 :][: 2 + i]) for i in (one, other)]
-    return Item(
-        id=f"{one}-{other}/{number}",
-        prompt=f"What do people say on day {number}?",
-        responses=tuple(words),
-        best=0,
-        culture="TH",
-        language="en",
-        domain="value",
-        group=f"person-{number % 3}",
-        source="mine",
-    )
+    responses = tuple(" ".join(WORDS[(number + i) % 7 :][: 2 + i]) for i in (one, other))
+    prompt = f"What do people say on day {number}?"
+    return make_item(id=f"{one}-{other}/{number}", prompt=prompt, responses=responses, group=f"person-{number % 3}")
 
 
 ITEMS = [pair(number, *sides) for number in range(8) for sides in combinations(range(4), 2)]

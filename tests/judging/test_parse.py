@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from conftest import cpu_seconds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -365,15 +364,6 @@ def test_an_impossible_number_of_responses_is_the_callers_mistake(n: int) -> Non
 
 
 # --- time ---
-
-
-def cpu_seconds(work: Callable[[], Any]) -> float:
-    def once() -> float:
-        start = time.process_time()
-        work()
-        return time.process_time() - start
-
-    return min(once() for _ in range(3))
 
 
 ADVERSARIAL = {

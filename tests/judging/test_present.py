@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from items import make_item
 
 from think_as_locals.judging import permute, present
 from think_as_locals.types import Item
@@ -19,8 +20,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=3
 
 
 def an_item(responses: tuple[str, ...], best: int = 0, **changes: Any) -> Item:
-    fields: dict[str, Any] = {"id": "1", "prompt": "?", "culture": "TH", "language": "en", "domain": "value"}
-    return Item(responses=responses, best=best, **fields | {"group": "g", "source": "mine"} | changes)
+    return make_item(responses=responses, best=best, **changes)
 
 
 @st.composite

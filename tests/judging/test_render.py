@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
 import pytest
+from conftest import cpu_seconds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from items import make_item
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from think_as_locals.judging import neutralise, permute, present, prompt_names, render
@@ -41,18 +41,9 @@ hostile = st.lists(
 
 
 def an_item(**changes: Any) -> Item:
-    fields: dict[str, Any] = {
-        "id": "1",
-        "prompt": "What do people eat for breakfast?",
-        "responses": ("Rice and miso soup.", "Toast with butter.", "Stewed fava beans."),
-        "best": 0,
-        "culture": "JP",
-        "language": "en",
-        "domain": "commonsense",
-        "group": "breakfast",
-        "source": "mine",
-    }
-    return Item(**fields | changes)
+    responses = ("Rice and miso soup.", "Toast with butter.", "Stewed fava beans.")
+    breakfast = {"prompt": "What do people eat for breakfast?", "responses": responses, "culture": "JP"}
+    return make_item(**breakfast | changes)
 
 
 def whole(item: Item, **arguments: Any) -> str:
@@ -154,15 +145,6 @@ def test_no_special_token_survives_what_a_tokenizer_normalises_away(form: str) -
 
 def test_special_tokens_are_taken_literally() -> None:
     assert neutralise("a.c abc a|b", ("a.c", "|b")) == f"a{WORD_JOINER}.c abc a|{WORD_JOINER}b"
-
-
-def cpu_seconds(work: Callable[[], Any]) -> float:
-    def once() -> float:
-        start = time.process_time()
-        work()
-        return time.process_time() - start
-
-    return min(once() for _ in range(3))
 
 
 @pytest.mark.parametrize(

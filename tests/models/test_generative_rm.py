@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from items import make_item
 from models.trained import load, train_judge
 from transformers import AutoTokenizer
 
@@ -31,17 +32,9 @@ RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There
 
 
 def an_item(number: int, size: int = 4) -> Item:
-    return Item(
-        id=str(number),
-        prompt="What is eaten at dawn" + "?" * (1 + number % 5),
-        responses=tuple(f"Dish number {(7 * number + i) % 30}." for i in range(size)),
-        best=number % size,
-        culture="TH",
-        language="en",
-        domain="value",
-        group=f"g{number}",
-        source="mine",
-    )
+    prompt = "What is eaten at dawn" + "?" * (1 + number % 5)
+    responses = tuple(f"Dish number {(7 * number + i) % 30}." for i in range(size))
+    return make_item(id=str(number), prompt=prompt, responses=responses, best=number % size, group=f"g{number}")
 
 
 ITEMS = [an_item(i) for i in range(8)]

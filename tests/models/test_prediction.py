@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from items import make_item
 from scipy.special import expit
 
 from think_as_locals.models.prediction import Prediction, favourite, margin, tie_credit
@@ -13,17 +14,7 @@ from think_as_locals.types import Item, Judgement
 
 
 def an_item() -> Item:
-    return Item(
-        id="th-1",
-        prompt="How do people greet an elder?",
-        responses=("With a bow.", "With a wai.", "With a nod."),
-        best=1,
-        culture="TH",
-        language="en",
-        domain="value",
-        group="greeting",
-        source="mine",
-    )
+    return make_item(best=1)
 
 
 def a_judgement(verdict: int | None, issues: tuple[str, ...] = ()) -> Judgement:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from items import make_item
 
 from think_as_locals.judging import present
 from think_as_locals.models.prediction import Prediction
@@ -24,17 +25,8 @@ CONVENTIONS: tuple[Convention, ...] = ("strict", "rewardbench2")
 
 
 def an_item(number: int = 0, size: int = 4, best: int = 0) -> Item:
-    return Item(
-        id=str(number),
-        prompt="?",
-        responses=tuple(f"answer {i} to {number}" for i in range(size)),
-        best=best,
-        culture="TH",
-        language="th",
-        domain="value",
-        group=f"g{number}",
-        source="mine",
-    )
+    responses = tuple(f"answer {i} to {number}" for i in range(size))
+    return make_item(id=str(number), prompt="?", responses=responses, best=best, language="th", group=f"g{number}")
 
 
 def protocol(kind: ProtocolKind, orders: int = 1, convention: Convention = "strict") -> JudgingProtocol:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from items import make_item
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
 from think_as_locals.models.scratch import train_tokenizer
@@ -36,17 +37,9 @@ WORDS = [
 
 def an_item(number: int, size: int = 4) -> Item:
     """Responses of different lengths."""
-    return Item(
-        id=f"item-{number}",
-        prompt="What do people say" + " and do" * (number % 5) + f" on day {number}?",
-        responses=tuple(" ".join(WORDS[number % 3 + i :][: 1 + i + number % 4]) for i in range(size)),
-        best=0,
-        culture="TH",
-        language="en",
-        domain="value",
-        group=f"group-{number % 3}",
-        source="mine",
-    )
+    prompt = "What do people say" + " and do" * (number % 5) + f" on day {number}?"
+    responses = tuple(" ".join(WORDS[number % 3 + i :][: 1 + i + number % 4]) for i in range(size))
+    return make_item(id=f"item-{number}", prompt=prompt, responses=responses, group=f"group-{number % 3}")
 
 
 ITEMS = [an_item(number, size=2 + number % 3) for number in range(9)]

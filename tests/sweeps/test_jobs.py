@@ -54,7 +54,7 @@ def test_a_frozen_recipe_says_the_same_and_is_a_file_that_can_be_launched(tmp_pa
 
 @pytest.mark.parametrize("value", ["it'''s", r"\${seed}"])
 def test_what_no_recipe_can_say_is_not_frozen(tmp_path: Path, value: str) -> None:
-    space = parse([f'data.path="{value}"'])
+    space = parse(["data=jsonl", f'data.path="{value}"'])
     (job,) = make_jobs(QUICKSTART, space, [()])
     with pytest.raises(ConfigError, match="no recipe can say literally"):
         freeze(job, tmp_path)

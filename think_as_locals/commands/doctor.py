@@ -15,7 +15,7 @@ def add(commands: Commands) -> None:
         "doctor", help="what this machine has, and what a recipe needs; status 1 where it lacks"
     )
     doctor.add_argument("recipe", nargs="?", help="a recipe file; without one, the machine alone")
-    doctor.add_argument("overrides", nargs="*", help="key=value, as for tal run")
+    doctor.add_argument("overrides", nargs="*", default=[], help="key=value, as for tal run")
     doctor.add_argument("--launch", default="single", help="accelerate configuration: a name in launch/, or a file")
     doctor.set_defaults(command=_doctor)
 

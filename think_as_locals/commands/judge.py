@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from think_as_locals.types import ConfigError, Item, PreflightError
+from think_as_locals.types import ConfigError, DataError, Item, PreflightError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -19,18 +19,22 @@ if TYPE_CHECKING:
     """Items -> what to show a person, and what to tell a machine, of each."""
 
 _AT_A_TIME = 64
+_UNTOLD = {"best": 0, "domain": "any", "group": "any", "source": "command line"}
+"""What somebody who wants a judgement need not know: none of it is shown to a reward model."""
 
 
 def add(commands: Commands) -> None:
     """How it is called."""
     judge = commands.add_parser("judge", help="rubric, analysis and verdict (or scores) on your own items")
     judge.add_argument("model", help="directory or Hub id of a judge, or of a reward model that scores")
-    judge.add_argument("items", nargs="?", help="JSONL file of items; or one item by the options that follow")
+    judge.add_argument(
+        "items", nargs="?", help="JSONL file: prompt, responses, culture, other fields of Item as known; or one item:"
+    )
     judge.add_argument("--prompt", help="what the user asked")
     judge.add_argument(
         "--response", action="append", default=[], metavar="TEXT", help="a candidate answer, 2 to 8 times"
     )
-    judge.add_argument("--culture", help="whose custom counts: an ISO 3166 code such as TH")
+    judge.add_argument("--culture", help="whose custom counts, an ISO 3166 code such as TH; of rows that do not say")
     judge.add_argument("--language", default="und", help="BCP-47 tag of the prompt")
     judge.add_argument("--json", action="store_true", help="one JSON object a line")
     judge.add_argument("--backend", choices=["transformers", "vllm"], default="transformers")
@@ -63,28 +67,33 @@ def _print(out: Console, shown: RenderableType) -> None:
 
 def _items(arguments: Namespace) -> list[Item]:
     """The items of the file, or the one of the options."""
-    from think_as_locals.data import jsonl
-
     one = arguments.prompt is not None or bool(arguments.response)
     if one == (arguments.items is not None):
-        raise ConfigError("tal judge: give a JSONL file of items, or --prompt TEXT with --response TEXT, 2 to 8 times")
-    if not one:
-        if items := list(jsonl.read(Path(arguments.items))):
-            return items
-        raise ConfigError(f"{arguments.items}: got no items; expected one as a JSON object on each line")
-    return [
-        Item(
-            id="your item",
-            prompt=arguments.prompt,
-            responses=tuple(arguments.response),
-            best=0,  # nobody knows; where the best one is decides nothing that is shown to a reward model
-            culture=arguments.culture,
-            language=arguments.language,
-            domain="any",
-            group="any",
-            source="command line",
-        )
-    ]
+        raise ConfigError("give a JSONL file of items, or --prompt TEXT with --response TEXT, 2 to 8 times")
+    untold = {"language": arguments.language, **_UNTOLD}
+    if one:
+        asked = {"prompt": arguments.prompt, "responses": tuple(arguments.response), "culture": arguments.culture}
+        return [Item(id="your item", **asked, **untold)]
+    return _read(arguments.items, untold if arguments.culture is None else {"culture": arguments.culture, **untold})
+
+
+def _read(file: str, untold: dict[str, Any]) -> list[Item]:
+    """Items of a file, with values for what its rows do not say.
+
+    Raises:
+        DataError: there are none, or the first bad row.
+    """
+    from think_as_locals.data import jsonl
+    from think_as_locals.data.outcomes import mark_repeats, sound_items
+    from think_as_locals.data.rows import read_rows
+
+    told = (
+        replace(row, value={"id": row.name, **untold, **row.value}) if isinstance(row.value, dict) else row
+        for row in read_rows(file)
+    )
+    if not (items := list(sound_items(mark_repeats(map(jsonl.outcome, told))))):
+        raise DataError(f"{file}: got no items; expected one as a JSON object on each line")
+    return items
 
 
 def _load(model: str, backend: Any) -> Read:

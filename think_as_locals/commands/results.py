@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     """How they are called."""
     compare = commands.add_parser("compare", help="which of two runs judges better on the same items, and where")
-    compare.add_argument("a", metavar="RUN_A", help="a run's folder (its last measurement) or a carb/step-N.parquet")
+    compare.add_argument(
+        "a", metavar="RUN_A", help="a training run's folder (its last measurement) or a carb/NAME.parquet"
+    )
     compare.add_argument("b", metavar="RUN_B", help="the other one")
     compare.add_argument("--by", default="cell", help="cell (culture and domain), culture, language, script ...")
     compare.set_defaults(command=_compare)

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     """How it is called."""
     known = ", ".join(f"recipes/{path.name}" for path in recipes())
-    command = commands.add_parser("run", help="train as a recipe says", epilog=f"Recipes here: {known}")
+    command = commands.add_parser("run", help="train or measure as a recipe says", epilog=f"Recipes here: {known}")
     command.add_argument(
         "-m", "--multirun", action="store_true", help="a sweep: a run for every combination, e.g. seed=1,2 sweep=joblib"
     )
     command.add_argument("recipe", help="a recipe file")
-    command.add_argument("overrides", nargs="*", help="key=value, e.g. model=qwen3_8b grpo.beta=0.001 seed=3")
+    example = "key=value, e.g. model=qwen3_8b grpo.beta=0.001 seed=3"
+    command.add_argument("overrides", nargs="*", default=[], help=example)
     command.set_defaults(command=_run)
 
 

@@ -17,7 +17,8 @@ def add(commands: Commands) -> None:
         epilog="A key in TAL_API_KEY is asked of every request; beyond loopback there has to be one.",
     )
     serve.add_argument("model", help="directory or Hub id of a judge")
-    serve.add_argument("overrides", nargs="*", help="key=value of conf/serve.yaml, e.g. port=9000 judge.backend=vllm")
+    example = "key=value of conf/serve.yaml, e.g. port=9000 judge.backend=vllm"
+    serve.add_argument("overrides", nargs="*", default=[], help=example)
     serve.set_defaults(command=_serve)
 
 

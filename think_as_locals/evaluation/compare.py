@@ -118,12 +118,12 @@ def read(run: Path) -> list[JudgedItem]:
     """What a run made of its items.
 
     Args:
-        run: A table of judgements (`carb/step-N.parquet`), or the folder of a run: then its last.
+        run: A table of judgements (`carb/NAME.parquet`), or the folder of a training run: then its last.
 
     Raises:
         DataError: there is none, or it cannot be read; the message names the file.
     """
-    path = _last(run) if run.is_dir() else run
+    path = _last(run) if run.is_dir() else run.with_suffix(".parquet") if run.suffix == ".json" else run
     return judged_rows(read_rows(path), path)
 
 
@@ -158,7 +158,8 @@ def _last(run: Path) -> Path:
     """The last measurement of a run that is whole: its JSON is written last."""
     steps = carb.steps(run / "carb")
     if not steps:
-        raise DataError(f"{run}: no carb/step-N.json; expected the folder of a run, or a carb/step-N.parquet")
+        tables = ", ".join(map(str, sorted(run.glob("carb/*.parquet")))) or "a carb/NAME.parquet"
+        raise DataError(f"{run}: no carb/step-N.json; expected the folder of a run that trained a judge, or {tables}")
     return steps[max(steps)].with_suffix(".parquet")
 
 

@@ -85,6 +85,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """
     import pyarrow.parquet
 
+    if not path.is_file():
+        there = "no such file; expected the folder of a run, or a carb/NAME.parquet"
+        raise DataError(f"{path}: not a readable table of judgements: {there}")
     try:
         rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:

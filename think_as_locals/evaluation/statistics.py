@@ -210,11 +210,6 @@ def jackknife(influence: NDArray[np.float64], group: NDArray[np.intp]) -> Jackkn
     return Jackknife(float((moved**2).sum()) * (groups - 1) / groups, groups)
 
 
-def jackknife_of_mean(values: NDArray[np.float64], group: NDArray[np.intp]) -> Jackknife:
-    """Variance of the mean of all values, whose groups are left out one at a time."""
-    return jackknife(influence(values, group, np.zeros_like(group)), group)
-
-
 def _wilson(mean: float, n: float, quantile: float) -> tuple[float, float]:
     """Wilson's interval for a share of n items."""
     weight = quantile**2 / n

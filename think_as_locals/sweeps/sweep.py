@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from think_as_locals.preflight import packages
 from think_as_locals.schema import RunConfig
 from think_as_locals.sweeps import jobs
 from think_as_locals.sweeps.jobs import JOBS, Job
@@ -14,7 +15,7 @@ from think_as_locals.sweeps.launcher import launch, stop_signals
 from think_as_locals.sweeps.settings import Settings, load_settings, split
 from think_as_locals.sweeps.space import Combination, Space, parse, suggest
 from think_as_locals.sweeps.summary import Row, read_rows, table, write_summary
-from think_as_locals.types import ConfigError, RunStoppedError
+from think_as_locals.types import ConfigError, PreflightError, RunStoppedError
 from think_as_locals.workspace import alone, check_resumable
 
 
@@ -26,8 +27,11 @@ def sweep(recipe: str, overrides: Sequence[str]) -> bool:
 
     Raises:
         ConfigError: an override or a combination does not hold, or the folder exists; no job was started.
+        PreflightError: what jobs train with is not installed; no job was started.
         RunStoppedError: a signal stopped it, or a job.
     """
+    if missing := packages("train"):
+        raise PreflightError("\n".join(missing))
     ours, theirs = split(overrides)
     settings, space = load_settings(ours), parse(theirs)
     # For a search this is what it may propose at most, so that its jobs do not fail one by one.

@@ -84,7 +84,8 @@ class LiveView(TrainerCallback):
             self._live.update(self._panel())
         elif time.monotonic() - self._printed >= _PLAIN_EVERY_S or state.global_step == state.max_steps:
             self._printed = time.monotonic()
-            self._console.print(f"{self._stage} {state.global_step}/{state.max_steps}  {self._line()}", highlight=False)
+            said = f"{self._stage} {state.global_step}/{state.max_steps}  {self._line()}"
+            self._console.print(said, highlight=False, soft_wrap=True)  # in a log, a line is a line
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -1,0 +1,23 @@
+"""Items for tests that say of one only what matters to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from think_as_locals.types import Item
+
+
+def make_item(**said: Any) -> Item:
+    """An item of three responses, but for what is said."""
+    fields: dict[str, Any] = {
+        "id": "th-1",
+        "prompt": "How do people greet an elder?",
+        "responses": ("With a bow.", "With a wai.", "With a nod."),
+        "best": 0,
+        "culture": "TH",
+        "language": "en",
+        "domain": "value",
+        "group": "greeting",
+        "source": "mine",
+    }
+    return Item(**fields | said)
