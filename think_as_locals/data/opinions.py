@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from types import MappingProxyType
@@ -146,7 +147,7 @@ def is_answer(option: str) -> bool:
 
 def _question(fields: Fields) -> OpinionQuestion | None:
     """A row as a question; `None` where it is none."""
-    said = fields.row.value.get("question") if isinstance(fields.row.value, Mapping) else ""
+    said = fields.row.value.get("question", "") if isinstance(fields.row.value, Mapping) else ""
     if said is None or (isinstance(said, float) and math.isnan(said)):  # pandas writes a missing text as NaN
         fields.add(Defect.NO_QUESTION, "question is missing")
         return None
@@ -158,7 +159,18 @@ def _question(fields: Fields) -> OpinionQuestion | None:
     if not shares:
         fields.add(Defect.NO_COUNTRY, "selections has sound shares of no country")
         return None
-    return OpinionQuestion(question_group(text), text, options, shares, source)
+    distinct = tuple(dict.fromkeys(options))  # of options with the same text nobody can tell which one was chosen
+    if len(distinct) < len(options):
+        shares = {country: _summed(options, given) for country, given in shares.items()}
+    return OpinionQuestion(question_group(text), text, distinct, shares, source)
+
+
+def _summed(options: Sequence[str], shares: Sequence[float]) -> tuple[float, ...]:
+    """The share of each text, in the order in which they come first."""
+    of_text: dict[str, float] = defaultdict(float)
+    for option, share in zip(options, shares, strict=True):
+        of_text[option] += share
+    return tuple(of_text.values())
 
 
 def _options(fields: Fields) -> tuple[str, ...]:
