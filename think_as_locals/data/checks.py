@@ -1,4 +1,4 @@
-"""What makes an item suspicious: a response that runs on, a text in another language than is said, one nobody can see."""
+"""What makes an item suspicious: a response that runs on, a text in another language than said, one nobody can see."""
 
 from __future__ import annotations
 

@@ -91,15 +91,25 @@ def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
     """A file to write to, which is there as a whole in the end, or not at all.
 
     Raises:
-        DataError: it is there already.
+        DataError: it is there already, cannot be written there, or has the name of another kind of file.
     """
     there = f"{path} is there already; give another name or move it away"
-    if path.exists():
-        raise DataError(there)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    if path.suffix.lower() in (".gz", ".json", ".parquet", ".csv"):
+        raise DataError(f"{path}: one JSON object a line is written: expected a name such as {path.stem}.jsonl")
     try:
-        with beside.open("x", encoding="utf-8") as file:
+        if path.exists():
+            raise DataError(there)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        lines = beside.open("w", encoding="utf-8")  # over what a killed process of the same number left
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+    try:
+        with lines as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         if not keep_empty and not beside.stat().st_size:
             return
         try:
