@@ -29,17 +29,13 @@ def examine(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
     """Name what is suspicious about rows that are items."""
     for outcome in outcomes:
         items = outcome.items
-        yield outcome.with_faults(*_invisible(items), *_run_on(items), *_foreign(items))
+        yield outcome.with_faults(*_run_on(items), *_foreign_or_invisible(items))
 
 
-def _invisible(items: tuple[Item, ...]) -> Iterator[Fault]:
-    for name, text, _ in _texts(items):
+def _foreign_or_invisible(items: tuple[Item, ...]) -> Iterator[Fault]:
+    for name, text, language in _texts(items):
         if not _VISIBLE.search(text):
             yield Fault(Defect.INVISIBLE_TEXT, f"the {name} is {shown(text)}")
-
-
-def _foreign(items: tuple[Item, ...]) -> Iterator[Fault]:
-    for name, text, language in _texts(items):
         if (other := other_language(text, language)) is not None:
             found = "another script" if other == "und" else repr(other)
             yield Fault(Defect.WRONG_LANGUAGE, f"the {name} is in {found}, the row says {language!r}")
