@@ -77,10 +77,7 @@ def test_a_text_in_the_wrong_language_is_found_though_it_quotes_the_right_one() 
 
 
 def test_japanese_with_few_chinese_characters_is_told_from_chinese() -> None:
-    assert (
-        other_language("おにぎりと卵焼きを食べて、温かいお茶を飲みます。それからゆっくり散歩します。", "zh")
-        == "ja"
-    )
+    assert other_language("おにぎりと卵焼きを食べて、温かいお茶を飲みます。それからゆっくり散歩します。", "zh") == "ja"
 
 
 def test_a_text_without_a_latin_letter_is_in_no_language_that_is_written_in_them() -> None:
