@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -265,15 +265,20 @@ def test_the_compact_prompt_is_one_user_message() -> None:
     assert message["content"].startswith("Japan: What do people eat for breakfast?\n<response A>")
 
 
+def beginning(*texts: str) -> str:
+    """What texts have in common at their beginning."""
+    return "".join(letters[0] for letters in takewhile(lambda letters: len({*letters}) == 1, zip(*texts, strict=False)))
+
+
 @pytest.mark.parametrize("prompt", ["listwise", "compact", "rewardbench2"])
 def test_the_prompts_of_a_flip_set_begin_alike_up_to_the_question_where_responses_come_first(prompt: str) -> None:
     flipped = [an_item(), an_item(culture="EG", best=2, prompt="What do Egyptians eat for breakfast?")]
     japan, egypt = (whole(item, prompt=f"{prompt}_responses_first") for item in flipped)
-    alike = os.path.commonprefix([japan, egypt])
+    alike = beginning(japan, egypt)
     assert all(response in alike for response in an_item().responses)
     assert not any(item.prompt in alike for item in flipped)
     question_first = (whole(item, prompt=prompt) for item in flipped)
-    assert not any(response in os.path.commonprefix([*question_first]) for response in an_item().responses)
+    assert not any(response in beginning(*question_first) for response in an_item().responses)
 
 
 @pytest.mark.parametrize("prompt", ["listwise", "rewardbench2"])
