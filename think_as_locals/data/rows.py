@@ -7,7 +7,6 @@ import csv
 import gzip
 import io
 import json
-import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,18 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from think_as_locals.data.defects import Defect, Fault
-from think_as_locals.types import DataError
-
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv", ".csv.gz")
-_NO_ROWS = (
-    "config.json",
-    "dataset_dict.json",
-    "dataset_info.json",
-    "dataset_infos.json",
-)  # what the Hub knows of a set
-_HUB_ID = re.compile(
-    r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[^:]+))?(?::(?P<split>[^:]+))?"
-)
+from think_as_locals.data.places import SUFFIXES, has_rows, hub_id, local_path
+from think_as_locals.types import DataError, PreflightError
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +61,9 @@ def read_rows(path: str) -> Iterator[Row]:
     Raises:
         DataError: nothing is there, or a file as a whole cannot be read.
     """
-    local = _local(path)
+    local = local_path(path)
     if local.is_dir():
-        files = [file for file in sorted(local.rglob("*")) if _has_rows(file, local)]
+        files = [file for file in sorted(local.rglob("*")) if has_rows(file, local)]
         if not files:
             raise DataError(f"{local}: a folder without files of rows ({', '.join(SUFFIXES)})")
         for file in files:
@@ -83,36 +72,6 @@ def read_rows(path: str) -> Iterator[Row]:
         yield from _hub_rows(path, **hub.groupdict())
     else:
         yield from _file_rows(local)
-
-
-def hub_id(path: str) -> re.Match[str] | None:
-    """The parts of a Hub id, where a path is one: nothing of that name is here, and it does not end as a file does."""
-    if _local(path).exists() or path.lower().endswith(SUFFIXES):
-        return None
-    return _HUB_ID.fullmatch(path)
-
-
-def read_once(path: str) -> bool:
-    """Whether what is read is gone: a pipe."""
-    local = _local(path)
-    return local.exists() and not local.is_file() and not local.is_dir()
-
-
-def _local(path: str) -> Path:
-    try:
-        local = Path(path).expanduser()
-        local.exists()
-    except (OSError, RuntimeError) as error:  # too long, no such user
-        raise DataError(f"{path}: no path and no Hub id: {error}") from error
-    if not path or "\0" in path:
-        raise DataError(f"{path!r} is no path: expected a file of rows, a folder of such, or a Hub id")
-    return local
-
-
-def _has_rows(file: Path, folder: Path) -> bool:
-    """Whether a file of a folder is one of rows: hidden files are copies and caches of others."""
-    name, hidden = file.name.lower(), any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return name.endswith(SUFFIXES) and not hidden and name not in _NO_ROWS and file.is_file()
 
 
 def _file_rows(path: Path) -> Iterator[Row]:
@@ -174,9 +133,11 @@ def _json(path: Path) -> Iterator[Row]:
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    import pyarrow
-    import pyarrow.parquet
-
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise _not_installed(path, "pyarrow") from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
         _check_columns(path, file.schema_arrow.names)
@@ -211,6 +172,10 @@ def _csv_row(file: str, number: int, names: list[str], cells: list[str]) -> Row:
     return _value_row(file, number, dict(zip(names, read, strict=False)))
 
 
+def _not_installed(path: object, package: str) -> PreflightError:
+    return PreflightError(f"{path}: read by {package}, which is not installed: pip install 'think-as-locals[train]'")
+
+
 def _check_columns(path: Path, names: list[str]) -> None:
     if twice := sorted({name for name in names if name and names.count(name) > 1}):
         raise DataError(f"{path}: more than one column is called {', '.join(map(repr, twice))}")
@@ -231,8 +196,10 @@ def _cell(text: str) -> Any:
 
 
 def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, split: str | None) -> Iterator[Row]:  # noqa: A002
-    from datasets import DatasetDict, load_dataset
-
+    try:
+        from datasets import DatasetDict, load_dataset
+    except ImportError as error:
+        raise _not_installed(path, "datasets") from error
     try:
         loaded = load_dataset(id, config, split=split, revision=revision)
     except Exception as error:  # whatever a download can fail with

@@ -11,7 +11,8 @@ from think_as_locals.data import jsonl, opinions, prism
 from think_as_locals.data.flips import richest
 from think_as_locals.data.importers import blend, carb, carb_open, care, helpsteer3, pairs, rewardbench2
 from think_as_locals.data.outcomes import Outcome
-from think_as_locals.data.rows import Row, read_once, read_rows
+from think_as_locals.data.places import read_once
+from think_as_locals.data.rows import Row, read_rows
 from think_as_locals.data.spec import DataSpec, path_of
 from think_as_locals.types import DataError, DataSource
 
