@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from think_as_locals.composition import recipes
 from think_as_locals.config import Config, load_config
-from think_as_locals.data.rows import hub_id
+from think_as_locals.data.places import hub_id
 from think_as_locals.rm_schema import (
     ClassifierSection,
     EvaluationConfig,

@@ -60,6 +60,17 @@ def test_what_only_looks_like_another_turn_is_not_named(item: Item, text: str) -
     assert faults(item, responses=("With a firm handshake.", text), best=1, origins=()) == []
 
 
+@pytest.mark.parametrize("text", ["\u200b", "\ufeff\u202e\u2066", "\x00", "\u3164 \u2800"])
+def test_a_text_in_which_nothing_can_be_seen_is_named(item: Item, text: str) -> None:
+    said = faults(item, responses=(text, *item.responses[1:]), best=0)
+    assert said == [("invisible_text", f"the best response is {text!r}")]
+
+
+@pytest.mark.parametrize("text", ["⠇⠀⠃", "👩\u200d👩", "می\u200cخواهم", "·"])
+def test_a_text_with_something_to_be_seen_is_not(item: Item, text: str) -> None:
+    assert faults(item, responses=(text, *item.responses[1:]), best=0) == []
+
+
 def test_a_text_in_another_language_is_named_with_both(item: Item) -> None:
     german = "Man verbeugt sich tief und sagt dabei ein paar freundliche Worte."
     found = faults(item, responses=(german, *item.responses[1:]))

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from think_as_locals.data import jsonl
+from think_as_locals.data.rows import Row
 from think_as_locals.types import DataError, Item
 
 quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -63,6 +64,11 @@ def test_what_is_written_is_read_back(written: list[Item]) -> None:
         assert list(jsonl.read(path)) == written
         # Lines end in a line feed alone, whatever separators the texts hold.
         assert path.read_bytes().count(b"\n") == len(written)
+
+
+def test_a_name_that_cannot_be_printed_is_named_so_that_it_can() -> None:
+    (fault,) = jsonl.outcome(Row("r.jsonl", 1, ROW | {"\ud83d": 1}, "")).faults
+    assert fault.detail.startswith("unknown '\\ud83d'; fields: ")
 
 
 def test_origins_may_be_left_out_and_blank_lines_are_passed_over(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from think_as_locals.data.culture_cards import cards
@@ -72,3 +74,23 @@ def test_a_foreign_script_is_reported_where_the_language_is_not_sure() -> None:
 
 def test_a_text_in_the_wrong_language_is_found_though_it_quotes_the_right_one() -> None:
     assert other_language(f"The greeting is called ไหว้ there. {TALES['en'] * 3}", "th") == "en"
+
+
+def test_japanese_with_few_chinese_characters_is_told_from_chinese() -> None:
+    assert other_language("おにぎりと卵焼きを食べて、温かいお茶を飲みます。それからゆっくり散歩します。", "zh") == "ja"
+
+
+def test_a_text_without_a_latin_letter_is_in_no_language_that_is_written_in_them() -> None:
+    assert [other_language("烤鸭卷饼配甜面酱，油条和豆浆。", said) for said in ("en", "de", "vi")] == ["und"] * 3
+    assert other_language("ՀայաստանԲարեւՀայաստան բարեւ աշխարհ", "en") == "und"
+
+
+def test_a_response_of_a_few_sentences_is_told_from_another_language() -> None:
+    rng = random.Random(1)
+    facts = [fact for card in cards() for fact in card.facts.values()]
+    languages = list(facts[0])
+    texts = [(" ".join(fact[tag] for fact in rng.sample(facts, 4)), tag) for tag in languages for _ in range(30)]
+    assert [text for text, tag in texts if other_language(text, tag)] == []
+    wrong = [(text, said) for text, tag in texts for said in languages if said != tag]
+    missed = [pair for pair in wrong if other_language(*pair) is None]
+    assert len(missed) <= 0.005 * len(wrong), missed

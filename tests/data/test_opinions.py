@@ -296,6 +296,20 @@ def test_rows_with_the_same_options_are_one_question_whose_first_answers_stand(t
     assert (two.id, two.options) == (one.id, ("Very good", "Very bad"))
 
 
+def test_options_of_the_same_text_are_one_whose_share_is_their_sum() -> None:
+    shares = {"Chile": [0.25, 0.375, 0.375], "Thailand": [0.5, 0.25, 0.25]}
+    outcome = read_row(row(options=["Yes", "No", "Yes"], selections=shares))
+    assert [(item.culture, item.responses) for item in outcome.items] == [("CL", ("Yes", "No")), ("TH", ("Yes", "No"))]
+
+
+def test_a_number_too_long_to_be_written_is_no_option() -> None:
+    assert defects(read_row(row(options=f"[0x{'f' * 6000}, 2]"))) == ["wrong_type"]
+
+
+def test_rows_of_another_data_set_are_no_questions_that_ask_nothing() -> None:
+    assert "missing_field" in defects(read_row({"prompt": "p", "chosen": "a", "rejected": "b"}))
+
+
 def test_the_items_of_a_row_are_those_of_all_its_countries_with_ids_of_their_own() -> None:
     outcome = read_row(row(), 0.04)
     assert {item.culture: item.responses for item in outcome.items} == {

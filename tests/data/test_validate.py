@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +190,90 @@ def test_rows_of_no_known_source_are_an_error_that_lists_the_sources(tmp_path: P
     (tmp_path / "rows.jsonl").write_text(text)
     with pytest.raises(DataError, match=r"of no known source: say --source; known: jsonl \(id, prompt, .*care"):
         recognise(str(tmp_path / "rows.jsonl"))
+
+
+def pair(number: int, **changes: Any) -> dict[str, Any]:
+    return {"id": number, "prompt": f"Frage {number}?", "chosen": "ja", "rejected": "nein"} | changes
+
+
+def write_pairs(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", ["[red]rows.jsonl", "rows:train:.jsonl", f"{'long_' * 20}.jsonl"])
+def test_the_table_names_files_as_they_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = write_pairs(tmp_path / name, pair(1, prompt=""))
+    run("validate", str(path), monkeypatch=monkeypatch)
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert "".join(line.split("│")[4].strip() for line in table) == f"{name}:1"
+
+
+def test_faults_are_printed_where_standard_output_cannot_hold_them(tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / os.fsdecode(b"b\xff.jsonl"), pair(1, prompt="", subset="日"))
+    words = [sys.executable, "-c", "from think_as_locals.cli import main; main()", "data", "validate", str(path)]
+    for encoding in ("utf-8:strict", "ascii:strict"):
+        done = subprocess.run(words, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding}, check=False)
+        assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
+        assert b"b\\udcff.jsonl:1: error: empty_prompt" in done.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / "rows.jsonl", *(pair(1, prompt="") for _ in range(3000)))
+    words = [sys.executable, "-c", "from think_as_locals.cli import main; main()", "data", "validate", str(path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read().strip() == b""
+    assert process.returncode == 1
+
+
+def test_a_pipe_is_not_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="read only once: say --source"):
+        recognise(str(tmp_path / "pipe"))
+
+
+@pytest.mark.parametrize("name", ["none/items.jsonl", "items.jsonl.gz", "items.parquet", f"{'x' * 300}.jsonl"])
+def test_what_cannot_be_written_or_read_back_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = write_pairs(tmp_path / "rows.jsonl", pair(1))
+    words = ["build", "data=pairs", f"data.path={path}", f"out={tmp_path / name}"]
+    assert run(*words, monkeypatch=monkeypatch) == 2
+    assert f"tal: {tmp_path / name}: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = write_pairs(tmp_path / "rows.jsonl", pair(1)), tmp_path / "items.jsonl"
+    (tmp_path / f".items.jsonl.{os.getpid()}").write_text('{"cut off')
+    assert run("build", "data=pairs", f"data.path={path}", f"out={out}", monkeypatch=monkeypatch) == 0
+    assert [item.id for item in jsonl.read(out)] == ["pairs/en/pairs/1"]
+    assert sorted(tmp_path.iterdir()) == [out, path]
+
+
+def test_a_country_without_items_is_an_error_and_nothing_is_written(
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["build", "data=carb", f"data.path={planted}", f"out={tmp_path / 'o.jsonl'}", "data.countries=[DE,TH]"]
+    assert run(*words, monkeypatch=monkeypatch) == 2
+    assert "data.countries: no items of 'TH'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [planted]
+
+
+def test_a_strict_build_names_every_fault_of_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_pairs(tmp_path / "rows.jsonl", pair(1, prompt="", chosen=None))
+    words = ["build", "--strict", "data=pairs", f"data.path={path}", f"out={tmp_path / 'items.jsonl'}"]
+    assert run(*words, monkeypatch=monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert "error: empty_prompt: " in said
+    assert "error: missing_field: " in said

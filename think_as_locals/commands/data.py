@@ -39,8 +39,7 @@ def _build(arguments: Namespace) -> None:
         raise ThinkAsLocalsError("say where to: out=FILE.jsonl")
     config = load_recipe("recipes/tal_grpo.yaml", [text for text in arguments.overrides if text not in out])
     path = Path(out[0].removeprefix("out="))
-    # Of these, items are made from many rows, and there are no bad ones.
-    if config.data.source in ("culture_cards", "opinion_cards", "blend"):
+    if config.data.source in ("culture_cards", "opinion_cards"):  # of no rows
         print(f"{path}: {jsonl.write(read(config.data, config.seed), path):,} items")
     else:
         show(build(config.data, path, strict=arguments.strict, seed=config.seed))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from think_as_locals.data.defects import Defect, Fault
+from think_as_locals.data.fields import shown
 from think_as_locals.data.flips import quadruples
 from think_as_locals.data.outcomes import Outcome, sound_items
 from think_as_locals.data.rows import Row
@@ -177,9 +178,8 @@ def _rows(file: Path) -> Iterator[Row]:
 def _asked(row: Row, region: str) -> Asked:
     culture, language, _ = REGIONS[region]
     ((question, value),) = row.value.items()
-    spellings = [
-        (int(answer["count"]), [text for text in answer["en_answers"] if text]) for answer in value["annotations"]
-    ]
+    json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    spellings = [(int(answer["count"]), _spellings(answer["en_answers"])) for answer in value["annotations"]]
     # Lower case: regions differ in how their annotators capitalise, which would tell them apart.
     votes = [
         (count, text) for count, texts in spellings for text in [t.strip().lower() for t in texts if _words(t)][:1]
@@ -202,6 +202,12 @@ def _asked(row: Row, region: str) -> Asked:
         words=frozenset(word for _, texts in spellings for text in texts for word in _words(text)),
         fault=None if unique and votes[0][0] >= MIN_VOTES else _unasked(question, votes, top),
     )
+
+
+def _spellings(answers: object) -> list[str]:
+    if not isinstance(answers, list):  # of a text every letter would be an answer
+        raise TypeError(f"en_answers is no list but {shown(answers)}")
+    return [text for text in answers if text]
 
 
 def _unasked(question: str, votes: list[tuple[int, str]], top: list[str]) -> Fault:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from think_as_locals.data.defects import Defect
-from think_as_locals.data.fields import Fields
+from think_as_locals.data.fields import Fields, listed, shown
 from think_as_locals.data.rows import Row, read_rows
 from think_as_locals.types import DataError
 
@@ -70,7 +70,7 @@ def _candidates(fields: Fields, row: Row) -> Candidates | None:
     if not fields.readable:
         return None
     if unknown := sorted(set(row.value) - set(FIELDS)):
-        fields.add(Defect.UNKNOWN_FIELD, f"unknown {', '.join(unknown)}; fields: {', '.join(FIELDS)}")
+        fields.add(Defect.UNKNOWN_FIELD, f"unknown {listed(unknown)}; fields: {', '.join(FIELDS)}")
     texts = fields.texts("candidates")
     if not texts and isinstance(row.value.get("candidates"), list):
         fields.add(Defect.WRONG_COUNT, "expected at least one candidate, got none")
@@ -87,7 +87,7 @@ def _candidates(fields: Fields, row: Row) -> Candidates | None:
 def _qualities(fields: Fields, row: Row, count: int) -> tuple[float, ...] | None:
     given = row.value["qualities"]
     if not isinstance(given, list) or not all(map(_is_finite, given)):
-        fields.add(Defect.WRONG_TYPE, f"qualities must be a list of finite numbers, got {given!r}")
+        fields.add(Defect.WRONG_TYPE, f"qualities must be a list of finite numbers, got {shown(given)}")
     elif len(given) != count:
         fields.add(Defect.WRONG_COUNT, f"expected a quality for each of {count} candidates, got {len(given)}")
     else:

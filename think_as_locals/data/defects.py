@@ -43,6 +43,7 @@ class Defect(Enum):
     NO_QUESTION = "unused", "the row asks nothing"
     NO_RESPONSE = "unused", "the model answered nothing"
     NO_COUNTRY = "unused", "whose opinion it is, is not said, or no country that CLDR knows"
+    INVISIBLE_TEXT = "warning", "nothing in a text can be seen: zero-width, control and direction characters alone"
     WRONG_LANGUAGE = "warning", "a text is in another language than the row says"
     RUN_ON_TURN = "warning", "a response runs on into another turn (a chat template's role or token stands in it)"
     COUNTRY_MISMATCH = "warning", "the prompt names another country than the row"

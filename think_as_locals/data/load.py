@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from think_as_locals.data import blend, culture_cards, opinion_cards
-from think_as_locals.data.flips import flip_sets, share
+from think_as_locals.data.flips import richest, share
 from think_as_locals.data.importers import row_outcomes
 from think_as_locals.data.outcomes import mark_repeats, sound_items
 from think_as_locals.data.spec import DataSpec, Split, path_of
@@ -93,12 +93,10 @@ def _every_country(data: DataSpec, seed: int) -> Iterator[Item]:
 
 
 def _richest(items: Iterator[Item], limit: int | None) -> Iterator[Item]:
-    """The items of at most `limit` question groups: those with the most flip sets."""
     if limit is None:
         return items
     every = tuple(items)
-    sets = Counter(members[0].group for members in flip_sets(every))
-    kept = set(sorted({item.group for item in every}, key=lambda group: (-sets[group], share(group)))[:limit])
+    kept = richest(every, limit)
     return (item for item in every if item.group in kept)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from think_as_locals.data.defects import Defect, Fault
@@ -34,11 +34,11 @@ class Outcome:
         faults = (*self.faults, *more)
         return replace(self, items=self.items if all(fault.imports for fault in faults) else (), faults=faults)
 
-    def of_groups(self, groups: Sequence[str]) -> Outcome:
+    def of_groups(self, groups: Container[str]) -> Outcome:
         """The same row with those of its items that are of certain question groups."""
         return replace(self, items=tuple(item for item in self.items if item.group in groups))
 
-    def of_countries(self, countries: Sequence[str]) -> Outcome:
+    def of_countries(self, countries: Container[str | None]) -> Outcome:
         """The same row with those of its items that are of certain cultures."""
         return replace(self, items=tuple(item for item in self.items if item.culture in countries))
 

@@ -24,8 +24,9 @@ from think_as_locals.data.defects import Defect
 from think_as_locals.data.fields import Fields, unpacked
 from think_as_locals.data.names import culture_code
 from think_as_locals.data.outcomes import Outcome
+from think_as_locals.data.places import SUFFIXES, hub_id
 from think_as_locals.data.ratings import paired
-from think_as_locals.data.rows import SUFFIXES, Row, hub_id, read_rows
+from think_as_locals.data.rows import Row, read_rows
 from think_as_locals.types import DataError, Item
 
 TABLES = ("survey", "utterances")

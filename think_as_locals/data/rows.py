@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import gzip
+import io
 import json
-import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from think_as_locals.data.defects import Defect, Fault
-from think_as_locals.types import DataError
-
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
-_HUB_ID = re.compile(
-    r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[^:]+))?(?::(?P<split>[^:]+))?"
-)
+from think_as_locals.data.places import SUFFIXES, has_rows, hub_id, local_path
+from think_as_locals.types import DataError, PreflightError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +30,7 @@ class Row:
         text: The row untouched: the line, or its JSON where the source has no lines. Bytes that are not UTF-8 are
             surrogate escapes in it.
         fault: Why nothing could be read.
+        folder: The folder that was asked for, where its files are read one after the other.
     """
 
     file: str
@@ -39,6 +38,7 @@ class Row:
     value: Any
     text: str
     fault: Fault | None = None
+    folder: str | None = None
 
     @property
     def place(self) -> str:
@@ -47,8 +47,9 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The row as an id of its own, wherever the file lies, e.g. `rows.jsonl-17`."""
-        return f"{Path(self.file).name}-{self.number}"
+        """The row as an id of its own, wherever the file or folder lies, e.g. `rows.jsonl-17`, `de/rows.jsonl-17`."""
+        file = Path(self.file)
+        return f"{file.relative_to(self.folder).as_posix() if self.folder else file.name}-{self.number}"
 
 
 def read_rows(path: str) -> Iterator[Row]:
@@ -60,30 +61,24 @@ def read_rows(path: str) -> Iterator[Row]:
     Raises:
         DataError: nothing is there, or a file as a whole cannot be read.
     """
-    local = Path(path).expanduser()
+    local = local_path(path)
     if local.is_dir():
-        files = [file for file in sorted(local.rglob("*")) if file.name.endswith(SUFFIXES) and file.is_file()]
+        files = [file for file in sorted(local.rglob("*")) if has_rows(file, local)]
         if not files:
             raise DataError(f"{local}: a folder without files of rows ({', '.join(SUFFIXES)})")
         for file in files:
-            yield from _file_rows(file)
+            yield from (replace(row, folder=str(local)) for row in _file_rows(file))
     elif hub := hub_id(path):
         yield from _hub_rows(path, **hub.groupdict())
     else:
         yield from _file_rows(local)
 
 
-def hub_id(path: str) -> re.Match[str] | None:
-    """The parts of a Hub id, where a path is one: nothing of that name is here, and it does not end as a file does."""
-    if Path(path).expanduser().exists() or path.endswith(SUFFIXES):
-        return None
-    return _HUB_ID.fullmatch(path)
-
-
 def _file_rows(path: Path) -> Iterator[Row]:
-    readers = {".jsonl": _lines, ".gz": _lines, ".json": _json, ".parquet": _parquet, ".csv": _csv}
+    readers = {".json": _json, ".parquet": _parquet, ".csv": _csv}
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     try:
-        yield from readers.get(path.suffix, _lines)(path)
+        yield from readers.get(suffix, _lines)(path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: the archive is damaged: {error}") from error
     except OSError as error:
@@ -93,8 +88,12 @@ def _file_rows(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: not UTF-8: {error}") from error
 
 
+def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
 def _lines(path: Path) -> Iterator[Row]:
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+    with _open(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield _line_row(str(path), number, line.rstrip(b"\r\n"))
@@ -107,18 +106,26 @@ def _line_row(file: str, number: int, line: bytes) -> Row:
         text = line.decode("utf-8", errors="surrogateescape")
         return Row(file, number, None, text, Fault(Defect.NOT_JSON, f"not UTF-8: {error}"))
     try:
-        return Row(file, number, json.loads(text.removeprefix("\ufeff")), text)
+        return Row(file, number, json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_object), text)
     except (ValueError, RecursionError) as error:
         return Row(file, number, None, text, Fault(Defect.NOT_JSON, f"not JSON: {error}"))
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):  # JSON would keep the last one and say nothing
+        twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+        raise ValueError(f"the field {twice!r} stands there twice")
+    return fields
+
+
 def _json(path: Path) -> Iterator[Row]:
+    with _open(path) as file:
+        text = file.read().decode("utf-8-sig")
     try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError:
-        raise
+        values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON: {error}") from error
+        raise DataError(f"{path}: not JSON: {error}; expected a list of rows (one row a line is .jsonl)") from error
     if not isinstance(values, list):
         raise DataError(f"{path}: expected a list of rows, got {type(values).__name__}; one row a line is .jsonl")
     for number, value in enumerate(values, 1):
@@ -126,45 +133,73 @@ def _json(path: Path) -> Iterator[Row]:
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    import pyarrow
-    import pyarrow.parquet
-
     try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise _not_installed(path, "pyarrow") from error
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        _check_columns(path, file.schema_arrow.names)
         number = 0
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1000):
+        for batch in file.iter_batches(batch_size=1000):
             for value in batch.to_pylist():
                 number += 1
                 yield _value_row(str(path), number, value)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OverflowError) as error:  # a date that Python does not know
         raise DataError(f"{path}: not a parquet file that can be read: {error}") from error
 
 
 def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # a long response is no fault
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for number, value in enumerate(csv.DictReader(file), 1):
-                # A list stands in a cell as JSON; an empty cell is no value.
-                cells = {name: _cell(text) for name, text in value.items() if name is not None}
-                yield _value_row(str(path), number, cells)
-    except csv.Error as error:
-        raise DataError(f"{path}: not CSV: {error}") from error
+    with _open(path) as file:
+        lines = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), strict=True)
+        try:
+            names = next(lines, [])
+            _check_columns(path, names)
+            for number, cells in enumerate(filter(None, lines), 1):
+                yield _csv_row(str(path), number, names, cells)
+        except csv.Error as error:
+            raise DataError(f"{path}: not CSV: line {lines.line_num}: {error}") from error
 
 
-def _cell(text: str | None) -> Any:
+def _csv_row(file: str, number: int, names: list[str], cells: list[str]) -> Row:
+    if any(cells[len(names) :]):
+        said = f"{len(cells)} cells in {len(names)} columns: a comma or a quote stands bare in a text"
+        text = json.dumps(cells, ensure_ascii=False)
+        return Row(file, number, None, text, Fault(Defect.NOT_AN_OBJECT, said))
+    read = [*map(_cell, cells), *[None] * (len(names) - len(cells))]
+    return _value_row(file, number, dict(zip(names, read, strict=False)))
+
+
+def _not_installed(path: object, package: str) -> PreflightError:
+    return PreflightError(f"{path}: read by {package}, which is not installed: pip install 'think-as-locals[train]'")
+
+
+def _check_columns(path: Path, names: list[str]) -> None:
+    if twice := sorted({name for name in names if name and names.count(name) > 1}):
+        raise DataError(f"{path}: more than one column is called {', '.join(map(repr, twice))}")
+
+
+def _cell(text: str) -> Any:
+    """An empty cell is no value; a list of texts stands in one as JSON, or as Python writes it (pandas)."""
     if not text:
         return None
     if text[0] == "[":
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
+        for read in (json.loads, ast.literal_eval):
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+                value = read(text)
+                # Python takes ['a' 'b'], as numpy writes a list, for one text.
+                if isinstance(value, list) and (read is json.loads or repr(value) == text):
+                    return value
     return text
 
 
 def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, split: str | None) -> Iterator[Row]:  # noqa: A002
-    from datasets import DatasetDict, load_dataset
-
+    try:
+        from datasets import DatasetDict, load_dataset
+    except ImportError as error:
+        raise _not_installed(path, "datasets") from error
     try:
         loaded = load_dataset(id, config, split=split, revision=revision)
     except Exception as error:  # whatever a download can fail with

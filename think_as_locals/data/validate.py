@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -53,15 +55,11 @@ class Tally:
         self.set_aside += not outcome.imported
         self.items += len(outcome.items)
         self.counts.update({fault.defect for fault in outcome.faults})
-        for fault in outcome.faults:
-            severity = fault.defect.severity
-            self.faults.append(f"{outcome.row.place}: {severity}: {fault.defect}: {fault.detail}")
-            places, place = (
-                self.places.setdefault(fault.defect, []),
-                f"{Path(outcome.row.file).name}:{outcome.row.number}",
-            )
-            if len(places) < _SHOWN and place not in places:
-                places.append(place)
+        self.faults += _said(outcome)
+        for defect in {fault.defect: None for fault in outcome.faults}:
+            places = self.places.setdefault(defect, [])
+            if len(places) < _SHOWN:
+                places.append(f"{Path(outcome.row.file).name}:{outcome.row.number}")
 
     @property
     def clean(self) -> bool:
@@ -97,36 +95,56 @@ def build(data: DataSpec, out: Path, *, strict: bool, seed: int = 0) -> Tally:
     """Write the items of a source as our own JSONL, and beside it `NAME.quarantine.jsonl` where rows are set aside.
 
     Raises:
-        DataError: a file as a whole cannot be read, a file to write is there already, or with `strict` the first fault;
-            nothing is written then.
+        DataError: a file as a whole cannot be read, a file to write is there already, a country that no item is about,
+            or with `strict` the faults of the first row that has any; nothing is written then.
     """
     tally = Tally()
+    cultures: set[str | None] = set()
     with ExitStack() as stack:
         file = stack.enter_context(jsonl.new_file(out))
         aside = stack.enter_context(jsonl.new_file(out.with_suffix(".quarantine.jsonl"), keep_empty=False))
         for outcome in _counted(data, seed, tally, aside):
             if strict and not tally.clean:
-                raise DataError(tally.faults[-1])
+                raise DataError("\n".join(_said(outcome)))
+            cultures.update(item.culture for item in outcome.items)
             for item in outcome.items:
                 file.write(jsonl.line(item))
+        if missing := [country for country in data.countries or () if country not in cultures]:
+            raise DataError(f"data.countries: no items of {', '.join(map(repr, missing))}")
     return tally
 
 
 def show(tally: Tally) -> None:
     """Print every fault in a line of its own, then the rows with each defect and where it stands first."""
-    for fault in tally.faults:
-        print(fault)
-    if tally.counts:
-        Console().print(_table(tally))
-    print(tally)
+    try:
+        for fault in tally.faults:
+            print(_printable(fault))
+        if tally.counts:
+            # Names of files are no markup, and `:train:` in a place on the Hub is no picture of a train.
+            Console(markup=False, emoji=False).print(_table(tally))
+        print(tally, flush=True)
+    except BrokenPipeError:  # `| head`: what Python would flush at its end has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _printable(text: str) -> str:
+    """A text that standard output can take: a file's name may be no UTF-8, a terminal no Unicode."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, errors="backslashreplace").decode(encoding)
+
+
+def _said(outcome: Outcome) -> list[str]:
+    place = outcome.row.place
+    return [f"{place}: {fault.defect.severity}: {fault.defect}: {fault.detail}" for fault in outcome.faults]
 
 
 def _table(tally: Tally) -> Table:
     shown = Table("defect", "", "rows", "first in", "meaning")
     shown.columns[2].justify = "right"
+    shown.columns[3].overflow = "fold"  # a place that is cut off says nothing
     order = list(Defect)
     for defect in sorted(tally.counts, key=order.index):
-        places = "\n".join(tally.places[defect])
+        places = _printable("\n".join(tally.places[defect]))
         shown.add_row(str(defect), defect.severity, f"{tally.counts[defect]:,}", places, defect.meaning)
     return shown
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from think_as_locals.data.rows import hub_id
+from think_as_locals.data.places import hub_id
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.judged import read_json
 from think_as_locals.models.generative import SETTINGS_FILE, JudgeSettings

@@ -181,6 +181,18 @@ def test_a_row_of_ties_is_right_exactly_where_all_of_its_items_are() -> None:
     assert {item.group for item in outcome.items} == {"ties:5"}
 
 
+@pytest.mark.parametrize(
+    "changes", [{"rejected": [*TIES["rejected"][:8], "Wrong 0."]}, {"chosen": ["Red.", "Blue.", "Red."]}]
+)
+def test_the_same_response_twice_in_a_row_of_ties_is_named_wherever_it_stands(changes: dict[str, Any]) -> None:
+    assert defects(rewardbench2.outcome(row(TIES | changes))) == ["identical_responses"]
+
+
+@pytest.mark.parametrize("cell", ["['Red.' 'Blue.']", '["Red.", "Blue."'])
+def test_a_list_in_a_cell_that_nobody_can_read_is_not_taken_for_a_response(cell: str) -> None:
+    assert defects(carb.outcome(row(CARB | {"rejected": cell, "num_rejected": None}))) == ["wrong_type"]
+
+
 def test_the_reference_of_a_tie_is_in_its_question_group() -> None:
     reference = TIES | {"id": "ref:5", "chosen": ["Red."], "num_correct": 1, "total_completions": 10}
     assert {item.group for item in rewardbench2.outcome(row(reference)).items} == {"ties:5"}

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from think_as_locals.data import blend
+from think_as_locals import cli
+from think_as_locals.data import blend, jsonl
 from think_as_locals.data.importers import recognise
 from think_as_locals.data.importers.blend import outcomes
 
@@ -55,6 +56,35 @@ def test_every_row_is_asked_or_says_why_not(folder: Path) -> None:
         ("Mexico", 2): ["no_majority"],
         ("Greece", 2): ["wrong_type"],
     }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"annotations": [{"en_answers": "toast", "count": 4}]}, {"en_question": "half \ud83d"}],
+    ids=["a text for a list", "half a surrogate pair"],
+)
+def test_a_question_that_cannot_be_read_is_set_aside_and_the_others_stay(folder: Path, changes: dict[str, Any]) -> None:
+    file = folder / "annotations" / "Mexico_data.json"
+    file.write_text(json.dumps({"q1": row(("tortilla", 4)), "q2": row(("mate", 4)) | changes}))
+    found = [outcome for outcome in outcomes(folder, **HOW) if Path(outcome.row.file) == file]
+    assert sorted((o.row.number, len(o.items) > 0, *(str(f.defect) for f in o.faults)) for o in found) == [
+        (1, True),
+        (2, False, "wrong_type"),
+    ]
+
+
+def test_what_is_built_is_what_training_reads_and_the_rest_is_set_aside(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "items.jsonl"
+    words = ["data", "build", "data=blend", f"data.path={folder}", "data.num_responses=2", "data.languages=[en]"]
+    monkeypatch.setattr("sys.argv", ["tal", *words, "data.max_groups=1", f"out={out}"])
+    cli.main()
+    (folder / "annotations" / "Greece_data.json").unlink()  # the one row with an error, at which training stops
+    ids = {item.id for item in blend.read(folder, **HOW | {"sets_per_group": 30})}
+    assert {item.id for item in jsonl.read(out)} == ids
+    assert "9 rows = 2 imported (4 items) + 7 set aside" in capsys.readouterr().out
+    assert len((tmp_path / "items.quarantine.jsonl").read_text().splitlines()) == 7
 
 
 def test_the_items_are_those_that_training_reads(folder: Path) -> None:

@@ -56,6 +56,24 @@ def test_a_translated_pair_is_in_the_question_group_of_its_original() -> None:
     assert (translated.language, translated.id) == ("de", "pairs/de/alpacaeval-easy/31")
 
 
+def test_a_conversation_with_half_of_a_surrogate_pair_is_named() -> None:
+    context = [{"role": "user", "content": "Breakfast?"}, {"role": "assistant", "content": "half \ud83d"}]
+    assert defects(helpsteer3.outcome(row(HELPSTEER | {"context": context}))) == ["broken_text"]
+
+
+def test_rows_of_two_files_are_pairs_with_ids_of_their_own() -> None:
+    """A question whose responses stand in line 1 of one file, and in lines 1 and 2 of each of two."""
+    places = [("a.jsonl", 1, 9), ("a.jsonl", 2, 2), ("b.jsonl", 1, 3), ("b.jsonl", 2, 4)]
+    values = [
+        {"question": "早饭吃什么？", "response": f"{file} {number}", "rating": rating, "culture_type": "Food"}
+        | {"associated_culture": "Chinese"}
+        for file, number, rating in places
+    ]
+    rows = [Row(file, number, value, "") for (file, number, _), value in zip(places, values, strict=True)]
+    ids = [item.id for outcome in care.outcomes(rows, None) for item in outcome.items]
+    assert len(ids) == len(set(ids)) == 6
+
+
 def test_pairs_of_ones_own_need_no_more_than_three_fields() -> None:
     outcome = pairs.outcome(row({name: PAIR[name] for name in ("prompt", "chosen", "rejected")}))
     assert not outcome.faults

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
 from think_as_locals.data import jsonl, prism
+from think_as_locals.data.flips import richest
 from think_as_locals.data.importers import (
     blend,
     carb,
@@ -19,6 +20,7 @@ from think_as_locals.data.importers import (
     rewardbench2,
 )
 from think_as_locals.data.outcomes import Outcome
+from think_as_locals.data.places import read_once
 from think_as_locals.data.rows import Row, read_rows
 from think_as_locals.data.spec import DataSpec, path_of
 from think_as_locals.types import DataError, DataSource
@@ -70,16 +72,26 @@ def row_outcomes(data: DataSpec, seed: int = 0) -> Iterator[Outcome]:
         outcomes = globalopinionqa.outcomes(read_rows(path), data.min_share_gap or 0.0)
     else:
         outcomes = map(_ROW_BY_ROW[data.source], read_rows(path))
-    groups = data.groups
-    return outcomes if groups is None else (outcome.of_groups(groups) for outcome in outcomes)
+    if data.groups is not None:
+        outcomes = _of_groups(outcomes, data.groups)
+    if data.source == "blend" and data.max_groups is not None:
+        every = tuple(outcomes)
+        outcomes = _of_groups(every, richest([item for outcome in every for item in outcome.items], data.max_groups))
+    return outcomes
+
+
+def _of_groups(outcomes: Iterable[Outcome], groups: Container[str]) -> Iterator[Outcome]:
+    return (outcome.of_groups(groups) for outcome in outcomes)
 
 
 def recognise(path: str) -> DataSource:
     """The source that rows are of, by the names of their fields; where several fit, the one with the most.
 
     Raises:
-        DataError: they are of none, or as for `row_outcomes`.
+        DataError: they are of none, can be read only once, or as for `row_outcomes`.
     """
+    if read_once(path):
+        raise DataError(f"{path}: a pipe is read only once: say --source")
     folder = Path(path).expanduser()
     if (folder / "annotations").is_dir():
         return "blend"

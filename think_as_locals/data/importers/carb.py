@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 
 from think_as_locals.data.defects import Defect
-from think_as_locals.data.fields import Fields, question_group
+from think_as_locals.data.fields import Fields, question_group, shown
 from think_as_locals.data.names import countries_named
 from think_as_locals.data.outcomes import Outcome
 from think_as_locals.data.rows import Row
@@ -38,7 +38,7 @@ def outcome(row: Row) -> Outcome:
     fields.check_counts(num_correct=both[:1], num_rejected=both[1:], total_completions=both)
     _check_metadata(fields)
     if subset and subset not in DOMAINS:
-        fields.add(Defect.UNKNOWN_DOMAIN, f"subset {subset!r}; known: {', '.join(DOMAINS)}")
+        fields.add(Defect.UNKNOWN_DOMAIN, f"subset {shown(subset)}; known: {', '.join(DOMAINS)}")
     if culture and language:
         named = countries_named(prompt, language)
         if named and culture not in named:

@@ -7,7 +7,7 @@ XSafety's "English" and "Spanish-speaking" are no country.
 from __future__ import annotations
 
 from think_as_locals.data.defects import Defect
-from think_as_locals.data.fields import Fields
+from think_as_locals.data.fields import Fields, shown
 from think_as_locals.data.outcomes import Outcome
 from think_as_locals.data.rows import Row
 
@@ -24,7 +24,7 @@ def outcome(row: Row) -> Outcome:
     prompt, chosen = fields.text("prompt", Defect.EMPTY_PROMPT), fields.text("chosen", Defect.EMPTY_RESPONSE)
     said, source = fields.text("domain"), fields.text("source")
     if said and said not in DOMAINS:
-        fields.add(Defect.UNKNOWN_DOMAIN, f"domain {said!r}; known: {', '.join(DOMAINS)}")
+        fields.add(Defect.UNKNOWN_DOMAIN, f"domain {shown(said)}; known: {', '.join(DOMAINS)}")
     rejected = fields.texts("rejected")
     fields.check_counts(n=("chosen", "rejected"))
     items = fields.best_first(

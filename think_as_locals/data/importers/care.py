@@ -59,8 +59,9 @@ def outcomes(rows: Iterable[Row], pairs_per_question: int | None) -> Iterator[Ou
 
 
 def _pair(better: _Rated, worse: _Rated) -> Item:
+    other = worse.row.number if worse.row.file == better.row.file else worse.row.name
     return Item(
-        id=f"care/{better.row.name}/{worse.row.number}",
+        id=f"care/{better.row.name}/{other}",
         prompt=better.question,
         responses=(better.response, worse.response),
         best=0,

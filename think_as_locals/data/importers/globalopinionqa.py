@@ -90,7 +90,7 @@ def _not_asked_before(fields: Fields, question: OpinionQuestion, earlier: _Earli
 
 def _question(fields: Fields) -> OpinionQuestion | None:
     """A row as a question; `None` where it is none."""
-    said = fields.row.value.get("question") if isinstance(fields.row.value, Mapping) else ""
+    said = fields.row.value.get("question", "") if isinstance(fields.row.value, Mapping) else ""
     if said is None or (isinstance(said, float) and math.isnan(said)):  # pandas writes a missing text as NaN
         fields.add(Defect.NO_QUESTION, "question is missing")
         return None

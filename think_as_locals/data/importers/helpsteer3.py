@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from think_as_locals.data.defects import Defect
-from think_as_locals.data.fields import Fields, question_group
+from think_as_locals.data.fields import Fields, question_group, shown
 from think_as_locals.data.outcomes import Outcome
 from think_as_locals.data.rows import Row
+from think_as_locals.types import is_text
 
 FIELDS = ("context", "response1", "response2", "overall_preference")
 _ROLES = ("system", "user", "assistant")
@@ -60,6 +61,9 @@ def _conversation(fields: Fields) -> str:
             )
         else:
             turns.append((str(message["role"]), content))
+    if broken := [content for _, content in turns if content.strip() and not is_text(content)]:
+        fields.add(Defect.BROKEN_TEXT, f"context holds half of a surrogate pair: {shown(broken[0])}")
+        return ""
     if not any(content.strip() for _, content in turns):
         fields.add(Defect.EMPTY_PROMPT, "context says nothing")
     if len(turns) == 1:

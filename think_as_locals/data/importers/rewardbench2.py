@@ -36,6 +36,7 @@ def outcome(row: Row) -> Outcome:
         best = chosen[0] if chosen else ""
         key, group = f"rewardbench2/{identifier}", question_group(prompt)
         return fields.outcome(*fields.best_first(best, rejected, id=key, group=group, **common))
+    fields.check_distinct((*chosen, *rejected))  # all of them, not only those that come into one item
     items: list[Item] = []
     for i, right in enumerate(chosen):
         for start in range(0, max(1, len(rejected)), len(LABELS) - 1):
