@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from think_as_locals.types import ConfigError
 
+if TYPE_CHECKING:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Override
+
 _PACKAGE = Path(__file__).parent
 ASSETS = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.parent
 """Where conf/, recipes/ and launch/ lie: beside the package in a checkout, inside it in a wheel."""
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
 
 
 def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -69,11 +75,43 @@ def _find_recipe(path: Path) -> Path:
     raise ConfigError(f"{path}: no such recipe{near}; available: {', '.join(f'recipes/{r.name}' for r in recipes())}")
 
 
+def read_override(text: str, parser: OverridesParser | None = None) -> Override:
+    """An override by Hydra's grammar.
+
+    Raises:
+        ConfigError: it cannot be read.
+
+    Example:
+        >>> read_override("seed=1,2").is_sweep_override()
+        True
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return (parser or OverridesParser.create()).parse_overrides([text])[0]
+    except HydraException as error:
+        key = text.partition("=")[0]
+        raise ConfigError(
+            f"override {key}: cannot be read ({reason(error).partition(' See https')[0]}); a value with blanks, commas, '=', brackets or "
+            f"letters beyond ASCII needs quotes, and these the shell's: '{key}=\"...\"'"
+        ) from error
+
+
 def _as_override(text: str) -> str:
     """Leave group choices to Hydra; let any other key be set or added, so that the schema alone says what is known."""
     key, _, option = text.partition("=")
-    if "=" not in text:
+    if not key or "=" not in text:
         raise ConfigError(f"override {text!r}: expected key=value")
+    if read_override(text).is_sweep_override():
+        raise ConfigError(
+            f"{text}: several values, as only a sweep has them (tal run -m); a list is {key}=[...], a text with commas "
+            f"'{key}=\"...\"'"
+        )
+    if key.lstrip("+~").startswith(("hydra.", "hydra/", "sweep.", "sweep=")):
+        raise ConfigError(f"{text}: for a sweep only (tal run -m)")
+    if key.lstrip("+~") == "recipe":
+        raise ConfigError(f"{text}: recipe is the name of the recipe's file; run.name calls a run something else")
     groups, one_more = group_options(), key.startswith("rms.") and key.count(".") == 1
     if key in groups or one_more:
         options = groups["rm" if one_more else key]
@@ -98,9 +136,10 @@ def _compose(recipe: Path, overrides: list[str]) -> dict[str, Any]:
             with initialize_config_dir(folder, version_base="1.3"):
                 composed = compose("a_recipe", overrides=[*ours, *overrides])
             unset = sorted(OmegaConf.missing_keys(composed))
+            _check_environment(OmegaConf.to_container(composed, resolve=False))
             values = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{recipe}: {_reason(error)}") from error
+        raise ConfigError(f"{recipe}: {reason(error)}") from error
     if unset:
         raise ConfigError(f"{recipe}: no default for {', '.join(unset)}: set it, e.g. {unset[0]}=...")
     if not isinstance(values, dict):
@@ -113,7 +152,26 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _reason(error: Exception) -> str:
+def _check_environment(values: Any) -> None:
+    """See that no value is taken from the environment, which holds keys: whatever is resolved stands in config.yaml."""
+    for place, value in _leaves(values):
+        if isinstance(value, str) and _ENVIRONMENT.search(value):
+            raise ConfigError(
+                f"{place}: a value from the environment (oc.env) would be written into the run's config.yaml, which is "
+                f"shown to others; let the shell put in what may be seen ({place}=$NAME), keys belong in no recipe"
+            )
+
+
+def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every plain value by its dotted key."""
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(part, f"{place}.{key}" if place else str(key))
+    else:
+        yield place, value
+
+
+def reason(error: Exception) -> str:
     """What an error says, on one line, without where Hydra looked."""
     said = str(error).partition("Config search path")[0].replace("'a_recipe'", "the recipe")
     return " ".join(said.split())

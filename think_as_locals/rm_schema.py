@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from think_as_locals.schema import DataSection, Dtype, MeasureSection, Name, RunSection, Section, Url
+from think_as_locals.schema import DataSection, Dtype, MeasureSection, Name, RunSection, Section, Seed, Url
 from think_as_locals.types import Convention, ProtocolKind
 
 
@@ -57,7 +57,7 @@ class ClassifierSection(Section):
     dtype: Dtype | None
     batch_size: PositiveInt
     max_length: PositiveInt | None
-    new_head_seed: NonNegativeInt | None
+    new_head_seed: Seed | None
 
 
 class ImplicitSection(Section):
@@ -100,7 +100,7 @@ class EvaluationConfig(Section):
     """Everything an evaluation needs to know; what its `config.yaml` holds."""
 
     recipe: str
-    seed: NonNegativeInt
+    seed: Seed
     run: RunSection
     data: DataSection
     eval: BenchmarkSection
