@@ -91,10 +91,10 @@ def read_override(text: str, parser: OverridesParser | None = None) -> Override:
     try:
         return (parser or OverridesParser.create()).parse_overrides([text])[0]
     except HydraException as error:
-        key = text.partition("=")[0]
+        key, said = text.partition("=")[0], reason(error).partition(" See https")[0]
         raise ConfigError(
-            f"override {key}: cannot be read ({reason(error).partition(' See https')[0]}); a value with blanks, commas, '=', brackets or "
-            f"letters beyond ASCII needs quotes, and these the shell's: '{key}=\"...\"'"
+            f"override {key}: cannot be read ({said}); a value with commas, '=', brackets or letters beyond ASCII needs "
+            f"quotes, and these the shell's: '{key}=\"...\"'"
         ) from error
 
 

@@ -24,6 +24,7 @@ class LimitsSection(Section):
     """How much a request, and a client, may ask for."""
 
     body_bytes: PositiveInt
+    body_s: PositiveFloat
     items: PositiveInt
     responses: PositiveInt
     text_characters: PositiveInt
