@@ -93,8 +93,8 @@ def read_override(text: str, parser: OverridesParser | None = None) -> Override:
     except HydraException as error:
         key, said = text.partition("=")[0], reason(error).partition(" See https")[0]
         raise ConfigError(
-            f"override {key}: cannot be read ({said}); a value with commas, '=', brackets or letters beyond ASCII needs "
-            f"quotes, and these the shell's: '{key}=\"...\"'"
+            f"override {key}: cannot be read ({said}); a value with commas, '=', brackets or letters beyond ASCII "
+            f"needs quotes, and these the shell's: '{key}=\"...\"'"
         ) from error
 
 

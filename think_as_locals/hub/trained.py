@@ -169,8 +169,7 @@ def _evaluated(evaluation: Path, model: Path) -> Measurement:
     config = configuration(evaluation, EvaluationConfig)
     here = weights(str(model), None)["files"]
     for journal in sorted(evaluation.glob("journals/*.jsonl")):
-        with journal.open(encoding="utf-8") as lines:
-            identity = json.loads(lines.readline())["identity"]
+        identity = _identity(journal)
         asked = identity.get("model") or identity.get("weights") or {}  # of a judge, of a classifier
         path = evaluation / "carb" / f"{journal.stem}.json"
         if asked.get("files") == here and path.is_file():
@@ -180,8 +179,21 @@ def _evaluated(evaluation: Path, model: Path) -> Measurement:
     raise DataError(f"{evaluation}: no reward model in it that was measured has the weights of {model}, file by file")
 
 
+def _identity(journal: Path) -> dict[str, Any]:
+    """Whose answers a journal holds; nobody's where it was torn before it said so."""
+    with journal.open("rb") as lines:
+        line = lines.readline()
+    try:
+        return dict(json.loads(line)["identity"]) if line.endswith(b"\n") else {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{journal}: its first line does not say whose answers these are") from error
+
+
 def _summed_up(path: Path) -> dict[str, dict[str, Any]]:
     """The line that ends each stage."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    logged = [json.loads(line) for line in lines if '"train_runtime"' in line]
-    return {line["stage"]: line for line in logged}
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    try:
+        logged = [json.loads(line) for line in lines if b'"train_runtime"' in line]
+        return {line["stage"]: line for line in logged}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: a line with train_runtime cannot be read") from error

@@ -1,4 +1,4 @@
-"""What stands before every route: the key, the rate of a client, how much is under way, how long a body is and takes."""
+"""What stands before every route: the key, the rate of a client, how much is under way, length and time of a body."""
 
 from __future__ import annotations
 
