@@ -51,7 +51,9 @@ def test_a_job_is_launched_with_a_configuration_of_ours_or_of_ones_own(tmp_path:
     ("override", "said"),
     [
         ("sweep=slrum", "no such option; did you mean 'slurm'?"),
-        ("sweep.serach=grid", "serach"),
+        ("sweep.serach=grid", "sweep.serach: no such key; did you mean 'sweep.search'?"),
+        ("+sweep.trials=3", "sweep.trials: no such key"),
+        ("sweep.seed=NO", "sweep.seed: got 'NO', expected a valid integer"),
         ("sweep.num_trials=0", "sweep.num_trials: got 0"),
         ("sweep.search=random", "sweep.search: got 'random'"),
         ("sweep.launch=gpu8_zero33", "did you mean 'gpu8_zero3'?"),

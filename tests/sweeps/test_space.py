@@ -12,7 +12,7 @@ from think_as_locals.sweeps.settings import SweepSection
 from think_as_locals.sweeps.space import Combination, parse, suggest
 from think_as_locals.types import ConfigError
 
-TRIALS = SweepSection(search="optuna", num_trials=24, trials_at_once=3, seed=0, launch="single")
+TRIALS = SweepSection(search="optuna", num_trials=24, trials_at_once=3, seed=0, launch="single", own_gpus=False)
 
 
 def test_every_combination_is_there_once_and_what_is_shared_is_apart() -> None:
