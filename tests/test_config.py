@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -556,7 +557,11 @@ def test_no_value_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pyt
         assert "data.path: a value from the environment" in said
         assert PLANTED["HF_TOKEN"] not in said
     recipe = a_recipe(tmp_path, HEAD + "model:\n  chat_template_kwargs: {key: '${oc.env:HF_TOKEN}'}\n")
-    assert "model.chat_template_kwargs.key: a value from the environment" in message(recipe)
+    assert "mine.yaml: line 6: a value from the environment" in message(recipe)
+    said = message(a_recipe(tmp_path, HEAD.replace("qwen2_5_7b", "${oc.env:HF_TOKEN}")))
+    assert "line 3: a value from the environment" in said
+    assert PLANTED["HF_TOKEN"] not in said
+    assert load_recipe(a_recipe(tmp_path, HEAD + "# not ${oc.env:HF_TOKEN}\n")).seed == 0
     assert load_recipe(GRPO, ["data.path=${recipe}/x"]).data.path == "tal_grpo/x"
 
 
@@ -598,11 +603,19 @@ def test_an_override_that_cannot_be_read_is_an_error(override: str) -> None:
         "seed: 3\n",
         HEAD + "seed: ${nope}\n",
         HEAD + "\tseed: 3\n",
+        HEAD + "null: 3\n",
+        HEAD + f"seed: {'9' * 5000}\n",
+        HEAD + f"seed: {'[' * 3000}\n",
     ],
-    ids=["empty", "a text", "a list", "cut off", "a key twice", "no defaults", "a broken reference", "a tab"],
+    ids=[
+        *("empty", "a text", "a list", "cut off", "a key twice", "no defaults", "a broken reference", "a tab"),
+        *("a key of null", "a long number", "a deep list"),
+    ],
 )
 def test_a_file_that_is_no_recipe_is_named(tmp_path: Path, text: str) -> None:
-    assert "mine.yaml" in message(a_recipe(tmp_path, text))
+    said = message(a_recipe(tmp_path, text))
+    assert re.search(r"mine\.yaml[ :]+\S", said)
+    assert "a_recipe" not in said
 
 
 def test_a_recipe_that_is_not_utf_8_is_named(tmp_path: Path) -> None:

@@ -67,6 +67,24 @@ def find_launch(name: str) -> Path:
     return path.resolve()
 
 
+def launch_values(path: Path) -> dict[str, Any]:
+    """What an accelerate configuration says.
+
+    Raises:
+        ConfigError: it is no mapping, or its numbers of processes and machines are none.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read as an accelerate configuration: {reason(error)}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected an accelerate configuration, a mapping, got {type(values).__name__}")
+    for key in ("num_processes", "num_machines"):
+        if type(got := values.setdefault(key, 1)) is not int or got < 1:
+            raise ConfigError(f"{path}: {key}: got {got!r}, expected a whole number from 1")
+    return values
+
+
 def _find_recipe(path: Path) -> Path:
     for candidate in (path, ASSETS / path):
         if candidate.is_file():
@@ -132,13 +150,18 @@ def _compose(recipe: Path, overrides: list[str]) -> dict[str, Any]:
     try:
         # In a folder of its own: whatever lies beside a recipe must not take the place of conf/.
         with TemporaryDirectory() as folder:
-            (Path(folder) / "a_recipe.yaml").write_text(recipe.read_text(encoding="utf-8"), encoding="utf-8")
+            text = recipe.read_text(encoding="utf-8")
+            lines = enumerate(text.splitlines(), start=1)
+            _check_environment({f"line {n}": line for n, line in lines if not line.lstrip().startswith("#")})
+            (Path(folder) / "a_recipe.yaml").write_text(text, encoding="utf-8")
             with initialize_config_dir(folder, version_base="1.3"):
                 composed = compose("a_recipe", overrides=[*ours, *overrides])
             unset = sorted(OmegaConf.missing_keys(composed))
             _check_environment(OmegaConf.to_container(composed, resolve=False))
             values = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
+    except ConfigError as error:
+        raise ConfigError(f"{recipe}: {error}") from None
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{recipe}: {reason(error)}") from error
     if unset:
         raise ConfigError(f"{recipe}: no default for {', '.join(unset)}: set it, e.g. {unset[0]}=...")
@@ -158,7 +181,7 @@ def _check_environment(values: Any) -> None:
         if isinstance(value, str) and _ENVIRONMENT.search(value):
             raise ConfigError(
                 f"{place}: a value from the environment (oc.env) would be written into the run's config.yaml, which is "
-                f"shown to others; let the shell put in what may be seen ({place}=$NAME), keys belong in no recipe"
+                f"shown to others; let the shell put in what may be seen (KEY=$NAME), secrets belong in no recipe"
             )
 
 
@@ -173,8 +196,8 @@ def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 def reason(error: Exception) -> str:
     """What an error says, on one line, without where Hydra looked."""
-    said = str(error).partition("Config search path")[0].replace("'a_recipe'", "the recipe")
-    return " ".join(said.split())
+    said = re.sub(r"'a_recipe'|\"[^\"]*a_recipe\.yaml\"", "the recipe", str(error).partition("Config search path")[0])
+    return " ".join(said.split()) or type(error).__name__
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from think_as_locals.composition import group_options
+from think_as_locals.memory import read_launch
 from think_as_locals.sweeps.settings import compose_settings, load_settings, split
 from think_as_locals.types import ConfigError
 
@@ -45,6 +46,18 @@ def test_a_job_is_launched_with_a_configuration_of_ours_or_of_ones_own(tmp_path:
     assert load_settings(["sweep.launch=cpu_zero3"]).launch_file.name == "cpu_zero3.yaml"
     (own := tmp_path / "mine.yaml").write_text("num_processes: 1\n")
     assert load_settings([f"sweep.launch={own}"]).launch_file == own
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "got NoneType"), ("- 1", "got list"), ("a: [", "cannot be read"), ("num_processes: two", "got 'two'")],
+)
+def test_a_launch_file_that_is_none_is_said(tmp_path: Path, text: str, said: str) -> None:
+    (own := tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"mine.yaml: .*{said}"):
+        load_settings([f"sweep.launch={own}"])
+    with pytest.raises(ConfigError, match=rf"mine.yaml: .*{said}"):
+        read_launch(own)
 
 
 @pytest.mark.parametrize(

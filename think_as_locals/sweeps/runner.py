@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from think_as_locals.composition import ASSETS
+from think_as_locals.composition import ASSETS, launch_values
 from think_as_locals.sweeps.gpus import held
 from think_as_locals.sweeps.jobs import JOBS, LOG, STOP, STOPPED, end, recipe_of
 
@@ -58,7 +56,7 @@ class Runner:
 
     def _command(self, recipe: Path) -> list[str]:
         """`launch/node.sh` is accelerate launch that ends in order and passes status 75 on."""
-        several = yaml.safe_load(self.launch_file.read_text(encoding="utf-8")).get("num_processes", 1) > 1
+        several = launch_values(self.launch_file)["num_processes"] > 1
         port = ["--main_process_port", "0"] if several else []  # a free one: another job may have the usual
         script = str(ASSETS / "launch" / "node.sh")
         return ["bash", script, "--config_file", str(self.launch_file), *port, str(recipe)]

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import NonNegativeInt, PositiveInt
 
-from think_as_locals.composition import ASSETS, find_launch, group_options, nearest, reason
+from think_as_locals.composition import ASSETS, find_launch, group_options, launch_values, nearest, reason
 from think_as_locals.config import checked
 from think_as_locals.schema import Section
 from think_as_locals.sweeps.gpus import shares, visible
@@ -56,7 +55,7 @@ class Settings:
             ConfigError: there is none, or it wants several machines, which no job has.
         """
         path = find_launch(self.section.launch)
-        if _asked(path, "num_machines") > 1:
+        if launch_values(path)["num_machines"] > 1:
             raise ConfigError(f"sweep.launch: {path.stem} is for several machines, a job of a sweep has one")
         return path
 
@@ -68,18 +67,13 @@ class Settings:
             ConfigError: a job takes more than there are.
         """
         found = visible() if self.section.own_gpus else []
-        each = _asked(self.launch_file, "num_processes")
+        each = launch_values(self.launch_file)["num_processes"]
         if found and each > len(found):
             raise ConfigError(
                 f"sweep.launch: a job of {self.launch_file.stem} takes {each} GPUs, {len(found)} can be used here: "
                 "choose another, or let jobs share what there is (sweep.own_gpus=false)"
             )
         return shares(found, each)
-
-
-def _asked(launch_file: Path, key: str) -> int:
-    """A number of an accelerate configuration."""
-    return int(yaml.safe_load(launch_file.read_text(encoding="utf-8")).get(key, 1))
 
 
 def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
