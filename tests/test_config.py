@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -273,6 +274,13 @@ def test_a_token_is_no_setting(fault: Fault) -> None:
     assert PLANTED["HF_TOKEN"] not in said
 
 
+@pytest.mark.parametrize("field", ["push_to_hub", "hub_model_id", "hub_always_push"])
+@pytest.mark.parametrize("section", ["grpo", "sft"])
+def test_no_trainer_uploads_a_run(fault: Fault, section: str, field: str) -> None:
+    said = fault(**{f"{section}__{field}": True})
+    assert f"{section}.{field}: set nothing here and use `tal push`" in said
+
+
 def test_an_unknown_tracker_is_an_error_that_names_the_known_ones(fault: Fault) -> None:
     said = fault(grpo__report_to=["wandbb"])
     assert "grpo.report_to.0: got 'wandbb', expected 'wandb', 'tensorboard' or 'trackio'" in said
@@ -290,6 +298,7 @@ def test_an_unknown_tracker_is_an_error_that_names_the_known_ones(fault: Fault) 
         ("seed", None, "seed: got None"),
         ("seed", "3", "seed: got '3'"),
         ("seed", -1, "seed: got -1, expected greater than or equal to 0"),
+        ("seed", 2**32, "seed: got 4294967296, expected less than 4294967296"),
         ("grpo__beta", "0.1", "grpo.beta: got '0.1', expected a valid number"),
         ("grpo__beta", True, "grpo.beta: got True"),
         ("grpo__beta", -0.1, "grpo.beta: got -0.1, expected greater than or equal to 0"),
@@ -550,6 +559,43 @@ def test_a_field_of_trl_that_conf_does_not_name_can_be_set() -> None:
 # --- what is no recipe or no override ---
 
 
+def test_no_value_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", PLANTED["HF_TOKEN"])
+    for value in ("${oc.env:HF_TOKEN}", "'x/${oc.decode:${oc.env:HF_TOKEN}}'", "${ oc.env:NO_SUCH_VARIABLE,x}"):
+        said = message(GRPO, [f"data.path={value}"])
+        assert "data.path: a value from the environment" in said
+        assert PLANTED["HF_TOKEN"] not in said
+    recipe = a_recipe(tmp_path, HEAD + "model:\n  chat_template_kwargs: {key: '${oc.env:HF_TOKEN}'}\n")
+    assert "mine.yaml: line 6: a value from the environment" in message(recipe)
+    said = message(a_recipe(tmp_path, HEAD.replace("qwen2_5_7b", "${oc.env:HF_TOKEN}")))
+    assert "line 3: a value from the environment" in said
+    assert PLANTED["HF_TOKEN"] not in said
+    assert load_recipe(a_recipe(tmp_path, HEAD + "# not ${oc.env:HF_TOKEN}\n")).seed == 0
+    assert load_recipe(GRPO, ["data=jsonl", "data.path=${recipe}/x"]).data.path == "tal_grpo/x"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed=1,2", "several values, as only a sweep has them (tal run -m); a list is seed=[...]"),
+        ("model=qwen3_8b,qwen2_5_7b", "several values"),
+        ("seed=range(1,3)", "several values"),
+        ("hydra.run.dir=x", "hydra.run.dir=x: for a sweep only"),
+        ("++hydra/launcher=joblib", "for a sweep only"),
+        ("sweep.seed=3", "for a sweep only"),
+        ("recipe=../x", "recipe is the name of the recipe's file; run.name"),
+        ("data.path=grüße", "override data.path: cannot be read"),
+        ("data.path=a=b", "'data.path=\"...\"'"),
+        ("=3", "override '=3': expected key=value"),
+        ("scpo.filter_threshold=0.5", "scpo.* is of a recipe that steers a reward model"),
+        ("rms.x=constant", "rms.* is of a recipe that measures reward models"),
+        ("reward.own.Mine=a.b:c", "reward.own.Mine: got the name 'Mine', expected lower-case letters"),
+    ],
+)
+def test_what_an_override_cannot_be_is_said_with_what_it_can(override: str, said: str) -> None:
+    assert said in message(GRPO, [override])
+
+
 @pytest.mark.parametrize("override", ["seed", "", "a b=3", "=3", "seed='", "run.name=${nope}", "data.languages=[en"])
 def test_an_override_that_cannot_be_read_is_an_error(override: str) -> None:
     assert message(GRPO, [override])
@@ -566,11 +612,19 @@ def test_an_override_that_cannot_be_read_is_an_error(override: str) -> None:
         "seed: 3\n",
         HEAD + "seed: ${nope}\n",
         HEAD + "\tseed: 3\n",
+        HEAD + "null: 3\n",
+        HEAD + f"seed: {'9' * 5000}\n",
+        HEAD + f"seed: {'[' * 3000}\n",
     ],
-    ids=["empty", "a text", "a list", "cut off", "a key twice", "no defaults", "a broken reference", "a tab"],
+    ids=[
+        *("empty", "a text", "a list", "cut off", "a key twice", "no defaults", "a broken reference", "a tab"),
+        *("a key of null", "a long number", "a deep list"),
+    ],
 )
 def test_a_file_that_is_no_recipe_is_named(tmp_path: Path, text: str) -> None:
-    assert "mine.yaml" in message(a_recipe(tmp_path, text))
+    said = message(a_recipe(tmp_path, text))
+    assert re.search(r"mine\.yaml[ :]+\S", said)
+    assert "a_recipe" not in said
 
 
 def test_a_recipe_that_is_not_utf_8_is_named(tmp_path: Path) -> None:

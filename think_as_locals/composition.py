@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from think_as_locals.types import ConfigError
 
+if TYPE_CHECKING:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Override
+
 _PACKAGE = Path(__file__).parent
 ASSETS = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.parent
 """Where conf/, recipes/ and launch/ lie: beside the package in a checkout, inside it in a wheel."""
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
 
 
 def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -61,6 +67,24 @@ def find_launch(name: str) -> Path:
     return path.resolve()
 
 
+def launch_values(path: Path) -> dict[str, Any]:
+    """What an accelerate configuration says.
+
+    Raises:
+        ConfigError: it is no mapping, or its numbers of processes and machines are none.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read as an accelerate configuration: {reason(error)}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected an accelerate configuration, a mapping, got {type(values).__name__}")
+    for key in ("num_processes", "num_machines"):
+        if type(got := values.setdefault(key, 1)) is not int or got < 1:
+            raise ConfigError(f"{path}: {key}: got {got!r}, expected a whole number from 1")
+    return values
+
+
 def _find_recipe(path: Path) -> Path:
     for candidate in (path, ASSETS / path):
         if candidate.is_file():
@@ -70,11 +94,43 @@ def _find_recipe(path: Path) -> Path:
     raise ConfigError(f"{path}: no such recipe{near}; available: {', '.join(known)}")
 
 
+def read_override(text: str, parser: OverridesParser | None = None) -> Override:
+    """An override by Hydra's grammar.
+
+    Raises:
+        ConfigError: it cannot be read.
+
+    Example:
+        >>> read_override("seed=1,2").is_sweep_override()
+        True
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return (parser or OverridesParser.create()).parse_overrides([text])[0]
+    except HydraException as error:
+        key, said = text.partition("=")[0], reason(error).partition(" See https")[0]
+        raise ConfigError(
+            f"override {key}: cannot be read ({said}); a value with commas, '=', brackets or letters beyond ASCII "
+            f"needs quotes, and these the shell's: '{key}=\"...\"'"
+        ) from error
+
+
 def _as_override(text: str) -> str:
     """Leave group choices to Hydra; let any other key be set or added, so that the schema alone says what is known."""
     key, _, option = text.partition("=")
-    if "=" not in text:
+    if not key or "=" not in text:
         raise ConfigError(f"override {text!r}: expected key=value")
+    if read_override(text).is_sweep_override():
+        raise ConfigError(
+            f"{text}: several values, as only a sweep has them (tal run -m); a list is {key}=[...], a text with commas "
+            f"'{key}=\"...\"'"
+        )
+    if key.lstrip("+~").startswith(("hydra.", "hydra/", "sweep.", "sweep=")):
+        raise ConfigError(f"{text}: for a sweep only (tal run -m)")
+    if key.lstrip("+~") == "recipe":
+        raise ConfigError(f"{text}: recipe is the name of the recipe's file; run.name calls a run something else")
     groups, one_more = group_options(), key.startswith("rms.") and key.count(".") == 1
     if key in groups or one_more:
         options = groups["rm" if one_more else key]
@@ -95,13 +151,19 @@ def _compose(recipe: Path, overrides: list[str]) -> dict[str, Any]:
     try:
         # In a folder of its own: whatever lies beside a recipe must not take the place of conf/.
         with TemporaryDirectory() as folder:
-            (Path(folder) / "a_recipe.yaml").write_text(recipe.read_text(encoding="utf-8"), encoding="utf-8")
+            text = recipe.read_text(encoding="utf-8")
+            lines = enumerate(text.splitlines(), start=1)
+            _check_environment({f"line {n}": line for n, line in lines if not line.lstrip().startswith("#")})
+            (Path(folder) / "a_recipe.yaml").write_text(text, encoding="utf-8")
             with initialize_config_dir(folder, version_base="1.3"):
                 composed = compose("a_recipe", overrides=[*ours, *overrides])
             unset = sorted(OmegaConf.missing_keys(composed))
+            _check_environment(OmegaConf.to_container(composed, resolve=False))
             values = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{recipe}: {_reason(error)}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{recipe}: {error}") from None
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{recipe}: {reason(error)}") from error
     if unset:
         raise ConfigError(f"{recipe}: no default for {', '.join(unset)}: set it, e.g. {unset[0]}=...")
     if not isinstance(values, dict):
@@ -114,10 +176,29 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _reason(error: Exception) -> str:
+def _check_environment(values: Any) -> None:
+    """See that no value is taken from the environment, which holds keys: whatever is resolved stands in config.yaml."""
+    for place, value in _leaves(values):
+        if isinstance(value, str) and _ENVIRONMENT.search(value):
+            raise ConfigError(
+                f"{place}: a value from the environment (oc.env) would be written into the run's config.yaml, which is "
+                f"shown to others; let the shell put in what may be seen (KEY=$NAME), secrets belong in no recipe"
+            )
+
+
+def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every plain value by its dotted key."""
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(part, f"{place}.{key}" if place else str(key))
+    else:
+        yield place, value
+
+
+def reason(error: Exception) -> str:
     """What an error says, on one line, without where Hydra looked."""
-    said = str(error).partition("Config search path")[0].replace("'a_recipe'", "the recipe")
-    return " ".join(said.split())
+    said = re.sub(r"'a_recipe'|\"[^\"]*a_recipe\.yaml\"", "the recipe", str(error).partition("Config search path")[0])
+    return " ".join(said.split()) or type(error).__name__
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -36,8 +36,12 @@ _OFF = {  # sections that may be null, and what turns them on
 
 _FORMS = {  # what keys expect that are checked by a pattern
     "name": "letters, digits, '.', '_' and '-' that do not leave the run directory",
+    "own_name": "lower-case letters, digits and '_'",
     "own": "path/to/file.py:function or package.module:function",
 }
+
+_ROOTS = {"grpo": "trains a judge", "rms": "measures reward models", "scpo": "steers a reward model"}
+"""A section that only recipes of one kind have, and what these do."""
 
 _RM_KINDS: dict[str, type[BaseModel]] = {
     "judge": JudgeSection,
@@ -66,7 +70,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         >>> load_recipe("recipes/quickstart.yaml", ["seed=3"]).seed
         3
     """
-    return validate(compose_recipe(path, overrides))
+    return validate(_of_one_kind(compose_recipe(path, overrides)))
 
 
 Config = RunConfig | EvaluationConfig | ScpoConfig
@@ -75,10 +79,21 @@ Config = RunConfig | EvaluationConfig | ScpoConfig
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """As `load_recipe`, of a recipe of any kind."""
-    values = compose_recipe(path, overrides)
+    values = _of_one_kind(compose_recipe(path, overrides))
     if "rms" in values:
         return validate_evaluation(values)
     return validate_scpo(values) if "scpo" in values else validate(values)
+
+
+def _of_one_kind(values: dict[str, Any]) -> dict[str, Any]:
+    """See that an override of another kind of recipe has not made this one look like it."""
+    found = [section for section in _ROOTS if section in values]
+    if len(found) > 1:
+        does = ", ".join(f"{section}.* is of a recipe that {_ROOTS[section]}" for section in found)
+        raise ConfigError(
+            f"{values['recipe']}: {does}; a run does one of these: drop the keys that are not this recipe's"
+        )
+    return values
 
 
 def validate(values: Mapping[str, Any]) -> RunConfig:
@@ -88,7 +103,7 @@ def validate(values: Mapping[str, Any]) -> RunConfig:
         ConfigError: as for `load_recipe`.
     """
     if "rms" in values or "scpo" in values:
-        does = "measures reward models" if "rms" in values else "steers a reward model"
+        does = _ROOTS["rms" if "rms" in values else "scpo"]
         raise ConfigError(f"{values['recipe']} {does} and trains no judge: `tal run` takes it")
     return checked(RunConfig, values, _cross_faults, component_faults(values.get("reward")))
 
@@ -158,6 +173,8 @@ def _fault(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
         return f"{place}: missing; the recipe's defaults must begin with one of conf/'s roots"
     if isinstance(got, bool) and "str" in fault["type"]:
         return f"{place}: got the boolean {str(got).lower()}: YAML reads an unquoted NO, ON or YES so; put it in quotes"
+    if place.endswith(".[key]"):
+        return f"{place.removesuffix('.[key]')}: got the name {got!r}, expected {_FORMS['own_name']}"
     form = _FORMS.get("own" if loc[:-1] == ("reward", "own") else loc[-1], str(fault["msg"]))
     return f"{place}: got {got!r}, expected {form.removeprefix('Input should be ')}"
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from think_as_locals.composition import launch_values
 from think_as_locals.schema import RunConfig
 from think_as_locals.scpo_schema import ScpoConfig
 from think_as_locals.types import ConfigError
@@ -54,15 +53,18 @@ class Launch:
 def read_launch(path: Path) -> Launch:
     """Of an accelerate configuration as a file.
 
+    Raises:
+        ConfigError: it is none.
+
     Example:
         >>> from think_as_locals.composition import ASSETS
         >>> read_launch(ASSETS / "launch" / "gpu8_zero2.yaml")
         Launch(kind='DEEPSPEED', zero_stage=2, processes=8)
     """
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    kind = str(values["distributed_type"])
-    stages = {"DEEPSPEED": values.get("deepspeed_config", {}).get("zero_stage", 0), "FSDP": 3}
-    return Launch(kind, int(stages.get(kind, 0)), int(values["num_processes"]))
+    values = launch_values(path)
+    kind = str(values.get("distributed_type", "NO"))
+    stages = {"DEEPSPEED": (values.get("deepspeed_config") or {}).get("zero_stage", 0), "FSDP": 3}
+    return Launch(kind, int(stages.get(kind, 0)), values["num_processes"])
 
 
 @dataclass(frozen=True, slots=True)

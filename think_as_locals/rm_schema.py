@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from think_as_locals.schema import DataSection, Dtype, MeasureSection, Name, RunSection, Section, TemplateKwargs, Url
+from think_as_locals.schema import (
+    DataSection,
+    Dtype,
+    MeasureSection,
+    Name,
+    RunSection,
+    Section,
+    Seed,
+    TemplateKwargs,
+    Url,
+)
 from think_as_locals.types import Convention, ProtocolKind
 
 
@@ -59,7 +69,7 @@ class ClassifierSection(Section):
     chat_template_kwargs: TemplateKwargs
     batch_size: PositiveInt
     max_length: PositiveInt | None
-    new_head_seed: NonNegativeInt | None
+    new_head_seed: Seed | None
 
 
 class ImplicitSection(Section):
@@ -103,7 +113,7 @@ class EvaluationConfig(Section):
     """Everything an evaluation needs to know; what its `config.yaml` holds."""
 
     recipe: str
-    seed: NonNegativeInt
+    seed: Seed
     run: RunSection
     data: DataSection
     eval: BenchmarkSection

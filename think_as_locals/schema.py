@@ -13,6 +13,7 @@ OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,49}$")]
 Reference = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_]*$")]
 Url = Annotated[str, Field(pattern=r"^https?://[^/@]+(/[^@]*)?$")]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as numpy takes them
 Dtype = Literal["float32", "bfloat16", "float16"]
 TemplateKwargs = dict[str, bool | int | float | str]
 Tracker = Literal["wandb", "tensorboard", "trackio"]
@@ -226,7 +227,7 @@ class RunConfig(Section):
     """Everything a run needs to know; what `load_recipe` returns and a run's `config.yaml` holds."""
 
     recipe: str
-    seed: NonNegativeInt
+    seed: Seed
     run: RunSection
     model: ModelSection
     data: DataSection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from think_as_locals.schema import (
     DataSection,
@@ -13,6 +13,7 @@ from think_as_locals.schema import (
     ModelSection,
     RunSection,
     Section,
+    Seed,
     TrlSection,
 )
 
@@ -49,7 +50,7 @@ class ScpoSection(TrlSection):
     )
 
     variants: Annotated[list[Variant], Field(min_length=1)]
-    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)]
+    seeds: Annotated[list[Seed], Field(min_length=1)]
     pair_counts: list[PositiveInt]
     reference: Literal["global_rm", "other_countries"]
     filter_threshold: Annotated[float, Field(gt=0, lt=1)]
@@ -66,7 +67,7 @@ class ScpoConfig(Section):
     """Everything an SCPO run needs to know; what its `config.yaml` holds."""
 
     recipe: str
-    seed: NonNegativeInt
+    seed: Seed
     run: RunSection
     model: ModelSection
     data: DataSection

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from think_as_locals.rm_schema import JudgeSection
-from think_as_locals.schema import Section
+from think_as_locals.schema import Section, Seed
 
 
 class ScoreSection(Section):
@@ -24,6 +24,7 @@ class LimitsSection(Section):
     """How much a request, and a client, may ask for."""
 
     body_bytes: PositiveInt
+    body_s: PositiveFloat
     items: PositiveInt
     responses: PositiveInt
     text_characters: PositiveInt
@@ -35,7 +36,7 @@ class ServeConfig(Section):
     """Everything a server needs to know."""
 
     recipe: str
-    seed: NonNegativeInt
+    seed: Seed
     host: Annotated[str, Field(min_length=1)]
     port: Annotated[int, Field(ge=0, le=65535)]
     judge: JudgeSection

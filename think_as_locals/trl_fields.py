@@ -33,6 +33,10 @@ _SET_ELSEWHERE = {  # fields of TRL's that other keys decide
     "use_vllm": "rollout",
     "reward_weights": "reward.weights",
     "hub_token": "HF_TOKEN in the environment (a run's config.yaml is shown to others)",
+    **dict.fromkeys(
+        ("push_to_hub", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"),
+        "nothing here and use `tal push` when the run has ended (TRL would upload its whole folder, for all to see)",
+    ),
     "save_only_model": "grpo.save_steps (a run could not be continued from a model alone)",
     "ignore_data_skip": "run.resume (a run would go on with other items)",
     "sync_ref_model": "grpo.beta (a moving reference is in no checkpoint)",

@@ -116,6 +116,21 @@ def test_probes_of_an_evaluation_of_these_weights(run: Path, tmp_path: Path) -> 
     assert {"carb/step-30.json", "carb/elsewhere.json", "probes/elsewhere.json"} <= paths
 
 
+def test_a_journal_that_was_torn_is_nobodys_and_one_that_is_damaged_is_named(run: Path, tmp_path: Path) -> None:
+    evaluation = write_evaluation(tmp_path / "measured", run / "model")
+    journal = evaluation / "journals" / "a-constant.jsonl"
+    for torn in (b"", b'{"identity": {"mod'):
+        journal.write_bytes(torn)
+        assert "### measured" in card_of(run, evaluation)
+    for damaged in (b"null\n", b"{}\n", b"\xff\n", b'{"identity": 1}\n'):
+        journal.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"a-constant.jsonl: its first line"):
+            prepare(run, "people/judge", evaluations=[evaluation])
+    (run / "metrics.jsonl").write_text('{"stage": "grpo", "train_runtime": 1')
+    with pytest.raises(DataError, match=r"metrics.jsonl: a line with train_runtime"):
+        prepare(run, "people/judge")
+
+
 def test_an_evaluation_of_other_weights_is_refused(run: Path, tmp_path: Path) -> None:
     evaluation = write_evaluation(tmp_path / "elsewhere", run / "model")
     (run / "model" / "model.safetensors").touch()

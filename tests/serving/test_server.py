@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -30,6 +32,17 @@ def test_nobody_else_can_reach_a_server_without_a_key(host: str, monkeypatch: py
         serve(settings(f"host='{host}'"))
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     assert key_for(host) == KEY
+
+
+def test_an_address_that_cannot_be_had_is_said_before_a_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen at host=127.0.0.1 port={port} .*in use.*: set port"):
+            serve(settings(f"port={port}"))
+    for host in ("192.0.2.1", "nowhere.invalid"):
+        with pytest.raises(ConfigError, match=f"cannot listen at host={host} port=8000"):
+            serve(settings(f"host={host}"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
@@ -85,6 +98,7 @@ def test_sigterm_lets_requests_under_way_be_answered(tmp_path: Path) -> None:
             answers.append(httpx.post(f"{url}/judge", json={"items": items}, headers=headers, timeout=60))
 
         assert httpx.get(f"{url}/openapi.json", headers=headers).status_code == 200
+        assert _answer_to_endless_headers(int(url.rpartition(":")[2])).startswith(b"HTTP/1.1 400 ")
         asking = threading.Thread(target=ask)
         asking.start()
         asking.join(0.3)
@@ -98,6 +112,17 @@ def test_sigterm_lets_requests_under_way_be_answered(tmp_path: Path) -> None:
     assert [response.status_code for response in answers] == [200]
     assert len(answers[0].json()["judgements"]) == len(items)
     assert KEY not in said
+
+
+def _answer_to_endless_headers(port: int) -> bytes:
+    """What comes before any key must be bounded as well."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: ")
+        for _ in range(40):
+            client.sendall(b"a" * 4096)
+            if select.select([client], [], [], 0.05)[0]:
+                return client.recv(100)
+    return b"none after 160 kB"
 
 
 @pytest.mark.slow

@@ -108,6 +108,32 @@ def test_a_full_server_says_so_and_recovers() -> None:
         asyncio.run(crowd(url))
 
 
+def test_bodies_that_never_come_keep_nobody_out() -> None:
+    longest = Longest()
+    longest.go_on.set()
+    head = b"POST /judge HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+
+    async def drip(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b'{"items": ')
+        said = await reader.read()  # to the end of the connection
+        writer.close()
+        return said
+
+    async def crowd(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            slow = [asyncio.create_task(drip(client.base_url.port or 0)) for _ in range(3)]
+            await asyncio.sleep(0.3)
+            assert (await client.post("/judge", json={"items": [item(0)]})).status_code == 503
+            for said in await asyncio.wait_for(asyncio.gather(*slow), 15):
+                assert said.startswith(b"HTTP/1.1 408 ")
+                assert b'"got":"10 bytes of it","expected":"all of it within 1 s"' in said
+            assert (await client.post("/judge", json={"items": [item(0)]})).status_code == 200
+
+    with serving(create_app(judge_of(longest), settings("limits.requests_at_once=3", "limits.body_s=1"), None)) as url:
+        asyncio.run(crowd(url))
+
+
 def test_who_leaves_or_breaks_the_engine_takes_nobody_along() -> None:
     longest = Longest()
 

@@ -25,6 +25,13 @@ def test_a_name_is_one_of_a_run_whatever_the_values_are(texts: list[str]) -> Non
 def test_names_differ_where_combinations_do() -> None:
     names = {name_of((f"data.path={path}", f"seed={seed}")) for path in ("a/b", "a b", "a-b") for seed in (1, 2)}
     assert len(names) == 6
+    many = {name_of((f"data.path={'x' * 60}{number}",)) for number in range(20_000)}
+    assert len(many) == 20_000
+
+
+def test_a_combination_has_one_name_in_whatever_order_it_is_given() -> None:
+    """Or a sweep that goes on with its words in another order would repeat what is done."""
+    assert name_of(("seed=1", "grpo.beta=0")) == name_of(("grpo.beta=0", "seed=1"))
 
 
 def test_one_message_says_every_combination_that_does_not_hold() -> None:
@@ -50,6 +57,17 @@ def test_a_frozen_recipe_says_the_same_and_is_a_file_that_can_be_launched(tmp_pa
         assert path.name == "quickstart.yaml"
         compile(path.read_text(), str(path), "exec")
     assert [load_recipe(path).seed for path in paths] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "value", ["two\nlines", "a bell \x07", "\u2028", "\u202e", "a # b", "it's", "${recipe}", "| a"]
+)
+def test_a_frozen_recipe_says_odd_values_too(tmp_path: Path, value: str) -> None:
+    space = parse(["data=jsonl", f'data.path="{value}",other'])
+    job, _ = make_jobs(QUICKSTART, space, space.combinations("grid"))
+    frozen = load_recipe(path := freeze(job, tmp_path))
+    assert frozen.data.path == value.replace("${recipe}", "quickstart")
+    compile(path.read_text(), str(path), "exec")
 
 
 @pytest.mark.parametrize("value", ["it'''s", r"\${seed}"])

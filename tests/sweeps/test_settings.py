@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from think_as_locals.composition import group_options
+from think_as_locals.memory import read_launch
 from think_as_locals.sweeps.settings import compose_settings, load_settings, split
 from think_as_locals.types import ConfigError
 
@@ -48,10 +49,24 @@ def test_a_job_is_launched_with_a_configuration_of_ours_or_of_ones_own(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "got NoneType"), ("- 1", "got list"), ("a: [", "cannot be read"), ("num_processes: two", "got 'two'")],
+)
+def test_a_launch_file_that_is_none_is_said(tmp_path: Path, text: str, said: str) -> None:
+    (own := tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"mine.yaml: .*{said}"):
+        load_settings([f"sweep.launch={own}"])
+    with pytest.raises(ConfigError, match=rf"mine.yaml: .*{said}"):
+        read_launch(own)
+
+
+@pytest.mark.parametrize(
     ("override", "said"),
     [
         ("sweep=slrum", "no such option; did you mean 'slurm'?"),
-        ("sweep.serach=grid", "serach"),
+        ("sweep.serach=grid", "sweep.serach: no such key; did you mean 'sweep.search'?"),
+        ("+sweep.trials=3", "sweep.trials: no such key"),
+        ("sweep.seed=NO", "sweep.seed: got 'NO', expected a valid integer"),
         ("sweep.num_trials=0", "sweep.num_trials: got 0"),
         ("sweep.search=random", "sweep.search: got 'random'"),
         ("sweep.launch=gpu8_zero33", "did you mean 'gpu8_zero3'?"),

@@ -12,7 +12,7 @@ from think_as_locals.sweeps.settings import SweepSection
 from think_as_locals.sweeps.space import Combination, parse, suggest
 from think_as_locals.types import ConfigError
 
-TRIALS = SweepSection(search="optuna", num_trials=24, trials_at_once=3, seed=0, launch="single")
+TRIALS = SweepSection(search="optuna", num_trials=24, trials_at_once=3, seed=0, launch="single", own_gpus=False)
 
 
 def test_every_combination_is_there_once_and_what_is_shared_is_apart() -> None:
@@ -52,6 +52,9 @@ def test_there_are_as_many_as_the_product_of_the_values(values: list[list[int]])
         (["run.name=a,b"], "a sweep has one run.name"),
         (["grpo.beta=interval(0,1)"], "choose sweep=optuna"),
         (["grpo.beta=choice("], "grpo.beta"),
+        (["seed=range(3,1)"], r"seed=range\(3,1\): holds no value"),
+        (["seed=1,2", "seed=glob(*)"], "seed: given 2 times"),
+        (["grpo.beta=glob(*)"], "holds no value"),
     ],
 )
 def test_what_cannot_vary_is_said(overrides: list[str], said: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import signal
@@ -13,8 +15,11 @@ import psutil
 import pytest
 import yaml
 from conftest import QUICK, ROOT, SMALL, command, launch
+from rich.console import Console
 
-from think_as_locals.sweeps.sweep import sweep
+from think_as_locals.sweeps.settings import load_settings
+from think_as_locals.sweeps.space import parse
+from think_as_locals.sweeps.sweep import _Sweep, sweep
 from think_as_locals.types import ConfigError
 
 QUICKSTART = "recipes/quickstart.yaml"
@@ -68,6 +73,18 @@ def test_a_sweep_asked_for_without_the_flag_is_no_run() -> None:
     done = launch(command("tal"), "run", QUICKSTART, "sweep=joblib")
     assert done.returncode == 2
     assert "tal run -m recipes/quickstart.yaml" in done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EPIPE])
+def test_a_terminal_that_is_gone_takes_no_job_along(tmp_path: Path, number: int) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(number, "gone")
+
+    this = _Sweep(QUICKSTART, parse(["seed=1"]), load_settings([]), tmp_path, [], Console(file=Gone()))
+    this._known["mine"] = ("seed=1",)
+    (tmp_path / "jobs" / "mine").mkdir(parents=True)
+    this._say("mine")
 
 
 # --- four jobs: stopped, continued, one fails ---

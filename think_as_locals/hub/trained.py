@@ -166,8 +166,7 @@ def _evaluated(evaluation: Path, model: Path) -> Measurement:
     config = configuration(evaluation, EvaluationConfig)
     here = weights(str(model), None)["files"]
     for journal in sorted(evaluation.glob("journals/*.jsonl")):
-        with journal.open(encoding="utf-8") as lines:
-            identity = json.loads(lines.readline())["identity"]
+        identity = _identity(journal)
         asked = identity.get("model") or identity.get("weights") or {}  # of a judge, of a classifier
         path = evaluation / "carb" / f"{journal.stem}.json"
         if asked.get("files") == here and path.is_file():
@@ -185,9 +184,22 @@ def spent(folder: Path, stages: Collection[str]) -> dict[str, Any]:
     return {"hours": hours, "device": workers.get("device")}
 
 
+def _identity(journal: Path) -> dict[str, Any]:
+    """Whose answers a journal holds; nobody's where it was torn before it said so."""
+    with journal.open("rb") as lines:
+        line = lines.readline()
+    try:
+        return dict(json.loads(line)["identity"]) if line.endswith(b"\n") else {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{journal}: its first line does not say whose answers these are") from error
+
+
 def _summed_up(folder: Path) -> dict[str, dict[str, Any]]:
     """The line of `metrics.jsonl` that ends each stage."""
     path = folder / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    logged = [json.loads(line) for line in lines if '"train_runtime"' in line]
-    return {line["stage"]: line for line in logged}
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    try:
+        logged = [json.loads(line) for line in lines if b'"train_runtime"' in line]
+        return {line["stage"]: line for line in logged}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: a line with train_runtime cannot be read") from error

@@ -41,6 +41,7 @@ from think_as_locals.types import LABELS, Item
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Faults, "description": "The body is no JSON."},
     401: {"model": Faults, "description": "The key is missing, or another one."},
+    408: {"model": Faults, "description": "The body did not come in time."},
     413: {"model": Faults, "description": "The request is too long."},
     422: {"model": Faults, "description": "The request cannot be judged as it is."},
     429: {"model": Faults, "description": "The client sends too much; Retry-After says when it may again."},

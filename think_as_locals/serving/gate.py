@@ -1,4 +1,4 @@
-"""What stands before every route: the key, the rate of a client, how much is under way, how long a body is."""
+"""What stands before every route: the key, the rate of a client, how much is under way, length and time of a body."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hmac
 import math
 import time
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -72,7 +73,7 @@ class Gate:
             return
         self._under_way += 1
         try:
-            await self._app(scope, _bounded(receive, self._limits.body_bytes), send)
+            await self._app(scope, _bounded(receive, self._limits), send)
         finally:
             self._under_way -= 1
 
@@ -92,16 +93,22 @@ class Gate:
             raise Refusal(503, "request", got, "fewer; try again in a second", _retry(1.0))
 
 
-def _bounded(receive: Receive, most: int) -> Receive:
-    """The body of a request, up to a length, whatever it says its length is."""
-    taken = 0
+def _bounded(receive: Receive, limits: LimitsSection) -> Receive:
+    """The body of a request, up to a length and a time: who sends it drop by drop must not keep others out."""
+    taken, whole, ends = 0, False, time.monotonic() + limits.body_s
 
     async def bounded() -> Message:
-        nonlocal taken
-        message = await receive()
-        taken += len(message.get("body", b""))
-        if taken > most:
-            raise Refusal(413, "body", "a longer one", f"at most {most} bytes")
+        nonlocal taken, whole
+        try:
+            # After the body there is only the client's leaving to wait for.
+            with anyio.fail_after(None if whole else ends - time.monotonic()):
+                message = await receive()
+        except TimeoutError:
+            expected = f"all of it within {limits.body_s:g} s"
+            raise Refusal(408, "body", f"{taken} bytes of it", expected, {"Connection": "close"}) from None
+        taken, whole = taken + len(message.get("body", b"")), not message.get("more_body", False)
+        if taken > limits.body_bytes:
+            raise Refusal(413, "body", "a longer one", f"at most {limits.body_bytes} bytes")
         return message
 
     return bounded

@@ -6,6 +6,7 @@ import ipaddress
 import math
 import os
 import signal
+import socket
 import sys
 
 import uvicorn
@@ -23,9 +24,10 @@ def serve(config: ServeConfig) -> None:
     """Load a judge and answer requests until SIGTERM or SIGINT; those under way have `grace_s` then.
 
     Raises:
-        ConfigError: others could reach the server without a key, or the key is none.
+        ConfigError: others could reach the server without a key, the key is none, or the address cannot be taken.
     """
     key = key_for(config.host)
+    _check_address(config.host, config.port)  # a model may take minutes to load
     # Uvicorn raises the signal again when it is done; this ends the process as a whole, engines included.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(
@@ -35,9 +37,25 @@ def serve(config: ServeConfig) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # else a client could say that it is another one
+        http="h11",  # bounds the headers of a request, which come before any key; httptools takes any amount
         ws="none",
         timeout_graceful_shutdown=math.ceil(config.grace_s),
     )
+
+
+def _check_address(host: str, port: int) -> None:
+    """See that a server can listen there."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in found[:1]:
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at host={host} port={port} ({error.strerror}): set port (0 takes any that is free), and as "
+            "host an address of this machine"
+        ) from error
 
 
 def key_for(host: str) -> str | None:

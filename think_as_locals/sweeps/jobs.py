@@ -44,16 +44,17 @@ class Job:
 
 
 def name_of(combination: Combination) -> str:
-    """A name that says the combination, as far as a file's name can, and that no other has.
+    """A name that says the combination, as far as a file's name can, and that no other has; order does not matter.
 
     Example:
-        >>> name_of(("grpo.learning_rate=1e-6", "seed=1"))
-        'learning_rate-1e-6_seed-1-6333c7'
+        >>> name_of(("seed=1", "grpo.learning_rate=1e-6"))
+        'learning_rate-1e-6_seed-1-6333c7db5e'
     """
+    combination = tuple(sorted(combination))
     parts = [text.lstrip("+~").partition("=") for text in combination]
     said = "_".join(f"{key.rpartition('.')[2]}-{value.replace('e+', 'e')}" for key, _, value in parts)
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", said)[:_LONGEST_NAME].strip("._-")
-    unique = sha256("\n".join(combination).encode()).hexdigest()[:6]
+    unique = sha256("\n".join(combination).encode()).hexdigest()[:10]
     return f"{readable}-{unique}" if readable else unique
 
 
@@ -88,10 +89,14 @@ def freeze(job: Job, sweep: Path) -> Path:
     body = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
     path = sweep / JOBS / job.name / f"{config.recipe}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, f"{_HEAD}\n# A job of the sweep {sweep.name}: {' '.join(job.combination)}\n{body}# '''\n")
+    said = "".join(character if character.isprintable() else "?" for character in " ".join(job.combination))
+    body = f"# A job of the sweep {sweep.name}: {said}\n{body}"
+    write_text(path, f"{_HEAD}\n{body}# '''\n")
     if "'''" in body or not _says(path, config):
         path.unlink()
-        raise ConfigError(f"{job.name}: a value holds ''' or ${{...}}, which no recipe can say literally")
+        raise ConfigError(
+            f"{job.name}: a value holds ''' or ${{...}}, or '' in quotes, which no recipe can say literally"
+        )
     return path
 
 

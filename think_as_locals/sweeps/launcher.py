@@ -22,7 +22,7 @@ from think_as_locals.sweeps.runner import Runner
 from think_as_locals.sweeps.settings import Settings, compose_settings
 
 _POLL_S = 0.2
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 @contextmanager
@@ -35,7 +35,9 @@ def stop_signals(sweep: Path) -> Iterator[list[int]]:
         (sweep / STOP).touch()
 
     (sweep / STOP).unlink(missing_ok=True)
-    before = {number: signal.signal(number, receive) for number in _SIGNALS}
+    # Under nohup a terminal that closes is to be ignored; else its sweep would die and leave its jobs behind.
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    before = {number: signal.signal(number, receive) for number in _SIGNALS if number not in ignored}
     try:
         yield received
     finally:
@@ -61,6 +63,7 @@ def launch(
         "option": settings.option,
         "overrides": list(settings.overrides),
         "launch_file": str(settings.launch_file),
+        "gpus": settings.gpus,
     }
     words = [sys.executable, "-m", "think_as_locals.sweeps.launcher", json.dumps(task)]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
@@ -105,7 +108,7 @@ def main(task: str) -> None:
     with initialize_config_dir(str(ASSETS / "conf"), version_base="1.3"):
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=HydraContext(config_loader=GlobalHydra.instance().config_loader(), callbacks=Callbacks()),
-            task_function=Runner(sweep, Path(given["launch_file"])),
+            task_function=Runner(sweep, Path(given["launch_file"]), tuple(given["gpus"])),
             config=config,
         )
         launcher.launch([[f"job={name}"] for name in given["names"]], initial_job_idx=0)

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from think_as_locals.composition import ASSETS
+from think_as_locals.composition import ASSETS, launch_values
+from think_as_locals.sweeps.gpus import held
 from think_as_locals.sweeps.jobs import JOBS, LOG, STOP, STOPPED, end, recipe_of
 
 _POLL_S = 0.2
@@ -28,30 +28,35 @@ class Runner:
     Args:
         sweep: Folder of the sweep.
         launch_file: accelerate configuration.
+        gpus: Shares of this machine's GPUs, of which a job has one to itself; without any, it has what there is.
     """
 
     sweep: Path
     launch_file: Path
+    gpus: tuple[str, ...] = ()
 
     def __call__(self, config: Any) -> None:
         """Run it to its end, its output in its log."""
         folder = self.sweep / JOBS / config.job
-        if (self.sweep / STOP).exists():
-            return
-        with (folder / LOG).open("ab") as log:
+        with held(self.gpus, folder.parent, self._stop) as own, ExitStack() as stack:
+            if self._stop():
+                return
             process = subprocess.Popen(  # noqa: S603
                 self._command(recipe_of(folder)),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=stack.enter_context((folder / LOG).open("ab")),
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+                env={**os.environ, **own, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
             )
             status, asked = self._wait(process)
         end(folder, STOPPED if asked and status else status)
 
+    def _stop(self) -> bool:
+        return (self.sweep / STOP).exists()
+
     def _command(self, recipe: Path) -> list[str]:
         """`launch/node.sh` is accelerate launch that ends in order and passes status 75 on."""
-        several = yaml.safe_load(self.launch_file.read_text(encoding="utf-8")).get("num_processes", 1) > 1
+        several = launch_values(self.launch_file)["num_processes"] > 1
         port = ["--main_process_port", "0"] if several else []  # a free one: another job may have the usual
         script = str(ASSETS / "launch" / "node.sh")
         return ["bash", script, "--config_file", str(self.launch_file), *port, str(recipe)]
@@ -60,7 +65,7 @@ class Runner:
         """Exit status, and whether the job was asked to stop."""
         asked = False
         while process.poll() is None:
-            if not asked and (self.sweep / STOP).exists():
+            if not asked and self._stop():
                 process.terminate()
                 asked = True
             time.sleep(_POLL_S)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import NonNegativeInt, PositiveInt, ValidationError
+from pydantic import NonNegativeInt, PositiveInt
 
-from think_as_locals.composition import ASSETS, find_launch, group_options, nearest
+from think_as_locals.composition import ASSETS, find_launch, group_options, launch_values, nearest, reason
+from think_as_locals.config import checked
 from think_as_locals.schema import Section
+from think_as_locals.sweeps.gpus import shares, visible
 from think_as_locals.types import ConfigError
 
 DEFAULT = "local"
@@ -25,6 +26,11 @@ class SweepSection(Section):
     trials_at_once: PositiveInt
     seed: NonNegativeInt
     launch: str
+    own_gpus: bool
+
+
+class _Root(Section):
+    sweep: SweepSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +55,25 @@ class Settings:
             ConfigError: there is none, or it wants several machines, which no job has.
         """
         path = find_launch(self.section.launch)
-        if yaml.safe_load(path.read_text(encoding="utf-8")).get("num_machines", 1) > 1:
+        if launch_values(path)["num_machines"] > 1:
             raise ConfigError(f"sweep.launch: {path.stem} is for several machines, a job of a sweep has one")
         return path
+
+    @property
+    def gpus(self) -> list[str]:
+        """Shares of this machine's GPUs, of which each job has one to itself; none where jobs have what there is.
+
+        Raises:
+            ConfigError: a job takes more than there are.
+        """
+        found = visible() if self.section.own_gpus else []
+        each = launch_values(self.launch_file)["num_processes"]
+        if found and each > len(found):
+            raise ConfigError(
+                f"sweep.launch: a job of {self.launch_file.stem} takes {each} GPUs, {len(found)} can be used here: "
+                "choose another, or let jobs share what there is (sweep.own_gpus=false)"
+            )
+        return shares(found, each)
 
 
 def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -76,14 +98,13 @@ def load_settings(overrides: Sequence[str]) -> Settings:
     known = group_options()["sweep"]
     if option not in known:
         raise ConfigError(f"sweep={option}: no such option{nearest(option, known)}; available: {', '.join(known)}")
-    rest = tuple(text for text in overrides if not text.startswith("sweep="))
-    try:
-        section = SweepSection.model_validate(dict(compose_settings(option, rest).sweep))
-    except ValidationError as error:
-        faults = [f"sweep.{'.'.join(map(str, f['loc']))}: got {f['input']!r}; {f['msg']}" for f in error.errors()]
-        raise ConfigError("\n".join(faults)) from error
-    settings = Settings(option, rest, section)
-    _ = settings.launch_file  # a fault in it is one of these settings
+    # Any key of the sweep may be set or added: the schema says which are known, and the nearest.
+    rest = tuple(
+        f"++{text}" if text.startswith("sweep.") else text for text in overrides if not text.startswith("sweep=")
+    )
+    values = {"sweep": dict(compose_settings(option, rest).sweep)}
+    settings = Settings(option, rest, checked(_Root, values, lambda config: []).sweep)
+    _ = settings.gpus  # a fault in it, or in the launch file, is one of these settings
     return settings
 
 
@@ -101,6 +122,6 @@ def compose_settings(option: str, overrides: Sequence[str]) -> Any:
         with initialize_config_dir(str(ASSETS / "conf"), version_base="1.3"):
             return compose(f"sweep/{option}", list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
-        said = " ".join(str(error).split())
+        said = reason(error)
         missing = "; pip install 'think-as-locals[sweep]'" if "hydra/launcher" in said else ""
         raise ConfigError(f"sweep={option}: {said}{missing}") from error

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from think_as_locals.composition import ASSETS
+from think_as_locals.composition import ASSETS, read_override
 from think_as_locals.sweeps.settings import SweepSection
 from think_as_locals.types import ConfigError
 
 if TYPE_CHECKING:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
     from optuna.distributions import BaseDistribution
 
@@ -36,13 +35,15 @@ class Space:
         """Every combination of the values; of an interval its two ends, which only a search can use.
 
         Raises:
-            ConfigError: an interval, where all combinations are to be run.
+            ConfigError: a key without any value, or an interval, where all combinations are to be run.
         """
         values = []
         for override in self.swept:
             key = override.get_key_element()
             if not override.is_interval_sweep():
                 values.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+                if not values[-1]:
+                    raise ConfigError(f"{override.input_line}: holds no value, so there is nothing to run")
             elif search == "grid":
                 raise ConfigError(f"{override.input_line}: an interval holds no list of values; choose sweep=optuna")
             else:
@@ -66,7 +67,7 @@ def parse(overrides: Sequence[str]) -> Space:
 
     with initialize_config_dir(str(ASSETS / "conf"), version_base="1.3"):  # glob(...) asks for a group's options
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        parsed = [_read(parser, text) for text in overrides]
+        parsed = [read_override(text, parser) for text in overrides]
     swept = tuple(override for override in parsed if override.is_sweep_override())
     keys = [override.key_or_group for override in parsed]
     for override in swept:
@@ -76,15 +77,6 @@ def parse(overrides: Sequence[str]) -> Space:
         if keys.count(key) > 1:
             raise ConfigError(f"{key}: given {keys.count(key)} times; a key that varies, once")
     return Space(tuple(str(o.input_line) for o in parsed if o not in swept), swept)
-
-
-def _read(parser: OverridesParser, text: str) -> Override:
-    from hydra.errors import HydraException
-
-    try:
-        return parser.parse_overrides([text])[0]
-    except HydraException as error:
-        raise ConfigError(f"override {text!r}: {' '.join(str(error).split())}") from error
 
 
 def suggest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -123,4 +124,7 @@ class _Sweep:
 
     def _say(self, name: str) -> None:
         said = " ".join(self._known[name])
-        self._console.print(f"{jobs.state(jobs.ended(self._folder / JOBS / name))}  {said}")
+        with suppress(
+            OSError, SystemExit
+        ):  # a terminal that is gone, as rich says it; the jobs go on, or stop in order
+            self._console.print(f"{jobs.state(jobs.ended(self._folder / JOBS / name))}  {said}")
