@@ -269,11 +269,11 @@ def test_the_compact_prompt_is_one_user_message() -> None:
 def test_the_prompts_of_a_flip_set_begin_alike_up_to_the_question_where_responses_come_first(prompt: str) -> None:
     flipped = [an_item(), an_item(culture="EG", best=2, prompt="What do Egyptians eat for breakfast?")]
     japan, egypt = (whole(item, prompt=f"{prompt}_responses_first") for item in flipped)
-    alike = os.path.commonprefix([japan, egypt])
+    alike = os.path.commonprefix([japan, egypt])  # noqa: RUF071 - of texts
     assert all(response in alike for response in an_item().responses)
     assert not any(item.prompt in alike for item in flipped)
     question_first = (whole(item, prompt=prompt) for item in flipped)
-    assert not any(response in os.path.commonprefix([*question_first]) for response in an_item().responses)
+    assert not any(response in os.path.commonprefix([*question_first]) for response in an_item().responses)  # noqa: RUF071
 
 
 @pytest.mark.parametrize("prompt", ["listwise", "rewardbench2"])
