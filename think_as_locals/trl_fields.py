@@ -100,6 +100,7 @@ def trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
     types = {field.name: field.type for field in dataclasses.fields(known)}
     faults = []
     for key, value in extra.items():
+        fault: str | None
         if key in elsewhere:
             fault = f"set {elsewhere[key]} instead"
         elif key in _REFUSED:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from trl import GRPOConfig, RewardConfig, SFTConfig
+
 from think_as_locals.schema import RunConfig, TrlSection
 from think_as_locals.scpo_schema import ScpoConfig
+from think_as_locals.types import ConfigError
 from think_as_locals.workers import device_arguments
 
 
@@ -29,3 +32,23 @@ def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_di
         },
         **section.model_dump(exclude=set(section.OURS)),
     }
+
+
+def check_arguments(config: RunConfig | ScpoConfig) -> None:
+    """Have TRL look at all that it will be told, before a run has a folder or trains its first stage.
+
+    What fits depends on the number of processes, so these have to have joined.
+
+    Raises:
+        ConfigError: TRL does not take it.
+    """
+    kinds = {"grpo": GRPOConfig, "sft": SFTConfig, "scpo": RewardConfig, "global_rm": RewardConfig}
+    faults = []
+    for name, kind in kinds.items():
+        if (section := getattr(config, name, None)) is not None:
+            try:
+                kind(**trl_arguments(config, section, Path(config.run.dir)))  # it makes no folder
+            except (ValueError, TypeError, ImportError) as error:
+                faults.append(f"\n  - {name}.*: {error}")
+    if faults:
+        raise ConfigError(f"TRL does not take this configuration:{''.join(faults)}")
