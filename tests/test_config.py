@@ -278,7 +278,7 @@ def test_a_token_is_no_setting(fault: Fault) -> None:
 @pytest.mark.parametrize("section", ["grpo", "sft"])
 def test_no_trainer_uploads_a_run(fault: Fault, section: str, field: str) -> None:
     said = fault(**{f"{section}__{field}": True})
-    assert f"{section}.{field}: set nothing here and use `tal push`" in said
+    assert f"{section}.{field}: drop it: TRL would upload its whole folder, for all to see; `tal push` sends" in said
 
 
 def test_an_unknown_tracker_is_an_error_that_names_the_known_ones(fault: Fault) -> None:
@@ -549,6 +549,51 @@ def test_sft_fields_are_those_of_sft(fault: Fault) -> None:
 )
 def test_a_field_of_trl_has_trls_type(fault: Fault, field: str, value: Any) -> None:
     assert f"grpo.{field}: got {value!r}, expected" in fault(**{f"grpo__{field}": value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("push_to_hub", True, "drop it: TRL would upload its whole folder"),
+        ("log_completions_hub_repo", "me/mine", "drop it: TRL would upload its whole folder"),
+        ("trust_remote_code", True, "drop it: code that comes with a model is not run"),
+        ("enable_jit_checkpoint", True, "drop it: SIGTERM saves and stops as it is"),
+        ("vllm_mode", "server", "set rollout instead"),
+        ("vllm_gpu_memory_utilization", 0.9, "set rollout.gpu_memory_utilization instead"),
+        ("vllm_server_base_url", "http://there:8000", "set rollout.url instead"),
+        ("resume_from_checkpoint", "runs/other/checkpoints/step-3", "set run.resume instead"),
+        ("eval_strategy", "steps", "set eval.* instead"),
+        ("remove_unused_columns", True, "set data.* (the rewards need its columns) instead"),
+    ],
+)
+def test_a_field_of_trl_that_would_do_nothing_or_harm_is_refused(
+    fault: Fault, field: str, value: Any, said: str
+) -> None:
+    assert f"grpo.{field}: {said}" in fault(**{f"grpo__{field}": value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("loss_type", "gspo", "expected 'grpo', 'bnpo', 'dr_grpo', 'dapo', 'luspo', 'cispo', 'sapo' or 'vespo'"),
+        ("importance_sampling_level", "word", "expected token or sequence"),
+        ("scale_rewards", "max", "expected group or batch or none"),
+        ("multi_objective_aggregation", "sum", "expected sum_then_normalize or normalize_then_sum"),
+        ("vllm_importance_sampling_mode", "mask", "expected token_truncate or token_mask or"),
+        ("num_iterations", 0, "expected at least 1"),
+        ("steps_per_generation", 0, "expected at least 1"),
+        ("epsilon", -0.1, "expected at least 0"),
+        ("max_steps", 0, "expected at least 1, or -1 for as many as grpo.num_train_epochs takes"),
+    ],
+)
+def test_a_value_that_trl_would_trip_over_late_or_not_at_all(fault: Fault, field: str, value: Any, said: str) -> None:
+    assert f"grpo.{field}: got {value!r}, {said}" in fault(**{f"grpo__{field}": value})
+
+
+def test_a_cold_start_has_steps_and_cuts_no_demonstration(fault: Fault) -> None:
+    said = fault(sft__max_steps=-1, sft__max_length=512)
+    assert "sft.max_steps: got -1, expected greater than 0" in said
+    assert "sft.max_length: set data (no demonstration is cut) instead" in said
 
 
 def test_a_field_of_trl_that_conf_does_not_name_can_be_set() -> None:

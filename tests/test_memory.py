@@ -85,8 +85,8 @@ def test_a_model_that_is_not_here_is_said_so() -> None:
         (Launch("DEEPSPEED", 2, 64), (15, 15 / 64, 90 / 64)),
         (Launch("DEEPSPEED", 3, 64), (15 / 64, 15 / 64, 90 / 64)),
         (Launch("FSDP", 3, 64), (30 / 64, 30 / 64, 60 / 64)),
-        (Launch("NO", 0, 1), (15, 15, 30)),
-        (Launch("MULTI_GPU", 0, 64), (15, 30, 30)),
+        (Launch("NO", 0, 1), (30, 30, 60)),
+        (Launch("MULTI_GPU", 0, 64), (30, 60, 60)),
     ],
     ids=str,
 )

@@ -55,8 +55,26 @@ def test_a_run_may_go_on_with_its_server_elsewhere_but_not_with_other_rewards(tm
     folder = workspace.open_run(load_recipe("recipes/quickstart.yaml", words))
     moved = load_recipe("recipes/quickstart.yaml", [*words, "rollout.url=http://127.0.0.1:9", "reward.timeout_s=9.0"])
     assert workspace.open_run(moved) == folder
-    with pytest.raises(ConfigError, match="reward"):
+    with pytest.raises(ConfigError, match=r"another reward\.max_fault_share \(0\.05 then, 0\.5 now\): give the same"):
         workspace.open_run(load_recipe("recipes/quickstart.yaml", [*words, "reward.max_fault_share=0.5"]))
+
+
+def test_it_is_said_which_settings_of_a_run_are_others_now(tmp_path: Path) -> None:
+    words = [f"run.dir={tmp_path}", "run.name=mine", "run.resume=auto"]
+    workspace.open_run(load_recipe("recipes/quickstart.yaml", [*words, "grpo.top_p=0.9"]))
+    with pytest.raises(ConfigError) as error:
+        workspace.open_run(load_recipe("recipes/quickstart.yaml", [*words, "grpo.beta=0.5", "lora=rank16"]))
+    said = str(error.value)
+    assert "grpo.beta (0.0 then, 0.5 now), grpo.top_p (0.9 then, not set now), lora (None then, not set now)" in said
+    assert "lora.r (not set then, 16 now)" in said
+
+
+@pytest.mark.parametrize("left", [b"", b"- seed", b"seed: [", b"\xff\xfe"])
+def test_a_run_whose_settings_are_lost_is_not_continued(tmp_path: Path, left: bytes) -> None:
+    config = load_recipe("recipes/quickstart.yaml", [f"run.dir={tmp_path}", "run.name=mine", "run.resume=auto"])
+    (workspace.open_run(config) / "config.yaml").write_bytes(left)
+    with pytest.raises(ConfigError, match=r"config\.yaml .*: put it back, or choose another run\.name"):
+        workspace.open_run(config)
 
 
 def test_rewinding_drops_what_came_after_and_half_a_line(tmp_path: Path) -> None:

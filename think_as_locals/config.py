@@ -189,6 +189,8 @@ def _cross_faults(config: RunConfig) -> list[str]:
         faults.append("sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path")
     if config.sft and config.sft.biased_wrong + config.sft.biased_right > 1:
         faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")
+    if config.grpo.max_steps == 0:
+        faults.append("grpo.max_steps: got 0, expected at least 1, or -1 for as many as grpo.num_train_epochs takes")
     return faults + prompt_faults("prompt.template", config.prompt.template) + config.reward.faults(config.grpo)
 
 

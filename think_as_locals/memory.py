@@ -3,10 +3,11 @@
 Weights, gradients and optimizer states follow ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3): with N
 parameters of b bytes, Adam under DeepSpeed takes b N for the weights, b N for the gradients and 12 N for a float32
 copy and two moments; ZeRO-1 divides the last among the processes, ZeRO-2 the last two, ZeRO-3 all. Without DeepSpeed
-torch's AdamW keeps its two moments in the type of the weights and no copy of them. Activations follow Korthikanti et
-al. 2022 (arXiv 2205.05198, section 4): 34 bytes for each token, unit of width and layer in half precision, of which
-gradient checkpointing keeps 2 for each layer and 34 for one. SCPO's eager attention (DeBERTa) keeps scores as well.
-What CUDA, NCCL and fragmentation take is not counted.
+torch's AdamW keeps its two moments in the type of the weights and no copy of them: weights that are all trained in
+bfloat16 are held in float32 (`training/arguments.py`). Activations follow Korthikanti et al. 2022 (arXiv 2205.05198,
+section 4): 34 bytes for each token, unit of width and layer in half precision, of which gradient checkpointing keeps 2
+for each layer and 34 for one. SCPO's eager attention (DeBERTa) keeps scores as well. What CUDA, NCCL and fragmentation
+take is not counted.
 """
 
 from __future__ import annotations
@@ -153,7 +154,9 @@ def estimate(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> 
         16.6
     """
     size = _BYTES[config.model.dtype]
-    whole, trained = _state_bytes(launch, counts, size, config.lora is not None)
+    copies = launch.kind == "DEEPSPEED" or config.lora is not None
+    held = size if copies or config.model.dtype == "float16" else 4
+    whole, trained = _state_bytes(launch, counts, held, config.lora is not None)
     states = {"weights": whole, **trained}
     divided = {
         name: states[name] / (launch.processes if launch.zero_stage >= stage else 1) for name, stage in _DIVIDED.items()

@@ -183,7 +183,7 @@ class GrpoSection(TrlSection):
     max_completion_length: PositiveInt
     temperature: PositiveFloat
     beta: NonNegativeFloat
-    loss_type: str
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
     num_train_epochs: PositiveFloat
     report_to: list[Tracker]
     ddp_timeout: PositiveInt
@@ -194,6 +194,7 @@ class SftSection(TrlSection):
 
     OURS = frozenset({"biased_share", "biased_wrong", "biased_right", "biased_guess"})
 
+    max_steps: PositiveInt
     biased_share: Annotated[float, Field(ge=0, le=1)]
     biased_wrong: Annotated[float, Field(ge=0, le=1)]
     biased_right: Annotated[float, Field(ge=0, le=1)]

@@ -19,37 +19,47 @@ if TYPE_CHECKING:
 
 def start(recipe: str, overrides: Sequence[str]) -> None:
     """Train, measure or steer, as a recipe says; one process of possibly several."""
-    shared: dict[str, Any] = {}
-    splits, lock = None, ExitStack()
+    config: RunConfig | ScpoConfig | None = None
+    splits, folder, lock = None, Path(), ExitStack()
     if int(os.environ.get("RANK", "0")) == 0:
-        from think_as_locals.judging.own import keep_sources
         from think_as_locals.preflight import preflight
-        from think_as_locals.workspace import alone, open_run
 
-        config = load_config(recipe, overrides)
-        preflight(config)
-        if isinstance(config, EvaluationConfig):
-            _evaluate(config)
+        loaded = load_config(recipe, overrides)
+        preflight(loaded)
+        if isinstance(loaded, EvaluationConfig):
+            _evaluate(loaded)
             return
-        splits = _splits(config)  # a fault in the data, or in a reward, ends the run before it has a folder
-        folder = open_run(config)
-        lock.enter_context(alone(folder))
-        if isinstance(config, RunConfig):
-            keep_sources(config.reward.own, folder / "rewards")
-        shared = {"config": config.model_dump(), "folder": str(folder)}
+        config, splits = loaded, _splits(loaded)
     if "WORLD_SIZE" in os.environ:
-        shared = _from_main_process(shared)
-    config = _trained(shared["config"])
+        config, folder = _from_main_process(config, lock)
+    elif config is not None:
+        folder = _open(config, lock)
+    if config is None:  # the main process says why
+        raise SystemExit(2)
     splits = splits or _splits(config)
     with lock:
         if isinstance(config, ScpoConfig):
             from think_as_locals import steering
 
-            steering.run(config, splits, Path(shared["folder"]))
+            steering.run(config, splits, folder)
         else:
             from think_as_locals import pipeline
 
-            pipeline.run(config, splits, Path(shared["folder"]))
+            pipeline.run(config, splits, folder)
+
+
+def _open(config: RunConfig | ScpoConfig, lock: ExitStack) -> Path:
+    """The folder of a run that nothing speaks against any more, held by `lock`."""
+    from think_as_locals.judging.own import keep_sources
+    from think_as_locals.training.arguments import check_arguments
+    from think_as_locals.workspace import alone, open_run
+
+    check_arguments(config)
+    folder = open_run(config)
+    lock.enter_context(alone(folder))
+    if isinstance(config, RunConfig):
+        keep_sources(config.reward.own, folder / "rewards")
+    return folder
 
 
 def _splits(config: RunConfig | ScpoConfig) -> Splits:
@@ -96,14 +106,24 @@ def _evaluate(config: EvaluationConfig) -> None:
         benchmark.run(config, items, candidates, folder)
 
 
-def _from_main_process(shared: dict[str, Any]) -> dict[str, Any]:
-    """What the main process composed: Hydra runs once, so that no two ranks can differ."""
+def _from_main_process(
+    config: RunConfig | ScpoConfig | None, lock: ExitStack
+) -> tuple[RunConfig | ScpoConfig | None, Path]:
+    """What the main process composed and opened: Hydra runs once, so that no two ranks can differ."""
     from accelerate.utils import broadcast_object_list
 
     from think_as_locals.workers import join, wait_for_ranks
 
     join()
-    box = [shared]
-    broadcast_object_list(box)
-    wait_for_ranks(_trained(box[0]["config"]))
-    return box[0]
+    box: list[Any] = [None, None]
+    try:
+        if config is not None:
+            folder = _open(config, lock)
+            box = [config.model_dump(), str(folder)]
+    finally:
+        broadcast_object_list(box)
+    if box[0] is None:
+        return None, Path()
+    config = _trained(box[0])
+    wait_for_ranks(config)
+    return config, Path(box[1])

@@ -25,23 +25,52 @@ SECTIONS: dict[str, type[TrlSection]] = {
 _SET_ELSEWHERE = {  # fields of TRL's that other keys decide
     "output_dir": "run.dir and run.name",
     "run_name": "run.name",
-    "seed": "seed",
+    **dict.fromkeys(("seed", "data_seed"), "seed"),
     **dict.fromkeys(("bf16", "fp16"), "model.dtype"),
     "ddp_timeout": "grpo.ddp_timeout",
     "model_init_kwargs": "model",
     "chat_template_kwargs": "model.chat_template_kwargs",
-    "use_vllm": "rollout",
     "reward_weights": "reward.weights",
     "hub_token": "HF_TOKEN in the environment (a run's config.yaml is shown to others)",
-    **dict.fromkeys(
-        ("push_to_hub", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"),
-        "nothing here and use `tal push` when the run has ended (TRL would upload its whole folder, for all to see)",
-    ),
     "save_only_model": "grpo.save_steps (a run could not be continued from a model alone)",
+    "save_on_each_node": "run.dir to a folder that all nodes share",
     "ignore_data_skip": "run.resume (a run would go on with other items)",
+    "resume_from_checkpoint": "run.resume",
     "sync_ref_model": "grpo.beta (a moving reference is in no checkpoint)",
     **dict.fromkeys(("use_cpu", "ddp_backend", "deepspeed", "fsdp"), "a --config_file of accelerate launch"),
+    **dict.fromkeys(("do_eval", "eval_strategy", "eval_on_start", "eval_steps", "load_best_model_at_end"), "eval.*"),
+    **dict.fromkeys(("use_vllm", "vllm_mode"), "rollout"),
+    "vllm_gpu_memory_utilization": "rollout.gpu_memory_utilization",
+    "vllm_max_model_length": "rollout.max_model_length",
+    **dict.fromkeys(("vllm_server_base_url", "vllm_server_host", "vllm_server_port"), "rollout.url"),
+    "vllm_server_timeout": "rollout.timeout_s",
+    "vllm_group_port": "rollout.weights_dir (through it weights reach a server)",
 }
+
+_REFUSED = {  # fields of TRL's that nothing here has use for
+    **dict.fromkeys(
+        ("push_to_hub", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision", "log_completions_hub_repo"),
+        "TRL would upload its whole folder, for all to see; `tal push` sends what is on a list, when the run is done",
+    ),
+    "trust_remote_code": "code that comes with a model is not run",
+    "enable_jit_checkpoint": "SIGTERM saves and stops as it is",
+}
+
+_OF_GRPO = {"remove_unused_columns": "data.* (the rewards need its columns)"}
+
+_OF_COLD_STARTS = {
+    "max_length": "data (no demonstration is cut)",
+    "dataset_kwargs": "data (demonstrations come as tokens)",
+}
+
+_CHOICES = {  # of fields that TRL types as any text and looks at only when the first rollouts are there
+    "importance_sampling_level": ("token", "sequence"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "scale_rewards": ("group", "batch", "none"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+}
+
+_LEAST = {**dict.fromkeys(("num_iterations", "steps_per_generation", "generation_batch_size"), 1), "epsilon": 0}
 
 _OF_REWARD_MODELS = {
     "ddp_timeout": "scpo.ddp_timeout",
@@ -69,27 +98,37 @@ def trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
     from trl import GRPOConfig, RewardConfig, SFTConfig
 
     known = {"grpo": GRPOConfig, "sft": SFTConfig}.get(section, RewardConfig)
-    elsewhere = _SET_ELSEWHERE | (_OF_REWARD_MODELS if known is RewardConfig else {})
-    fields = {field.name: field for field in dataclasses.fields(known)}
+    elsewhere = _SET_ELSEWHERE | {"grpo": _OF_GRPO, "sft": _OF_COLD_STARTS}.get(section, _OF_REWARD_MODELS)
+    types = {field.name: field.type for field in dataclasses.fields(known)}
     faults = []
     for key, value in extra.items():
+        fault: str | None
         if key in elsewhere:
-            faults.append(f"{section}.{key}: set {elsewhere[key]} instead")
-            continue
-        if key not in fields:
-            near = nearest(key, [*ours.model_fields, *fields])
-            faults.append(f"{section}.{key}: no such field of TRL's {known.__name__}{near}")
-            continue
-        if infinite := [number for number in _numbers(value) if not math.isfinite(number)]:
-            faults.append(f"{section}.{key}: got {infinite[0]}, expected a finite number")
-            continue
-        try:
-            TypeAdapter(cast(Any, fields[key].type)).validate_python(value, strict=True)
-        except ValidationError as error:
-            faults.append(
-                f"{section}.{key}: got {value!r}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
-            )
+            fault = f"set {elsewhere[key]} instead"
+        elif key in _REFUSED:
+            fault = f"drop it: {_REFUSED[key]}"
+        elif key not in types:
+            fault = f"no such field of TRL's {known.__name__}{nearest(key, [*ours.model_fields, *types])}"
+        else:
+            fault = _value_fault(key, value, types[key])
+        if fault:
+            faults.append(f"{section}.{key}: {fault}")
     return faults
+
+
+def _value_fault(key: str, value: Any, kind: Any) -> str | None:
+    """What is wrong with the value of a field, or `None`."""
+    if infinite := [number for number in _numbers(value) if not math.isfinite(number)]:
+        return f"got {infinite[0]}, expected a finite number"
+    try:
+        TypeAdapter(cast(Any, kind)).validate_python(value, strict=True)
+    except ValidationError as error:
+        return f"got {value!r}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
+    if key in _CHOICES and value not in _CHOICES[key]:
+        return f"got {value!r}, expected {' or '.join(_CHOICES[key])}"
+    if key in _LEAST and value is not None and value < _LEAST[key]:
+        return f"got {value}, expected at least {_LEAST[key]}"
+    return None
 
 
 def _numbers(value: Any) -> Iterator[float]:

@@ -59,7 +59,7 @@ def launch_faults(config: RunConfig | ScpoConfig) -> list[str]:
 def _sharding_faults(config: RunConfig | ScpoConfig, environment: Mapping[str, str]) -> list[str]:
     """What keeps DeepSpeed or FSDP from sharding, or the result from being saved."""
     faults = []
-    deepspeed, fsdp = uses_deepspeed(), _is_on("ACCELERATE_USE_FSDP")
+    deepspeed, fsdp = uses_deepspeed(), _uses_fsdp()
     if (deepspeed or fsdp) and _is_on("ACCELERATE_USE_CPU"):
         faults.append("sharding: ACCELERATE_USE_CPU turns it off; unset it")
     if fsdp and environment.get("FSDP_STATE_DICT_TYPE") != "FULL_STATE_DICT":
@@ -154,6 +154,15 @@ def _prepare_deepspeed() -> None:
 def uses_deepspeed() -> bool:
     """Whether the launch asks for DeepSpeed."""
     return _is_on("ACCELERATE_USE_DEEPSPEED")
+
+
+def shards() -> bool:
+    """Whether the launch asks for DeepSpeed or FSDP, which keep float32 copies of weights in half precision."""
+    return uses_deepspeed() or _uses_fsdp()
+
+
+def _uses_fsdp() -> bool:
+    return _is_on("ACCELERATE_USE_FSDP")
 
 
 def _is_on(name: str) -> bool:

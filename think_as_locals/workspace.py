@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -127,25 +127,50 @@ def check_resumable(config: Config, folder: Path) -> None:
     """
     if config.run.resume == "never":
         raise ConfigError(f"{folder} exists: choose another run.name, or continue it with run.resume=auto")
-    then = _decisive(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
+    then = _decisive(_saved(folder / "config.yaml"))
     now = _decisive(config.model_dump())
-    differing = [key for key in now if now[key] != then.get(key)]
+    differing = [
+        f"{key} ({_value(then, key)} then, {_value(now, key)} now)"
+        for key in sorted(then.keys() | now.keys())
+        if key not in then or key not in now or then[key] != now[key]
+    ]
     if differing:
         raise ConfigError(
-            f"{folder} was started with another {', '.join(differing)} (see its config.yaml): "
+            f"{folder} was started with another {', '.join(differing)}: "
             "give the same settings to continue it, or another run.name"
         )
 
 
-def _decisive(values: dict[str, Any]) -> dict[str, Any]:
-    """Sections without what may change when a run goes on: where things are, and how long one waits for them."""
-    return {
-        section: {key: value for key, value in keys.items() if f"{section}.{key}" not in _MAY_CHANGE}
-        if isinstance(keys, dict)
-        else keys
-        for section, keys in values.items()
-        if section != "run"
-    }
+def _saved(path: Path) -> dict[str, Any]:
+    """The settings that a run began with.
+
+    Raises:
+        ConfigError: the file holds none.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({' '.join(str(error).split())}): put it back, or choose another run.name"
+        ) from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no settings: put it back, or choose another run.name")
+    return values
+
+
+def _decisive(values: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """Values by dotted key, without what may change when a run goes on: where things are, and how long one waits."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        here = f"{place}{key}"
+        if here == "run" or here in _MAY_CHANGE:
+            continue
+        found |= _decisive(value, f"{here}.") if isinstance(value, dict) and value else {here: value}
+    return found
+
+
+def _value(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "not set"
 
 
 def _version(name: str) -> str | None:

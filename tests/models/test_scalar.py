@@ -204,6 +204,12 @@ def test_a_score_that_is_not_finite_names_item_and_response(path: str) -> None:
         rm.score([an_item(0)])
 
 
+def test_a_model_that_was_moved_is_the_same(tmp_path: Path) -> None:
+    before = ScalarRM.load(write_classifier(tmp_path / "here", pad_token_id=0)).identity
+    moved = (tmp_path / "here").rename(tmp_path / "there")
+    assert ScalarRM.load(str(moved)).identity == before
+
+
 def test_dtype_and_files_are_part_of_the_identity(path: str, tmp_path: Path) -> None:
     wide, narrow = ScalarRM.load(path), ScalarRM.load(path, dtype="bfloat16")
     assert narrow.model.dtype is torch.bfloat16

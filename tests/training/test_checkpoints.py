@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import launch
@@ -166,6 +167,18 @@ def test_another_kind_of_launch_is_refused(tmp_path: Path) -> None:
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "launch": "8 x DEEPSPEED"}))
     with pytest.raises(ConfigError, match="is from a launch of 8 x DEEPSPEED, this one is 1 x NO"):
         checkpoints.latest()
+
+
+@pytest.mark.parametrize("manifest", [{"step": 2}, {"step": 2, "files": {}}, [], {"step": 2, "launch": "", "files": 3}])
+def test_a_manifest_that_does_not_say_all_is_none(tmp_path: Path, manifest: Any) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        sealed(checkpoints, step)
+    for file in (tmp_path / "step-2").rglob("*"):
+        if file.is_file():
+            file.unlink()
+    (tmp_path / "step-2" / "manifest.json").write_text(json.dumps(manifest))
+    assert checkpoints.latest() == tmp_path / "step-1"
 
 
 @pytest.mark.slow

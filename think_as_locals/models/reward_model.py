@@ -101,11 +101,12 @@ def weights(path: str, commit: str | None) -> dict[str, Any]:
 
     Args:
         path: Directory or Hub id.
-        commit: Of the Hub, where it is known; of a directory the names, sizes and times of its files count.
+        commit: Of the Hub, where it is known. Of a directory the names, sizes and times of its files count, not where
+            it lies: the folder of a run may be moved, with the models in it.
     """
     folder = Path(path)
     if not folder.is_dir():
         return {"path": path, "commit": commit}
     states = {file.name: file.stat() for file in sorted(folder.iterdir()) if file.is_file()}
     listed = [(name, state.st_size, state.st_mtime_ns) for name, state in states.items()]
-    return {"path": path, "files": hashlib.sha256(repr(listed).encode()).hexdigest()}
+    return {"files": hashlib.sha256(repr(listed).encode()).hexdigest()}

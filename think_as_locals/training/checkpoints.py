@@ -89,8 +89,7 @@ class Checkpoints:
         for path in candidates:
             faults = gather_object([fault for fault in [_fault_of(path)] if fault])
             if not faults:
-                launch = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["launch"]
-                if launch != _launch():
+                if (launch := _read(path)["launch"]) != _launch():
                     raise ConfigError(f"{path} is from a launch of {launch}, this one is {_launch()}: launch as then")
                 return path
             if PartialState().is_main_process:
@@ -186,15 +185,27 @@ def _hash_share(folder: Path, names: list[str]) -> list[tuple[str, dict[str, Any
 def _fault_of(checkpoint: Path) -> str | None:
     """What is wrong with this rank's share of a checkpoint."""
     try:
-        expected = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+        expected = _read(checkpoint)["files"]
         bad = sorted(set(_files(checkpoint)) - set(expected))
         mine = _share(sorted(expected))
         with ThreadPoolExecutor() as pool:
             found = pool.map(lambda name: _entry(checkpoint / name), mine)
             bad += [name for name, entry in zip(mine, found, strict=True) if entry != expected[name]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     return f"{', '.join(bad)}: not what was written" if bad else None
+
+
+def _read(checkpoint: Path) -> dict[str, Any]:
+    """Its manifest.
+
+    Raises:
+        OSError, ValueError, TypeError: it cannot be read, or is not all there.
+    """
+    manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+    if missing := {"step", "launch", "files"}.difference(manifest):
+        raise ValueError(f"{MANIFEST} lacks {', '.join(sorted(missing))}")
+    return manifest
 
 
 def _share(values: list[Any]) -> list[Any]:

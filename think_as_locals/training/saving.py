@@ -7,20 +7,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import PeftModel
 from transformers import Trainer
 from transformers.integrations import deepspeed
 
 from think_as_locals.schema import ModelSection
+from think_as_locals.workers import shards
 
 
 def save_model(
     trainer: Trainer, base: str, settings: ModelSection, adapter: Path | None, folder: str, kind: Any
 ) -> None:
-    """Write what was trained into a folder; all ranks call this together.
+    """Write what was trained into a folder, in the type that its run says; all ranks call this together.
 
     Args:
-        trainer: Has trained it.
+        trainer: Has trained it, and trains no more.
         base: The model it began with.
         settings: The `model` section of its run.
         adapter: Where LoRA's adapter goes by itself (the folder gets it merged into the base); `None` where all weights
@@ -29,6 +31,8 @@ def save_model(
         kind: The `AutoModelFor...` that it is.
     """
     if adapter is None:
+        if not shards():
+            trainer.model.to(getattr(torch, settings.dtype))  # it may have learnt in float32
         trainer.save_model(folder)
         return
     trainer.save_model(str(adapter))
