@@ -349,6 +349,35 @@ def test_tables_hold_n_intervals_ranks_probes_and_baselines(evaluation: Path, tm
     assert {attrs.get("scope") for attrs in page.all("th")} == {"col", "row"}
 
 
+def test_slots_orders_and_confidence_stand_with_their_intervals(tmp_path: Path) -> None:
+    both = [judged(item, i % 3 > 0) for i, item in enumerate(items())]
+    turned = [replace(p, shown=present(p.item, reverse=True)) for p in both]  # the same letter: another response
+    sure = [replace(p, margin=1.0) for p in [*both, *turned]]
+    measure(tmp_path / "run", "judge", sure)
+    measure(tmp_path / "run", "scores", [replace(p, scores=(1.0, 0.0)) for p in both])
+    page = Page(write_leaderboard([tmp_path / "run"], tmp_path / "out"))
+    found = model_of(board_of(tmp_path / "out"), "judge")
+    slots = page.row("judge A ")
+    bias = found["slot_bias"]["A"]
+    assert found["slot_bias"]["B"]["bias"] == pytest.approx(-bias["bias"])
+    shown = [f"{100 * value:+.1f}".replace("-", "−") for value in (bias["bias"], *bias["ci95"])]
+    assert f"A {shown[0]} {shown[1]} to {shown[2]}, n {2 * len(both)}" in slots
+    assert f"0.0 {100 * found['order_consistency']['ci95'][0]:.1f}" in slots
+    confidence = page.row("judge 73.1 ")  # expit(1)
+    assert f"n {2 * len(both)}" in confidence
+    assert f"{found['calibration']['brier']:.3f}" in confidence
+    assert not any(row.startswith("scores A ") for row in page.rows)
+    markdown = (tmp_path / "out/leaderboard.md").read_text(encoding="utf-8")
+    assert f"| judge | {2 * len(both)} | A {100 * bias['bias']:+.1f} [" in markdown
+    assert f"| judge | {2 * len(both)} | 73.1 |" in markdown
+
+
+def test_where_nothing_was_judged_in_slots_or_with_a_margin_the_page_is_silent_about_it(tmp_path: Path) -> None:
+    measure(tmp_path / "run", "constant", predictions(lambda _: 0.5))
+    page = Page(write_leaderboard([tmp_path / "run"], tmp_path / "out"))
+    assert "Slots and confidence" not in page.text
+
+
 def test_same_runs_give_the_same_files(evaluation: Path, tmp_path: Path) -> None:
     names = ("leaderboard.json", "leaderboard.md", "leaderboard.html")
     write_leaderboard([evaluation], tmp_path / "out")
@@ -420,14 +449,14 @@ def test_markdown_has_a_row_for_each_model_and_baseline_and_pair(out: Path) -> N
     row = next(line for line in written.splitlines() if line.startswith("| 1–2 | good ●"))
     assert f"| {100 * good['macro']['accuracy']:.1f} [{low}, {high}] |" in row
     rows = [line for line in written.splitlines() if line.startswith("|")]
-    assert len(rows) == (2 + 4 + 6) + (2 + 6)
+    assert len(rows) == (2 + 4 + 6) + (2 + 6) + (2 + 3)  # slots: not of the constant
 
 
 def test_cells_of_markdown_hold_text_alone(evil: Path, tmp_path: Path) -> None:
     write_leaderboard([evil], tmp_path / "out")
     written = (tmp_path / "out/leaderboard.md").read_text()
     rows = [line for line in written.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {10}
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {10, 7}
     assert "<" not in written.replace("p < 0.05", "").replace("< 0.001", "")
     assert r"\*b\*" in written
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -54,6 +55,11 @@ def test_a_slot_counts_only_where_it_was_on_offer_and_something_was_chosen() -> 
 
 def test_without_a_readable_verdict_there_is_no_bias() -> None:
     assert slot_bias([judged(an_item(1), (0, 1), None)]) == {}
+
+
+def test_a_model_that_scores_sees_no_slots() -> None:
+    scored = replace(judged(an_item(1), (0, 1), 0), scores=(2.0, 1.0))
+    assert slot_bias([scored]) == {}
 
 
 def test_items_judged_in_one_order_say_nothing_of_consistency() -> None:

@@ -20,7 +20,7 @@ from think_as_locals.types import LABELS, DataError, Item
 KEYS = (
     "dataset split model seed step protocol n accuracy ci95 interval parse_failure parse_failure_ci95 "
     "by_culture by_domain by_language by_cell by_position by_resource_class by_family by_script "
-    "micro macro flips baselines"
+    "micro macro flips baselines slot_bias order_consistency calibration"
 )
 """What a report needs of a CARB file."""
 

@@ -18,6 +18,7 @@ from think_as_locals.evaluation.ranking import ALPHA, pairs, rank_ranges, ranked
 from think_as_locals.evaluation.statistics import accuracy, macro
 from think_as_locals.files import write_json, write_text
 
+_OF_SUMMARY = ("model", "protocol", "seed", "step", "macro", "micro", "slot_bias", "order_consistency", "calibration")
 MAX_CHARACTERS = 24_000_000
 """Of judgements on the page: what a browser still opens and searches at once."""
 
@@ -77,7 +78,7 @@ def _model(entry: Entry, ranks: tuple[int, int]) -> dict[str, Any]:
         "name": entry.name,
         "ranks": list(ranks),
         "may_be_first": ranks[0] == 1,
-        **{key: summary[key] for key in ("model", "protocol", "seed", "step", "macro", "micro")},
+        **{key: summary[key] for key in _OF_SUMMARY},
         "flips": {key: summary["flips"].get(key) for key in ("n", "sets", "accuracy", "ci95", "interval")},
         "unparsable": {
             "n": len(entry.rows),

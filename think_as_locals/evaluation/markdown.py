@@ -19,7 +19,17 @@ _PAIRS_NOTE = (
     "Paired differences, better placed less worse placed, in points; p by question group, Holm over the pairs; "
     "smallest: the smallest true difference that these items would show with 80 % power."
 )
+_SLOTS_NOTE = (
+    "How much more often each slot is chosen than the best response lies in it, in points; of items that were shown in "
+    "several orders, how often the choice stays the same, and is right in all."
+)
+_SURE_NOTE = (
+    "How far margins can be trusted: the calibration error over ten bins, beside what a calibrated judge would show on "
+    "as many judgements, and the Brier score, beside that of one that always states this accuracy."
+)
 _MODELS = ("rank", "reward model", "macro", "by items", "n", "flip sets", "unparsable", "ties", "protocol")
+_SLOTS = ("reward model", "n", "slots", "same choice", "right in every order", "n")
+_SURE = ("reward model", "n", "confidence", "accuracy", "error", "calibrated", "Brier", "constant")
 _PAIRS = ("better placed", "worse placed", "macro", "p", "by items", "p", "smallest", "flip sets", "p")
 
 
@@ -49,6 +59,10 @@ def leaderboard_text(boards: Sequence[dict[str, Any]], alpha: float) -> str:
         if board["pairs"]:
             parts.append(_PAIRS_NOTE)
             parts.append(table(_PAIRS, map(_pair, board["pairs"])))
+        if judges := [model for model in board["models"] if model["slot_bias"]]:
+            parts += [_SLOTS_NOTE, table(_SLOTS, map(_slots, judges))]
+        if sure := [model for model in board["models"] if model["calibration"]["n"]]:
+            parts += [_SURE_NOTE, table(_SURE, map(_sure, sure))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -97,6 +111,29 @@ def _pair(pair: dict[str, Any]) -> list[str]:
     ]
 
 
+def _slots(model: dict[str, Any]) -> list[str]:
+    bias, orders = model["slot_bias"], model["order_consistency"]
+    slots = [f"{label} {_signed(part['bias'], part['ci95'])}" for label, part in bias.items()]
+    same = [_percent(orders, "consistent"), _percent(orders["all_right"])] if orders["n"] else ["", ""]
+    n = max(part["n"] for part in bias.values())
+    return [text(model["name"]), f"{n}", ", ".join(slots), *same, f"{orders['n']}"]
+
+
+def _sure(model: dict[str, Any]) -> list[str]:
+    found = model["calibration"]
+    low, high = found["brier_ci95"]
+    return [
+        text(model["name"]),
+        str(found["n"]),
+        f"{100 * found['confidence']:.1f}",
+        _percent(found),
+        _percent({"ece": found["ece"], "ci95": found["ece_ci95"]}, "ece"),
+        f"{100 * found['ece_calibrated']:.1f}",
+        f"{found['brier']:.3f} [{low:.3f}, {high:.3f}]",
+        f"{found['brier_constant']:.3f}",
+    ]
+
+
 def _flips(part: dict[str, Any]) -> str:
     return f"{_percent(part)}, n {part['n']}" if part["n"] else "none"
 
@@ -108,6 +145,9 @@ def _percent(part: dict[str, Any], key: str = "accuracy") -> str:
 
 def _points(paired: dict[str, Any]) -> tuple[str, str]:
     found, p = paired["difference"], paired["p_holm"]
-    low, high = (100 * end for end in found["ci95"])
-    shown = f"{100 * found['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
-    return shown, "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return _signed(found["difference"], found["ci95"]), "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _signed(value: float, ci95: Sequence[float]) -> str:
+    low, high = (100 * end for end in ci95)
+    return f"{100 * value:+.1f} [{low:+.1f}, {high:+.1f}]"

@@ -17,7 +17,7 @@ def slot_bias(predictions: Sequence[Prediction], samples: int, seed: int) -> dic
     """By label, how much more often its slot is chosen than the best response lies in it.
 
     Args:
-        predictions: Any; those without a verdict count for nothing.
+        predictions: Any; without a verdict, or of a model that scores and sees no slots, they count for nothing.
         samples: Resamples of question groups, for the intervals.
         seed: Of the resampling.
 
@@ -25,7 +25,7 @@ def slot_bias(predictions: Sequence[Prediction], samples: int, seed: int) -> dic
         For each slot that was on offer: `n` (judgements with a verdict that could name it), `chosen` and `best` (the
         shares of them), `bias` = chosen - best with `ci95`. A judge without a favourite slot has 0 everywhere.
     """
-    read = [p for p in predictions if p.judgement.verdict is not None]
+    read = [p for p in predictions if p.judgement.verdict is not None and p.scores is None]
     found = {}
     for slot in range(max((len(p.shown.responses) for p in read), default=0)):
         offered = [p for p in read if slot < len(p.shown.responses)]
