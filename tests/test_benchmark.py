@@ -131,5 +131,5 @@ def test_a_reward_model_that_is_not_there_is_said_before_anything_is_made(tmp_pa
         *("rms.mine=judge", f"rms.mine.path={tmp_path / 'nowhere'}"),
     )
     assert done.returncode == 2
-    assert "nowhere: neither a directory" in done.stderr
+    assert "nowhere: no such directory, and no Hub id" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ from think_as_locals.judging import present, render, write
 from think_as_locals.models.generative import Judge, JudgeSettings
 from think_as_locals.models.generative_rm import GenerativeRM
 from think_as_locals.models.protocols import JudgingProtocol
-from think_as_locals.models.reward_model import Answer, Request, RewardModel
+from think_as_locals.models.reward_model import Answer, Request, RewardModel, weights
 from think_as_locals.types import LABELS, ConfigError, Criterion, Item, ProtocolKind, Rollout, Rubric
 
 RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There."), Criterion(20, "Fit", "It fits.")))
@@ -212,7 +212,12 @@ def test_a_judge_is_loaded_with_the_settings_it_was_saved_with(folder: Path, eng
         *(str(folder), "transformers", protocol()), chunk_size=5, batch_size=3, margins=True, dtype="float32"
     )
     assert (rm.prompt, rm.seed, rm.max_completion_length, rm.chunk_size) == ("compact", 2, 200, 5)
-    assert rm.model["path"] == str(folder)
+    assert rm.model == {
+        **weights(str(folder), None),
+        "dtype": "float32",
+        "backend": "transformers",
+        "chat_template_kwargs": {},
+    }
     assert answered(rm, ITEMS[:2]) == answered(make(engine), ITEMS[:2])
 
 

@@ -23,13 +23,13 @@ from training.small_grpo import TINY, chance, figures, tiny_trainer
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 
-from think_as_locals import start
 from think_as_locals.config import load_recipe
 from think_as_locals.judging import COMPONENTS
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.training.saving import save_model
 from think_as_locals.training.shards import ShardsWriter
 from think_as_locals.types import TrainingError
+from think_as_locals.workers import join, wait_for_ranks
 
 GLOBAL_BATCH = 8
 SLOW_SERVER = ["rollout=vllm_server", "rollout.timeout_s=4000.0"]
@@ -157,7 +157,8 @@ def stopped(run: Path, overrides: list[str]) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    start._from_main_process({"config": load_recipe("recipes/quickstart.yaml", SLOW_SERVER).model_dump()})
+    join()
+    wait_for_ranks(load_recipe("recipes/quickstart.yaml", SLOW_SERVER))
     said: dict[str, Any] = {}
     for case, (stage, overrides) in WAYS.items():
         os.environ["ACCELERATE_USE_DEEPSPEED"] = str(stage is not None).lower()

@@ -14,6 +14,7 @@ from accelerate import PartialState
 
 from think_as_locals import start, steering
 from think_as_locals.config import load_config
+from think_as_locals.workers import join, wait_for_ranks
 from think_as_locals.workspace import open_run
 
 GLOBAL_BATCH = 16
@@ -62,7 +63,8 @@ def main(model: Path, folder: Path) -> None:
     configs = {
         case: load_config("recipes/scpo_quickstart.yaml", overrides(model, folder, case, processes)) for case in WAYS
     }
-    start._from_main_process({"config": configs["zero2"].model_dump()})
+    join()
+    wait_for_ranks(configs["zero2"])
     for case, (stage, _) in WAYS.items():
         os.environ["ACCELERATE_USE_DEEPSPEED"] = str(stage is not None).lower()
         os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = stage or ""

@@ -37,8 +37,8 @@ class GenerativeRM:
         protocol: How items are put to it.
         max_completion_length: In tokens.
         margins: Whether the completer tells log-probabilities of labels.
-        model: Plain JSON that says which weights answer: path and revision or a server's name for them, dtype, and
-            whatever else changes what they write.
+        model: Plain JSON that says which weights answer (`reward_model.weights`, or a server's name for them), their
+            dtype, and whatever else changes what they write.
 
     Raises:
         ConfigError: a pointwise protocol needs a prompt that asks for a rating, every other one a prompt that asks for

@@ -48,7 +48,7 @@ def name_of(combination: Combination) -> str:
 
     Example:
         >>> name_of(("seed=1", "grpo.learning_rate=1e-6"))
-        'learning_rate-1e-6_seed-1-6333c7db5e'
+        'learning_rate-1e-6_seed-1-6333c7f878'
     """
     combination = tuple(sorted(combination))
     parts = [text.lstrip("+~").partition("=") for text in combination]
