@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
+import torch
 import yaml
 from conftest import TRACKED, command, launch
+from trl import SFTTrainer
 
+from think_as_locals import pipeline
 from think_as_locals.models.generative import Judge
 from think_as_locals.schema import RunConfig
 from think_as_locals.start import start
+from think_as_locals.training import sft
 from think_as_locals.types import ConfigError, Item
 
 pytestmark = pytest.mark.slow
@@ -81,6 +87,24 @@ def test_a_folder_is_never_overwritten(small_run: Path) -> None:
     assert again.returncode == 2
     assert "run.resume=auto" in again.stderr
     assert (small_run / "config.yaml").read_bytes() == before
+
+
+def test_the_cold_start_is_not_in_memory_when_grpo_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taught: list[weakref.ref[torch.nn.Module]] = []
+
+    def make_cold_start(*args: Any) -> SFTTrainer:
+        trainer = sft.make_cold_start(*args)
+        taught.append(weakref.ref(trainer.model))
+        return trainer
+
+    def begin(*_: Any) -> None:
+        assert [model() for model in taught] == [None]
+
+    monkeypatch.setattr(pipeline, "make_cold_start", make_cold_start)
+    monkeypatch.setattr(pipeline, "_grpo", begin)
+    monkeypatch.setattr(pipeline, "write_report", lambda folder: folder)
+    start("recipes/quickstart.yaml", ["sft.max_steps=1", f"run.dir={tmp_path}", "run.name=small"])
+    assert len(taught) == 1
 
 
 def test_a_run_can_be_continued_but_not_under_other_settings(small_run: Path, tmp_path: Path) -> None:

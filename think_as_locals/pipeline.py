@@ -7,8 +7,9 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from accelerate import PartialState
+from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
+from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 from transformers import AutoModelForCausalLM, PrinterCallback
 from transformers.utils import logging as transformers_logging
@@ -26,7 +27,7 @@ from think_as_locals.models.scratch import make_judge
 from think_as_locals.schema import RunConfig, SftSection
 from think_as_locals.stages import save_whole, stop_if_asked, train_stage
 from think_as_locals.training.callbacks import CarbCallback, CompletionsWriter, MetricsWriter
-from think_as_locals.training.demonstrations import demonstrate
+from think_as_locals.training.demonstrations import Demonstration, demonstrate
 from think_as_locals.training.grpo import load_chat, make_trainer
 from think_as_locals.training.live import LiveView
 from think_as_locals.training.rollouts import policy_engine
@@ -101,13 +102,29 @@ def _cold_start(
             parameters = make_judge(Path(model), texts, config.model.scratch, config.seed)
             console.print(f"made a judge of {parameters / 1e6:.2f} M parameters")
         state.wait_for_everyone()
+    _teach(config, sft, model, demonstrations, run, signals, console).free_memory()
+    clear_device_cache(garbage_collection=True)  # the trainer and its callbacks, which hold one another
+    return str(taught)
+
+
+def _teach(
+    config: RunConfig,
+    sft: SftSection,
+    model: str,
+    demonstrations: Sequence[Demonstration],
+    run: Path,
+    signals: StopSignals,
+    console: Console,
+) -> Accelerator:
+    """Train a model on demonstrations, to `cold_start/model`; returns what it was trained by."""
+    folder = run / "cold_start"
     with closing(LiveView(console, "cold start")) as view:
         trainer = make_cold_start(config, sft, model, demonstrations, folder)
         for callback in (signals, MetricsWriter(run / "metrics.jsonl", "sft"), view):
             trainer.add_callback(callback)
         train_stage(config.run.name, trainer, "sft", run, signals, console)
-    save_whole(trainer.save_model, settings_of(config).save, taught)
-    return str(taught)
+    save_whole(trainer.save_model, settings_of(config).save, folder / "model")
+    return trainer.accelerator
 
 
 def _grpo(

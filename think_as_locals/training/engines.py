@@ -94,9 +94,11 @@ class CheckedEngine(VLLMGeneration, ABC):
             yield from self._counted(super()._iter_named_params())
 
     def _counted(self, parameters: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Weights in the engine's type, which may be half of what the policy learns in."""
         for name, parameter in parameters:
-            self._sent += parameter.nbytes
-            yield name, parameter
+            sent = parameter.to(getattr(torch, self._settings.dtype))
+            self._sent += sent.nbytes
+            yield name, sent
 
     def _why_not_alone(self) -> str | None:
         """What of the policy, whichever engine it has, keeps its adapter from going alone."""
