@@ -143,6 +143,12 @@ def test_no_special_token_survives_what_a_tokenizer_normalises_away(form: str) -
     assert neutralise(safe, ("[SEP]",)) == safe
 
 
+@pytest.mark.parametrize("token", ["\u200b\u200b", "\x00\x01", "!\u200b"])
+def test_a_special_token_of_which_a_tokenizer_leaves_nothing_or_one_character_breaks_no_text(token: str) -> None:
+    text = "Hello!\nบ้าน \u200b!"
+    assert neutralise(text, (token,)) == text
+
+
 def test_special_tokens_are_taken_literally() -> None:
     assert neutralise("a.c abc a|b", ("a.c", "|b")) == f"a{WORD_JOINER}.c abc a|{WORD_JOINER}b"
 

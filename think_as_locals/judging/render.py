@@ -150,8 +150,8 @@ def break_tokens(text: str, special_tokens: Iterable[str]) -> str:
     """
     # Tokens may overlap one another: every occurrence is broken, not only those that a scan from the left would take.
     plain, places = _as_read(text)
-    tokens = (_as_read(token)[0] for token in special_tokens if len(token) > 1)
-    cuts = {places[start] + 1 for token in tokens for start in _occurrences(token, plain)}
+    tokens = (_as_read(token)[0] for token in special_tokens)
+    cuts = {places[start] + 1 for token in tokens if len(token) > 1 for start in _occurrences(token, plain)}
     if not cuts:
         return text
     edges = [0, *sorted(cuts), len(text)]
