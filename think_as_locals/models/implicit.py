@@ -85,12 +85,8 @@ class ImplicitRM(BatchScorer):
         Raises:
             ModelError: weights are missing, the policy has no chat template, or the two have other tokens.
         """
-        model, tokenizer, limit = _load(path, dtype, revision, max_length)
-        expect_template(path, tokenizer)
-        other, positions = None, limit
-        if reference is not None:
-            other, tokens, positions = _load(reference, dtype, reference_revision, max_length)
-            _expect_same_tokens(path, tokenizer, reference, tokens)
+        revisions = revision, reference_revision
+        model, other, tokenizer, limit = _load_both(path, reference, revisions, dtype, max_length)
         return cls(
             path=path,
             model=model,
@@ -101,7 +97,7 @@ class ImplicitRM(BatchScorer):
             per_token=per_token,
             batch_size=batch_size,
             chunk_size=chunk_size,
-            max_length=min(limit, positions),
+            max_length=limit,
             seed=seed,
         )
 
@@ -162,6 +158,19 @@ def _log_probs(model: Any, batch: Mapping[str, torch.Tensor], labels: torch.Tens
     targets = labels[:, first:]
     losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
     return -losses.view_as(targets).double().sum(dim=1)
+
+
+def _load_both(
+    path: str, reference: str | None, revisions: tuple[str | None, str | None], dtype: str, max_length: int | None
+) -> tuple[Any, Any | None, Any, int]:
+    """Policy, reference, the tokenizer that both have, and the tokens that both take."""
+    model, tokenizer, limit = _load(path, dtype, revisions[0], max_length)
+    expect_template(path, tokenizer)
+    if reference is None:
+        return model, None, tokenizer, limit
+    other, tokens, other_limit = _load(reference, dtype, revisions[1], max_length)
+    _expect_same_tokens(path, tokenizer, reference, tokens)
+    return model, other, tokenizer, min(limit, other_limit)
 
 
 def _load(path: str, dtype: str, revision: str | None, max_length: int | None) -> tuple[Any, Any, int]:
