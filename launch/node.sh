@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# accelerate launch with an orderly end: SIGUSR1 or SIGTERM goes on to the workers alone, which save and stop; exit status 75.
-# Any other end has accelerate's status. (accelerate itself would leave its workers behind on the one signal, kill them half a
-# minute after the other, and return 1 whatever their status is: those that have saved and stopped say so in TAL_STOPPED.)
+# accelerate launch with a clean stop: SIGUSR1 or SIGTERM is passed to the workers alone, which save and stop; exit status 75.
+# Otherwise accelerate's own status. (accelerate itself would orphan its workers on SIGUSR1, kill them half a minute after
+# SIGTERM, and return 1 whatever their status: workers that have saved and stopped write so to the file TAL_STOPPED.)
 set -u
 TAL_STOPPED=$(mktemp) || exit
 export TAL_STOPPED

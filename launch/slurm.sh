@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A run as a Slurm job that survives its time limit and pre-emption: ten minutes before, all workers save and stop, the job
-# is queued again and goes on. From the project's folder:
+# is queued again and continues. From the project's folder:
 #   sbatch --nodes 2 launch/slurm.sh recipes/tal_grpo.yaml model=qwen2_5_14b
 #SBATCH --job-name=tal
 #SBATCH --nodes=1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# As launch/slurm.sh, with a vLLM server on the first node; the others train. The first argument is what the server is told:
+# As launch/slurm.sh, with a vLLM server on the first node; the others train. The first argument is for the server:
 # the run's model, its dtype and any option of vLLM's. All nodes must see the project's folder, through which weights travel.
 #   export VLLM_API_KEY=$(openssl rand -hex 32)
 #   sbatch --nodes 3 launch/slurm_vllm.sh "MODEL --dtype bfloat16 --tensor-parallel-size 4" recipes/tal_grpo.yaml model=qwen2_5_14b
@@ -24,7 +24,7 @@ HOST=0.0.0.0 srun --nodes 1 --ntasks 1 --nodelist "$server" \
     bash -c 'trap "" USR1; exec launch/vllm_server.sh "$@"' server "${serve[@]}" &
 serving=$!
 until curl --silent --fail --max-time 5 "http://$server:8000/health"; do
-    kill -0 "$serving" || exit 1 # it has ended, and said why
+    kill -0 "$serving" || exit 1 # it has ended with a message
     sleep 5
 done
 # shellcheck disable=SC2016 # each node expands it

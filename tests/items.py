@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from think_as_locals.types import Item
+from think_as_locals.types import Criterion, Item, Rubric
+
+RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There."), Criterion(20, "Fit", "It fits.")))
+"""A rubric that keeps the grammar."""
 
 
 def make_item(**said: Any) -> Item:

@@ -50,22 +50,21 @@ load(SimpleNamespace(source="culture_cards", path=None, split="group", test_shar
     assert not run(then)[1] & set(HEAVY)
 
 
+def test_the_help_of_the_command_line_needs_neither_torch_nor_pydantic() -> None:
+    program = "import sys; sys.argv = ['tal', '--help']; from think_as_locals.cli import main\n"
+    program += "try: main()\nexcept SystemExit: print('\\n' + ' '.join(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert not set(done.stderr.split()) & {*HEAVY, "pydantic", "hydra", "rich"}
+    by_module = subprocess.run([sys.executable, "-m", "think_as_locals", "--help"], check=True, capture_output=True)
+    assert by_module.stdout.decode() == done.stdout
+
+
 def test_every_public_name_of_the_core_is_there() -> None:
     import think_as_locals as tal
 
-    for name in (
-        "Item",
-        "render",
-        "parse",
-        "score",
-        "present",
-        "load_recipe",
-        "RewardBreakdown",
-        "Rubric",
-        "Judgement",
-    ):
-        assert name in tal.__all__
-        assert getattr(tal, name) is not None
+    names = {"Item", "render", "parse", "score", "shuffle_responses", "load_recipe", "RewardBreakdown", "Rubric"}
+    assert {*names, "Judgement"} <= set(tal.__all__)
+    assert all(getattr(tal, name) is not None for name in names)
 
 
 def test_an_unknown_public_name_lists_the_known_ones() -> None:
@@ -73,3 +72,13 @@ def test_an_unknown_public_name_lists_the_known_ones() -> None:
 
     with pytest.raises(AttributeError, match=r"'Jugde'.*load_recipe"):
         _ = tal.Jugde
+
+
+@pytest.mark.parametrize("module", ["train", "steer", "training.rollouts"])
+def test_training_without_vllm_rollouts_does_not_import_it(module: str) -> None:
+    then = f"""
+import think_as_locals.{module}
+from trl.import_utils import is_vllm_available
+assert is_vllm_available()
+"""
+    assert "vllm" not in run(then)[1]

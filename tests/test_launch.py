@@ -65,7 +65,7 @@ def test_a_recipe_that_cannot_run_here_says_what_is_missing_and_what_runs() -> N
 
 def test_that_answer_comes_before_torch_is_imported() -> None:
     code = (
-        "import sys; from think_as_locals.start import start; from think_as_locals.types import PreflightError\n"
+        "import sys; from think_as_locals.run import start; from think_as_locals.types import PreflightError\n"
         "try: start('recipes/tal_grpo.yaml', [])\n"
         "except PreflightError: sys.exit('torch' in sys.modules)"
     )
@@ -92,7 +92,11 @@ def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("fault", "status", "says"),
     [
-        (OSError(28, "No space left on device", "metrics.jsonl"), 2, "free the disk, then go on with run.resume=auto"),
+        (
+            OSError(28, "No space left on device", "metrics.jsonl"),
+            2,
+            "free the disk, then continue with run.resume=auto",
+        ),
         (RunStoppedError("mine was asked to stop"), 75, "tal: mine was asked to stop"),
         (KeyboardInterrupt(), 130, "tal: interrupted"),
     ],
@@ -109,7 +113,7 @@ def test_what_ends_a_run_has_a_status_and_one_line(
     def ends(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(cli, "start", ends)
+    monkeypatch.setattr("think_as_locals.run.start", ends)
     monkeypatch.setenv("TAL_STOPPED", str(tmp_path / "stopped"))
     with pytest.raises(SystemExit) as stopped:
         cli.main("recipes/quickstart.yaml")

@@ -11,7 +11,7 @@ import yaml
 from conftest import QUICK, SMALL, command, launch
 
 from think_as_locals import ConfigError, DataError, Judge
-from think_as_locals.start import start
+from think_as_locals.run import start
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +93,6 @@ def test_a_ten_line_reward_and_own_items_train_in_the_quick_start(tmp_path: Path
 def test_what_a_row_lacks_for_the_quick_start_is_said_before_anything_trains(tmp_path: Path) -> None:
     write_items(tmp_path / "mine.jsonl", origins=[])
     overrides = ["data=jsonl", f"data.path={tmp_path}/mine.jsonl", f"run.dir={tmp_path}"]
-    with pytest.raises(DataError, match=r"9 of 9 items to learn from, such as '.*', lack `culture` or `origins`"):
+    with pytest.raises(DataError, match=r"9 of 9 training items, such as '.*', lack `culture` or `origins`"):
         start("recipes/quickstart.yaml", overrides)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl"]

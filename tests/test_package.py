@@ -14,8 +14,8 @@ pytestmark = pytest.mark.slow
 
 CODE = """
 import think_as_locals, pathlib
-from think_as_locals.composition import ASSETS, recipes
-from think_as_locals.config import load_recipe
+from think_as_locals.config.compose import ASSETS, recipes
+from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import read
 from think_as_locals.judging import render
 assert pathlib.Path(think_as_locals.__file__).is_relative_to(pathlib.Path().resolve()), think_as_locals.__file__
@@ -31,7 +31,8 @@ def test_a_wheel_carries_all_it_needs(tmp_path: Path) -> None:
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True)
-    names = {folder: sorted(path.name for path in (ROOT / folder).iterdir()) for folder in ("recipes", "launch")}
+    patterns = {"recipes": "*.yaml", "launch": "*"}
+    names = {folder: sorted(path.name for path in (ROOT / folder).glob(each)) for folder, each in patterns.items()}
     done = subprocess.run(
         [sys.executable, "-c", CODE.format(**names)],
         cwd=tmp_path / "site",

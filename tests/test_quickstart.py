@@ -12,8 +12,9 @@ import pytest
 import yaml
 from conftest import ROOT, command, launch
 
-from think_as_locals.data import jsonl, load
-from think_as_locals.schema import RunConfig
+from think_as_locals.config.schema import RunConfig
+from think_as_locals.data import load
+from think_as_locals.data.sources import jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +64,7 @@ def test_transformers_and_vllm_give_the_verdicts_of_training_on_100_items(quicks
     by_id = {item.id: item for item in load(config.data, config.seed).test}
     path = tmp_path / "items.jsonl"
     jsonl.write([by_id[row["id"]] for row in rows], path)
-    script = str(ROOT / "tests" / "generation" / "vllm_process.py")
+    script = str(ROOT / "tests" / "engines" / "vllm_process.py")
     done = launch(sys.executable, script, "verdicts", str(quickstart / "model"), str(path))
     assert done.returncode == 0, done.stderr
     texts = json.loads(path.with_suffix(".result.json").read_text())

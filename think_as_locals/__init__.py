@@ -1,7 +1,6 @@
-"""Train generative reward models (LLM judges) that think as locals do. No torch behind this line.
+"""Train generative reward models (LLM judges) that think as locals do.
 
-The names here are the stable surface; `Judge`, `GroupReward`, `ScalarRM` and `load_recipe` load what they need on
-first use.
+These names are the stable API. Importing them needs no torch: those in `_LAZY` load what they need on first use.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from think_as_locals.judging import Evidence, parse, present, render, score
+from think_as_locals.judging import Evidence, parse, render, score, shuffle_responses
 from think_as_locals.types import (
     ConfigError,
     Criterion,
@@ -26,10 +25,10 @@ from think_as_locals.types import (
 )
 
 if TYPE_CHECKING:
-    from think_as_locals.config import load_recipe
-    from think_as_locals.models.generative import Judge
-    from think_as_locals.models.group_reward import GroupReward
-    from think_as_locals.models.scalar import ScalarRM
+    from think_as_locals.config.checks import load_recipe
+    from think_as_locals.reward_models.group import GroupReward
+    from think_as_locals.reward_models.judge import Judge
+    from think_as_locals.reward_models.scalar import ScalarRM
 
 __version__ = version("think-as-locals")
 
@@ -51,16 +50,16 @@ __all__ = [
     "TrainingError",
     "load_recipe",
     "parse",
-    "present",
     "render",
     "score",
+    "shuffle_responses",
 ]
 
 _LAZY = {
-    "GroupReward": "think_as_locals.models.group_reward",
-    "Judge": "think_as_locals.models.generative",
-    "ScalarRM": "think_as_locals.models.scalar",
-    "load_recipe": "think_as_locals.config",
+    "GroupReward": "think_as_locals.reward_models.group",
+    "Judge": "think_as_locals.reward_models.judge",
+    "ScalarRM": "think_as_locals.reward_models.scalar",
+    "load_recipe": "think_as_locals.config.checks",
 }
 
 

@@ -1,51 +1,42 @@
-"""The words every layer speaks in: frozen dataclasses, no torch.
+"""The types that all layers share: frozen dataclasses, no torch.
 
 source row -> Item -> messages -> Rollout -> Judgement -> RewardBreakdown -> advantage -> update
-                                                 +-> Prediction -> metrics -> report
+                                                 +-> ScoredItem -> metrics -> report
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
 LABELS = "ABCDEFGH"
-"""What responses are called when shown to a judge; an item has at most this many."""
+"""The labels of responses in a prompt; an item has at most this many."""
 
-FinishReason = Literal["stop", "length"]
-"""How a completion ended: by itself (`stop`) or at the token limit (`length`)."""
-
+# fmt: off
 DataSource = Literal[
-    "culture_cards",
-    "opinion_cards",
-    "blend",
-    "jsonl",
-    "carb",
-    "carb_open",
-    "care",
-    "globalopinionqa",
-    "helpsteer3",
-    "pairs",
-    "prism",
-    "rewardbench2",
+    "culture_cards", "opinion_cards", "blend", "jsonl", "carb", "carb_open", "care", "globalopinionqa", "helpsteer3",
+    "pairs", "prism", "rewardbench2",
 ]
-"""Where items can come from; `data` reads them."""
+# fmt: on
+"""The sources of items; `data` reads them."""
 
 RewardName = Literal["correctness", "criteria_gain", "structure", "rubric_quality", "consistency", "length"]
-"""The reward components that come with the package; `judging.rewards` computes them, `judging.own` adds a user's."""
+"""The reward components that come with the package; `judging.rewards` computes them."""
 
+GRAMMAR_PROMPTS = ("listwise", "compact", "listwise_responses_first", "compact_responses_first")
+"""The prompts that ask for our grammar, the only format that training can reward; `judging.formats` has the others."""
 
 ProtocolKind = Literal["listwise", "pairwise", "round_robin", "pointwise"]
-"""Which responses of an item a judge sees together; `models.protocols` knows what comes of them."""
+"""Which responses of an item a judge sees together; `reward_models.protocols` turns its judgements into scores."""
 
 Convention = Literal["strict", "rewardbench2"]
-"""How verdicts are read and what an unreadable one is worth: ours, or as RewardBench 2 does (arXiv 2506.01937)."""
+"""How verdicts are parsed and what a parse failure is worth: ours, or as in RewardBench 2 (arXiv 2506.01937)."""
 
 
 class ThinkAsLocalsError(Exception):
-    """Base of every error this package raises on purpose: the message says what to do about it."""
+    """Base of all errors that this package raises on purpose; the message names a remedy."""
 
 
 class DataError(ThinkAsLocalsError, ValueError):
@@ -61,19 +52,19 @@ class PreflightError(ThinkAsLocalsError, RuntimeError):
 
 
 class ServerError(ThinkAsLocalsError, RuntimeError):
-    """A server that completions come from is gone, silent, or not the one that is needed."""
+    """A completion server is unreachable, does not answer, or is not the one that is needed."""
 
 
 class ModelError(ThinkAsLocalsError, RuntimeError):
-    """A model is not of the kind that is needed, or what it computes is no score."""
+    """A model is of the wrong kind, or computes no valid score."""
 
 
 class TrainingError(ThinkAsLocalsError, RuntimeError):
-    """Training cannot go on: the message says what went wrong in which step, where its batch lies and what to do."""
+    """Training cannot continue: the message names the fault, its step, its saved batch and a remedy."""
 
 
 class RunStoppedError(ThinkAsLocalsError):
-    """A run was asked to stop by a signal, and has saved what it needs to go on."""
+    """A signal asked a run to stop; it has saved what it needs to continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +76,15 @@ class Item:
         prompt: What the user asked.
         responses: Candidate answers, distinct and not blank.
         best: Index of the best response.
-        culture: ISO 3166 code where one exists; `None` where the row names no culture.
+        culture: ISO 3166 code where one exists; `None` where the row has no culture.
         language: BCP-47 tag of the prompt.
         domain: E.g. `commonsense`, `value`, `safety`, `linguistic`.
         group: Question group: items that ask the same question across cultures and languages.
-        source: Where the row is from.
-        origins: Per response, the culture it holds for, where the source knows it; else empty.
+        source: Name of the data set.
+        origins: For each response the culture it is true of, if the source knows it; else empty.
 
     Raises:
-        DataError: where a field breaks these rules; the message names the item.
+        DataError: a field breaks these rules; the message names the item.
 
     Example:
         >>> item = Item(id="th-1", prompt="How do people greet an elder?", responses=("With a bow.", "With a wai."),
@@ -129,8 +120,8 @@ class Item:
             named = dict(zip(("id", "prompt", "language", "domain", "group", "source"), texts, strict=True))
             named |= {f"responses[{i}]": response for i, response in enumerate(self.responses)}
             named |= {f"origins[{i}]": origin for i, origin in enumerate(self.origins)}
-            said = "must be a non-blank string, got"
-            faults += [f"{name} {said} {value!r}" for name, value in named.items() if not is_text(value)]
+            rule = "must be a non-blank string, got"
+            faults += [f"{name} {rule} {value!r}" for name, value in named.items() if not is_text(value)]
         if self.culture is not None and not is_text(self.culture):
             faults.append(f"culture must be a non-blank string or None, got {self.culture!r} (quote codes in YAML)")
         if not 2 <= n <= len(LABELS):
@@ -145,7 +136,7 @@ class Item:
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is a string that says something and that a file can hold (half of a surrogate pair cannot be)."""
+    """Return whether a value is a non-blank string that can be encoded (half of a surrogate pair cannot)."""
     if not isinstance(value, str) or not value or value.isspace():
         return False
     try:
@@ -157,7 +148,7 @@ def is_text(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One line of a rubric: what counts, and how much of 100."""
+    """One line of a rubric; the weights of a rubric sum to 100."""
 
     weight: int
     name: str
@@ -166,7 +157,7 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True)
 class Rubric:
-    """The weighted criteria that a judge writes before it weighs the responses."""
+    """The weighted criteria that a judge writes before its analysis."""
 
     criteria: tuple[Criterion, ...]
 
@@ -176,11 +167,13 @@ class Judgement:
     """What the parser makes of a completion.
 
     Args:
-        verdict: Index of the chosen response *as shown*; `None` unless the whole grammar holds.
-        rubric: The criteria, where the rubric section could be read.
-        analysis: The text between rubric and verdict, where there is one.
-        issues: The named rules of the grammar that the completion breaks; empty where it holds.
+        verdict: Index of the chosen response *as presented*; `None` unless the completion follows the whole grammar.
+        rubric: The criteria, if the rubric section could be parsed.
+        analysis: The text between rubric and verdict, if any.
+        issues: Names of the grammar's rules that the completion breaks.
         text: The completion itself.
+        rating: The rating of a single response, where one was asked for and could be parsed.
+        margin: Log-odds of the verdict's label against the others on offer, where they were measured.
     """
 
     verdict: int | None
@@ -188,11 +181,13 @@ class Judgement:
     analysis: str | None
     issues: tuple[str, ...]
     text: str
+    rating: float | None = None
+    margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RewardBreakdown:
-    """The named parts of a reward, before weights.
+    """The named components of a reward, before weighting.
 
     Example:
         >>> RewardBreakdown({"correctness": 1.0, "structure": 0.5}).total({"correctness": 1.0, "structure": 0.2})
@@ -205,7 +200,7 @@ class RewardBreakdown:
         object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
 
     def total(self, weights: Mapping[str, float]) -> float:
-        """Weighted sum of the parts.
+        """Return the weighted sum of the parts.
 
         Raises:
             KeyError: a weight names a part that was not computed.
@@ -218,8 +213,18 @@ class RewardBreakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """A completion with its token ids and how it ended."""
+    """A completion with its token ids and how it ended.
+
+    Args:
+        text: The completion, without the tokenizer's special tokens.
+        token_ids: Its tokens; empty from a server that gives none.
+        finish_reason: `stop` if it ended by itself; with anything else (`length`, a server's own words) there is no
+            verdict.
+        label_log_probs: Label -> its log-probability in the place of the verdict's label; empty without a verdict, or
+            where none were asked for.
+    """
 
     text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str
+    label_log_probs: Mapping[str, float] = field(default_factory=dict)

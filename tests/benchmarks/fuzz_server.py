@@ -18,12 +18,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from models.tiny import write_language_model
+from reward_models.tiny import write_language_model
 from served_app import serving
 
-from think_as_locals.models.load import load_judge
+from think_as_locals.reward_models.load import load_judge
 from think_as_locals.serving.app import create_app
-from think_as_locals.serving.config import load_server
+from think_as_locals.serving.server import load_server
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"

@@ -23,18 +23,16 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from think_as_locals.config import load_recipe
+from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import read
-from think_as_locals.data.select import select
-from think_as_locals.evaluation.journal import Journal
-from think_as_locals.evaluation.measure import Measurement
-from think_as_locals.files import write_json
-from think_as_locals.generation.completer import EngineCompleter
-from think_as_locals.generation.vllm_engine import VLLMEngine
-from think_as_locals.judging import read_rating, read_verdict, render_shown
-from think_as_locals.models.generative_rm import GenerativeRM
-from think_as_locals.models.protocols import JudgingProtocol
-from think_as_locals.models.scratch import make_judge
+from think_as_locals.data.splits import select
+from think_as_locals.engines.vllm_engine import VLLMEngine
+from think_as_locals.evaluation.journal import AnswerCollector, Journal
+from think_as_locals.judging import prompt_format, render_presented
+from think_as_locals.reward_models.judge import Judge, JudgeSettings
+from think_as_locals.reward_models.protocols import JudgingProtocol
+from think_as_locals.reward_models.scratch import make_judge
+from think_as_locals.runtime.files import write_json
 from think_as_locals.types import Item, ProtocolKind
 
 PROMPTS: dict[ProtocolKind, str] = {"pointwise": "rewardbench2_ratings", "listwise": "rewardbench2"}
@@ -70,35 +68,32 @@ def theirs(engine: VLLMEngine, items: Sequence[Item], case: Case) -> None:
     prompt = PROMPTS[case.protocol]
 
     def text(item: Item, responses: Sequence[str]) -> str:
-        messages = render_shown(item, responses, prompt)
+        messages = render_presented(item, responses, prompt)
         return str(engine.chat.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     if case.protocol == "pointwise":
         for item in items:
             for response in item.responses:
                 (output,) = engine.llm.generate([text(item, [response])], params, use_tqdm=False)
-                read_rating(output.outputs[0].text, "stop", "rewardbench2")
+                prompt_format(prompt).read(output.outputs[0].text, 1, "stop", "rewardbench2")
         return
     rng = random.Random(0)
     shuffled = [rng.sample(item.responses, len(item.responses)) for item in items]
     outputs = engine.llm.generate([text(i, r) for i, r in zip(items, shuffled, strict=True)], params, use_tqdm=False)
     for output in outputs:
-        read_verdict(prompt, output.outputs[0].text, 4, "stop", "rewardbench2")
+        prompt_format(prompt).read(output.outputs[0].text, 4, "stop", "rewardbench2")
 
 
 def ours(engine: VLLMEngine, items: Sequence[Item], case: Case) -> None:
     """An evaluation, with its journal."""
-    rm = GenerativeRM(
-        completer=EngineCompleter(engine, 100_000, margins=False),
-        prompt=case.prompt,
-        seed=0,
+    rm = Judge(
+        engine=engine,
+        settings=JudgeSettings(prompt=case.prompt, max_completion_length=case.tokens),
         protocol=JudgingProtocol(kind=case.protocol, orders=1, convention="rewardbench2"),
-        max_completion_length=case.tokens,
-        margins=False,
-        model={},
+        chunk_size=100_000,
     )
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "answers.jsonl", rm.identity) as journal:
-        Measurement(rm, journal, lambda more, total: None).predictions(items)
+        AnswerCollector(rm, journal, lambda more, total: None).predictions(items)
 
 
 def lengthened(items: Sequence[Item], words: int) -> list[Item]:
@@ -122,7 +117,7 @@ def measure(engine: VLLMEngine, items: Sequence[Item], case: Case, repetitions: 
             run(engine, items, case)
             seconds[side].append(time.perf_counter() - start)
     median = {side: statistics.median(times) for side, times in seconds.items()}
-    prompts = [render_shown(item, item.responses, case.prompt) for item in items]
+    prompts = [render_presented(item, item.responses, case.prompt) for item in items]
     return {
         **asdict(case),
         "prompt_tokens": statistics.median(map(len, engine.chat.encode(prompts))),

@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from served_app import tal_serve
 
-from think_as_locals.config import load_recipe
+from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import read
-from think_as_locals.data.select import select
-from think_as_locals.files import write_json
-from think_as_locals.models.generative import Judge
-from think_as_locals.models.scratch import make_judge
+from think_as_locals.data.splits import select
+from think_as_locals.reward_models.judge import Judge
+from think_as_locals.reward_models.scratch import make_judge
+from think_as_locals.runtime.files import write_json
 from think_as_locals.types import Item
 
 KEY = "a-key-for-the-benchmark"

@@ -31,7 +31,7 @@ from soak_evaluation import evaluation_kills
 from soak_runs import COLD_START, LIMIT_S, STOPPED, expect, logged, start, wait, weights
 from soak_server import server_kills
 
-from think_as_locals.files import write_json
+from think_as_locals.runtime.files import write_json
 
 WORDS = [
     *COLD_START,

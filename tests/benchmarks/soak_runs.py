@@ -16,8 +16,9 @@ from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 
-from think_as_locals import benchmark, pipeline  # noqa: F401  the imports are what is shared
-from think_as_locals import start as starting
+from think_as_locals import evaluate as benchmark  # noqa: F401  the imports are what is shared
+from think_as_locals import run as runs
+from think_as_locals import train as pipeline  # noqa: F401  the imports are what is shared
 from think_as_locals.types import RunStoppedError
 
 QUICKSTART = "recipes/quickstart.yaml"
@@ -81,7 +82,7 @@ def start(
     try:
         first()
         shared = RECIPE if recipe == QUICKSTART else []
-        starting.start(recipe, [*shared, *words, f"run.dir={folder}", f"run.name={name}"])
+        runs.start(recipe, [*shared, *words, f"run.dir={folder}", f"run.name={name}"])
         status = 0
     except RunStoppedError:
         status = STOPPED

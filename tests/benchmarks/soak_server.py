@@ -30,7 +30,7 @@ import vllm
 from rich.progress import Progress
 from soak_runs import COLD_START, LIMIT_S, expect, logged, start, wait
 
-from think_as_locals.training.served_engine import ServedEngine
+from think_as_locals.training.rollouts import ServedEngine
 
 WIDTH = "model.scratch.hidden_size=64"  # the narrowest that vLLM has an attention kernel for on CPU
 STEPS = 10

@@ -36,11 +36,10 @@ from rich.table import Table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from think_as_locals.files import write_json
-from think_as_locals.generation import Chat
-from think_as_locals.models.scratch import train_tokenizer
-from think_as_locals.training.criteria_gain import RubricPricer
-from think_as_locals.training.rewards import GainQuery
+from think_as_locals.engines import Chat
+from think_as_locals.reward_models.scratch import train_tokenizer
+from think_as_locals.runtime.files import write_json
+from think_as_locals.training.criteria_gain import CriteriaGainScorer, GainQuery
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 
 UPDATES, STEPS, PRICES = ("trl", "trimmed", "shared"), ("trl", "shared"), ("shared", "priced")
@@ -149,7 +148,7 @@ class Bench:
         if variant == "priced":
             rubric = self._text(self.completions[0] // 2)
             queries = [GainQuery(row=0, completion_ids=ids, rubric=rubric, verdict=1) for ids in completion_ids]
-            RubricPricer(self.trainers[variant], Chat(self.tokenizer), "policy")(queries)
+            CriteriaGainScorer(self.trainers[variant], Chat(self.tokenizer), "policy").score(queries)
         return [float(sum(ids) % 7) for ids in completion_ids]
 
     def _rows(self) -> list[dict[str, Any]]:

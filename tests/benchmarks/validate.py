@@ -20,7 +20,7 @@ from typing import Any
 
 from babel import Locale
 
-from think_as_locals.data.culture_cards import cards, cultures
+from think_as_locals.data.cards import cards, cultures
 
 SUBSETS = ("cultural_commonsense", "cultural_value", "cultural_toxicity", "cultural_linguistic")
 SHARE = 0.08  # of the rows have one planted fault

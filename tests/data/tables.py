@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from think_as_locals.data.faults import Outcome, Row
+
 KINDS = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
 
 
@@ -31,6 +33,16 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
             writer.writeheader()
             writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return path
+
+
+def a_row(value: Any, number: int = 7) -> Row:
+    """A row as it would be read from a file."""
+    return Row("/some/where/rows.jsonl", number, value, json.dumps(value))
+
+
+def defects(outcome: Outcome) -> list[str]:
+    """The names of a row's faults, in order."""
+    return [str(fault.defect) for fault in outcome.faults]
 
 
 def _cell(value: Any) -> Any:

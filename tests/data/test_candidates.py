@@ -49,7 +49,7 @@ def test_rows_are_read_with_any_number_of_candidates(tmp_path: Path) -> None:
         ({"qualities": [1, True, 3]}, "qualities must be a list of finite numbers"),
         ({"qualities": [1, 10**400, 3]}, "qualities must be a list of finite numbers"),
         ({"qualities": [1, float("nan"), 3]}, "qualities must be a list of finite numbers"),
-        ({"id": "1"}, "id '1' stands in an earlier row"),
+        ({"id": "1"}, "id '1' is already in an earlier row"),
     ],
 )
 def test_a_fault_names_file_and_row(tmp_path: Path, change: dict[str, Any], said: str) -> None:

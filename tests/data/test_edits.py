@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data.sections import data_section
 from items import make_item
 
-from think_as_locals.data import blend, culture_cards, edits, flip_sets
+from think_as_locals.data import cards as culture_cards
+from think_as_locals.data import edits, flip_sets
+from think_as_locals.data.sources import blend
 from think_as_locals.types import Item
 
 REGIONS = {  # region -> its prompt and its answer
@@ -36,16 +39,14 @@ def blend_items(tmp_path: Path) -> list[Item]:
         text = json.dumps({"Al-en-01": row}, ensure_ascii=False)
         (tmp_path / "annotations" / f"{region}_data.json").write_text(text, encoding="utf-8")
     (tmp_path / "questions" / "UK_questions.csv").write_text("ID,Topic\nAl-en-01,Food\n", encoding="utf-8")
-    return list(blend.read(tmp_path, languages=["en", "own"], num_responses=4, sets_per_group=None, seed=0))
+    data = data_section(source="blend", path=str(tmp_path), languages=["en", "own"], sets_per_group=None)
+    return list(blend.read(data, 0))
 
 
 @cache
 def cards(*languages: str) -> list[Item]:
-    return list(
-        culture_cards.read(
-            languages=languages, groups=["gift_taboo", "kitchen_tool"], num_responses=4, sets_per_group=30, seed=0
-        )
-    )
+    data = data_section(languages=list(languages), groups=["gift_taboo", "kitchen_tool"], sets_per_group=30)
+    return list(culture_cards.read_culture_cards(data, 0))
 
 
 def an_item(**changes: Any) -> Item:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from data.sections import data_section
 from items import make_item
 
-from think_as_locals.data import jsonl, load, read
+from think_as_locals.config.schema import DataSection
+from think_as_locals.data import load, read
+from think_as_locals.data.sources import jsonl
 from think_as_locals.types import DataError, Item
 
-GROUPS = (
+GROUPS = [
     *(
         "hot_drink",
         "table_taboo",
@@ -26,24 +28,7 @@ GROUPS = (
         "work_custom",
     ),
     *("street_snack", "birthday_custom", "house_taboo", "proverb_patience"),
-)
-
-
-@dataclass(frozen=True)
-class Spec:
-    """The `data` section of a run."""
-
-    source: Literal["culture_cards", "blend", "jsonl"] = "culture_cards"
-    path: str | None = None
-    split: Literal["group", "pairing"] = "group"
-    test_share: float = 0.2
-    languages: tuple[str, ...] = ("en",)
-    groups: tuple[str, ...] | None = None
-    num_responses: int = 4
-    sets_per_group: int | None = 5
-    max_groups: int | None = None
-    countries: tuple[str, ...] | None = None
-    min_share_gap: float | None = None
+]
 
 
 def an_item(number: int, **changes: Any) -> Item:
@@ -51,10 +36,10 @@ def an_item(number: int, **changes: Any) -> Item:
     return make_item(**asked | {"domain": ("food", "work")[number % 2], "group": f"group {number // 4}"} | changes)
 
 
-def written(folder: Path, items: Iterable[Item], **changes: Any) -> Spec:
+def written(folder: Path, items: Iterable[Item], **changes: Any) -> DataSection:
     path = folder / "items.jsonl"
     jsonl.write(items, path)
-    return Spec(source="jsonl", path=str(path), **changes)
+    return data_section(source="jsonl", path=str(path), **changes)
 
 
 @pytest.mark.parametrize("split", ["group", "pairing"])
@@ -63,7 +48,7 @@ def written(folder: Path, items: Iterable[Item], **changes: Any) -> Spec:
 def test_every_item_is_on_one_side_and_no_key_on_both(
     split: Literal["group", "pairing"], test_share: float, seed: int
 ) -> None:
-    spec = Spec(split=split, test_share=test_share, groups=GROUPS, languages=("en", "th"))
+    spec = data_section(split=split, test_share=test_share, groups=GROUPS, languages=["en", "th"])
     both = load(spec, seed)
     assert sorted(item.id for item in (*both.train, *both.test)) == sorted(item.id for item in read(spec, seed))
     train, test = (
@@ -76,11 +61,11 @@ def test_every_item_is_on_one_side_and_no_key_on_both(
 
 
 def test_the_groups_with_the_most_flip_sets_are_kept() -> None:
-    sizes = Counter(item.group for item in read(Spec(groups=GROUPS, sets_per_group=None)))
-    kept = {item.group for item in read(Spec(groups=GROUPS, sets_per_group=None, max_groups=3))}
+    sizes = Counter(item.group for item in read(data_section(groups=GROUPS, sets_per_group=None)))
+    kept = {item.group for item in read(data_section(groups=GROUPS, sets_per_group=None, max_groups=3))}
     assert len(kept) == 3
     assert min(sizes[group] for group in kept) >= max(sizes[group] for group in sizes.keys() - kept)
-    assert list(read(Spec(groups=GROUPS, max_groups=12))) == list(read(Spec(groups=GROUPS)))
+    assert list(read(data_section(groups=GROUPS, max_groups=12))) == list(read(data_section(groups=GROUPS)))
 
 
 def test_of_ones_own_items_none_is_left_out(tmp_path: Path) -> None:
@@ -89,23 +74,24 @@ def test_of_ones_own_items_none_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("languages", [("en",), ("own",), ("en", "own"), ("en", "de", "th")])
 def test_a_group_split_shares_no_question(languages: tuple[str, ...]) -> None:
-    both = load(Spec(languages=languages, groups=GROUPS))
+    both = load(data_section(languages=list(languages), groups=GROUPS))
     assert not {item.group for item in both.train} & {item.group for item in both.test}
     assert not {item.prompt for item in both.train} & {item.prompt for item in both.test}
 
 
 def test_a_pairing_of_facts_in_their_cultures_own_language_is_refused() -> None:
     with pytest.raises(DataError, match="memory alone"):
-        load(Spec(split="pairing", languages=("en", "own"), groups=GROUPS))
+        load(data_section(split="pairing", languages=["en", "own"], groups=GROUPS))
 
 
 @pytest.mark.parametrize("languages", [("en",), ("en", "de", "th")])
 def test_a_pairing_split_shares_no_set_of_responses_in_any_language(languages: tuple[str, ...]) -> None:
-    both = load(Spec(split="pairing", languages=languages, sets_per_group=20, groups=GROUPS))
+    both = load(data_section(split="pairing", languages=list(languages), sets_per_group=20, groups=GROUPS))
     train, test = ({(item.group, frozenset(item.origins)) for item in side} for side in (both.train, both.test))
     assert not train & test
     texts = [{frozenset(item.responses) for item in side} for side in (both.train, both.test)]
     assert not texts[0] & texts[1]
+    assert {item.group for item in both.test} <= {item.group for item in both.train}
 
 
 def alike(count: int) -> list[Item]:
@@ -169,13 +155,13 @@ def test_the_split_does_not_depend_on_the_seed_or_the_order_of_rows(
 
 
 def test_loading_twice_gives_the_same_splits() -> None:
-    spec = Spec(languages=("en", "own"), groups=GROUPS)
+    spec = data_section(languages=["en", "own"], groups=GROUPS)
     assert load(spec, 2) == load(spec, 2)
 
 
 def test_an_empty_side_is_an_error_that_says_what_to_change() -> None:
     with pytest.raises(DataError, match=r"20 items.*data\.split=group.*data\.test_share=0\.2"):
-        load(Spec(groups=("hot_drink",)))
+        load(data_section(groups=["hot_drink"]))
 
 
 def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
@@ -186,13 +172,13 @@ def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", ["blend", "jsonl"])
 def test_a_source_of_files_without_a_path_is_an_error(source: Literal["blend", "jsonl"]) -> None:
     with pytest.raises(DataError, match=rf"data={source} reads files: set data\.path"):
-        load(Spec(source=source))
+        load(data_section(source=source))
 
 
 def test_a_tilde_in_the_path_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     spec = written(tmp_path, [an_item(i) for i in range(40)])
-    assert len(list(read(replace(spec, path="~/items.jsonl")))) == 40
+    assert len(list(read(spec.model_copy(update={"path": "~/items.jsonl"})))) == 40
 
 
 @pytest.mark.parametrize("source", ["culture_cards", "jsonl"])
@@ -200,8 +186,8 @@ def test_the_countries_asked_for_are_kept_whatever_the_source(
     tmp_path: Path, source: Literal["culture_cards", "jsonl"]
 ) -> None:
     items = [an_item(i, culture=("TH", "CL", None)[i % 3]) for i in range(12)]
-    spec = Spec(groups=GROUPS) if source == "culture_cards" else written(tmp_path, items)
-    kept = list(read(replace(spec, countries=("TH",))))
+    spec = data_section(groups=GROUPS) if source == "culture_cards" else written(tmp_path, items)
+    kept = list(read(spec.model_copy(update={"countries": ["TH"]})))
     assert kept == [item for item in read(spec) if item.culture == "TH"]
     assert kept
 
@@ -209,9 +195,9 @@ def test_the_countries_asked_for_are_kept_whatever_the_source(
 def test_a_country_that_no_item_is_about_is_an_error_that_names_those_there_are(tmp_path: Path) -> None:
     items = [an_item(i, culture=("TH", "CL", None)[i % 3]) for i in range(12)]
     with pytest.raises(DataError, match=r"data\.countries: no items of 'CHL'; there are items of: CL, TH"):
-        load(written(tmp_path, items, countries=("TH", "CHL")))
+        load(written(tmp_path, items, countries=["TH", "CHL"]))
 
 
 def test_the_groups_asked_for_are_read_from_a_file_too(tmp_path: Path) -> None:
-    spec = written(tmp_path, [an_item(i) for i in range(40)], groups=("group 1", "group 2"))
+    spec = written(tmp_path, [an_item(i) for i in range(40)], groups=["group 1", "group 2"])
     assert {item.group for item in read(spec)} == {"group 1", "group 2"}

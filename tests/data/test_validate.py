@@ -1,7 +1,8 @@
-"""`tal data validate` and `tal data build`: every fault named, nothing lost, nothing overwritten."""
+"""`tal data validate` and `tal data build`: every fault is named, nothing is lost or overwritten."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 
 from think_as_locals import cli
-from think_as_locals.data import jsonl
-from think_as_locals.data.importers import recognise
-from think_as_locals.types import DataError
+from think_as_locals.data.faults import Outcome, Row
+from think_as_locals.data.sources import jsonl, recognise
+from think_as_locals.data.validate import examine
+from think_as_locals.types import DataError, Item
 
 
 def carb_row(number: int, **changes: Any) -> dict[str, Any]:
@@ -127,7 +129,7 @@ def test_a_sound_row_that_holds_no_item_is_named_and_no_fault(
     path = tmp_path / "h.jsonl"
     path.write_text(json.dumps(row))
     assert run("validate", str(path), "--strict", monkeypatch=monkeypatch) == 0
-    assert "unused: tie: " in capsys.readouterr().out
+    assert "skipped: tie: " in capsys.readouterr().out
 
 
 def test_nothing_is_overwritten(planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +163,7 @@ def test_a_strict_build_writes_nothing_where_a_row_has_a_fault(
 
 
 def test_training_on_rows_with_an_error_stops_and_names_the_first(planted: Path) -> None:
-    from think_as_locals.config import load_recipe
+    from think_as_locals.config.checks import load_recipe
     from think_as_locals.data import load
 
     data = load_recipe("recipes/tal_grpo.yaml", ["data=carb", f"data.path={planted}"]).data
@@ -277,3 +279,80 @@ def test_a_strict_build_names_every_fault_of_the_row(
     said = capsys.readouterr().err
     assert "error: empty_prompt: " in said
     assert "error: missing_field: " in said
+
+
+# --- suspicious items ---
+
+
+ROW = Row("rows.jsonl", 7, {}, "{}")
+
+
+def faults(item: Item, **changes: object) -> list[tuple[str, str]]:
+    (outcome,) = examine([Outcome(ROW, (dataclasses.replace(item, **changes),))])  # type: ignore[arg-type]
+    assert len(outcome.items) == 1
+    return [(str(fault.defect), fault.detail) for fault in outcome.faults]
+
+
+def test_a_sound_item_stays_as_it_is(item: Item) -> None:
+    outcome = Outcome(ROW, (item,))
+    assert list(examine([outcome])) == [outcome]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Palms together.assistant\n\nAnd a smile.",
+        "ไหว้ครับassistant\n\nยิ้มด้วย",
+        "合掌。assistant\n\n微笑。",
+        "Palms together.\nassistant\n\nAnd a smile.",
+        "assistant\n\nPalms together.",
+        "Palms together.user\n\nAnd then?",
+        "Palms together.<|im_end|>",
+        "Palms<|start_header_id|>assistant<|end_header_id|>",
+        "Palms together.<end_of_turn>",
+        "[/INST] Palms together.",
+    ],
+)
+def test_a_response_that_runs_on_into_another_turn_is_named(item: Item, text: str) -> None:
+    found = dict(faults(item, responses=("With a firm handshake.", text), best=1, origins=()))
+    assert found["run_on_turn"].startswith("the best response continues after ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I am an AI assistant\n\nHere is what I know.",
+        "# assistant\n\nA heading.",
+        "- user\n\n- guest",
+        "Ask the shop assistant\n\nor a friend.",
+        "The assistant bows.",
+        "if a <| b |> c then d",
+    ],
+)
+def test_what_only_looks_like_another_turn_is_not_named(item: Item, text: str) -> None:
+    assert faults(item, responses=("With a firm handshake.", text), best=1, origins=()) == []
+
+
+@pytest.mark.parametrize("text", ["\u200b", "\ufeff\u202e\u2066", "\x00", "\u3164 \u2800"])
+def test_a_text_in_which_nothing_can_be_seen_is_named(item: Item, text: str) -> None:
+    said = faults(item, responses=(text, *item.responses[1:]), best=0)
+    assert said == [("invisible_text", f"the best response is {text!r}")]
+
+
+@pytest.mark.parametrize("text", ["⠇⠀⠃", "👩\u200d👩", "می\u200cخواهم", "·"])
+def test_a_text_with_something_to_be_seen_is_not(item: Item, text: str) -> None:
+    assert faults(item, responses=(text, *item.responses[1:]), best=0) == []
+
+
+def test_a_text_in_another_language_is_named_with_both(item: Item) -> None:
+    german = "Man verbeugt sich tief und sagt dabei ein paar freundliche Worte."
+    found = faults(item, responses=(german, *item.responses[1:]))
+    assert found == [("wrong_language", "the response 0 is in 'de', the row says 'en'")]
+    assert [defect for defect, _ in faults(item, prompt=german)] == ["wrong_language"]
+
+
+def test_a_text_that_several_items_of_a_row_share_is_named_once(item: Item) -> None:
+    german = "Man verbeugt sich tief und sagt dabei ein paar freundliche Worte."
+    items = [dataclasses.replace(item, id=str(i), responses=(str(i), german), best=0, origins=()) for i in range(3)]
+    (outcome,) = examine([Outcome(ROW, tuple(items))])
+    assert [str(fault.defect) for fault in outcome.faults] == ["wrong_language"]

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from think_as_locals.evaluation.journal import Journal
-from think_as_locals.evaluation.measure import Measurement
-from think_as_locals.models.prediction import Prediction, favourite
-from think_as_locals.models.reward_model import Answer, Keep, Request
+from think_as_locals.evaluation.journal import AnswerCollector, Journal
+from think_as_locals.reward_models.reward_model import Answer, Keep, Request, ScoredItem, favourite
 from think_as_locals.types import Item, Judgement
 
 ITEMS = [
@@ -68,17 +66,17 @@ class Hashing:
     def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
         return tuple(answer["score"] for answer in answers)
 
-    def predictions(self, item: Item, answers: Sequence[Answer]) -> list[Prediction]:
+    def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
         scores = tuple(answer["score"] for answer in answers)
         judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), text="")
-        return [Prediction(item=item, shown=item, judgement=judgement, scores=scores)]
+        return [ScoredItem(item=item, presented=item, judgement=judgement, scores=scores)]
 
 
 def main(folder: Path, chunk_size: int | None, pause: float) -> None:
     """Measure, and write what came of it."""
     rm = Hashing(chunk_size, pause)
     with Journal(folder / "answers.jsonl", rm.identity) as journal:
-        predictions = Measurement(rm, journal, lambda more, total: None).predictions(ITEMS)
+        predictions = AnswerCollector(rm, journal, lambda more, total: None).predictions(ITEMS)
     (folder / "result.json").write_text(json.dumps([prediction.row() for prediction in predictions]))
 
 

@@ -17,9 +17,7 @@ from think_as_locals.evaluation.baselines import (
     baseline_credits,
     chance,
     label_match,
-    longest,
     majority_answer,
-    shortest,
     tfidf,
     trait_scores,
 )
@@ -39,19 +37,19 @@ def test_preferring_the_longest_or_the_shortest_is_right_where_the_best_is_that(
     best: int, long: float, short: float
 ) -> None:
     items = [an_item(("a", "bb", "ccc"), best)]
-    assert trait_scores(items, longest) == [long]
-    assert trait_scores(items, shortest) == [short]
+    assert trait_scores(items, TRAITS["longest"]) == [long]
+    assert trait_scores(items, TRAITS["shortest"]) == [short]
 
 
 def test_a_tie_of_k_is_worth_one_in_k() -> None:
-    assert trait_scores([an_item(("aa", "bb", "c"), 0)], longest) == [0.5]
-    assert trait_scores([an_item(("aa", "bb", "c"), 2)], longest) == [0.0]
-    assert trait_scores([an_item(("aa", "bb", "cc", "d"), 1)], longest) == pytest.approx([1 / 3])
-    assert trait_scores([an_item(("aa", "bb"), i) for i in (0, 1)], shortest) == [0.5, 0.5]
+    assert trait_scores([an_item(("aa", "bb", "c"), 0)], TRAITS["longest"]) == [0.5]
+    assert trait_scores([an_item(("aa", "bb", "c"), 2)], TRAITS["longest"]) == [0.0]
+    assert trait_scores([an_item(("aa", "bb", "cc", "d"), 1)], TRAITS["longest"]) == pytest.approx([1 / 3])
+    assert trait_scores([an_item(("aa", "bb"), i) for i in (0, 1)], TRAITS["shortest"]) == [0.5, 0.5]
 
 
 def test_length_is_counted_in_characters_not_bytes() -> None:
-    assert trait_scores([an_item(("ご飯と味噌汁", "toast and jam"), 1)], longest) == [1.0]
+    assert trait_scores([an_item(("ご飯と味噌汁", "toast and jam"), 1)], TRAITS["longest"]) == [1.0]
 
 
 def test_the_order_of_responses_does_not_matter() -> None:
@@ -126,7 +124,7 @@ def test_a_language_or_culture_that_nobody_knows_is_no_error(language: str) -> N
 
 
 def test_no_items_have_no_scores() -> None:
-    assert trait_scores([], longest) == []
+    assert trait_scores([], TRAITS["longest"]) == []
 
 
 # --- what needs other items: the majority answer, TF-IDF on the response alone ---

@@ -11,18 +11,16 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
+from evaluation.judged import RUBRIC
 from items import make_item
 
-from think_as_locals.evaluation.carb import metrics, save, summarise
-from think_as_locals.files import write_text
-from think_as_locals.judging import parse, permute, present, write
-from think_as_locals.models.prediction import Prediction
-from think_as_locals.types import Criterion, Item, Judgement, Rubric
+from think_as_locals.evaluation.carb import KEYS, metrics, save, summarise
+from think_as_locals.judging import parse, reorder_responses, shuffle_responses, write
+from think_as_locals.reward_models.reward_model import ScoredItem
+from think_as_locals.runtime.files import write_text
+from think_as_locals.types import Item, Judgement
 
-RUBRIC = Rubric(
-    (Criterion(50, "Custom", "Done there."), Criterion(30, "Place", "Known."), Criterion(20, "Words", "Fit."))
-)
-UNPARSABLE = "I would say that it depends."
+UNPARSED = "I would say that it depends."
 
 
 def an_item(number: int, group: str, culture: str | None, best: int, **changes: Any) -> Item:
@@ -31,15 +29,15 @@ def an_item(number: int, group: str, culture: str | None, best: int, **changes: 
     return make_item(**asked | known | changes)
 
 
-def predict(item: Item, right: bool | None, turned: bool = False) -> Prediction:
+def predict(item: Item, right: bool | None, turned: bool = False) -> ScoredItem:
     """A prediction on an item shown as it is or turned round; `None` for a completion that cannot be parsed."""
-    shown = permute(item, (1, 0)) if turned else item
+    shown = reorder_responses(item, (1, 0)) if turned else item
     verdict = shown.best if right else 1 - shown.best
-    text = UNPARSABLE if right is None else write(RUBRIC, "A: yes. B: no.", verdict)
-    return Prediction(item=item, shown=shown, judgement=parse(text, 2))
+    text = UNPARSED if right is None else write(RUBRIC, "A: yes. B: no.", verdict)
+    return ScoredItem(item=item, presented=shown, judgement=parse(text, 2))
 
 
-#  Three flip sets of two and two single items, in five question groups; 5 of 8 right, one unparsable.
+#  Three flip sets of two and two single items, in five question groups; 5 of 8 right, one parse failure.
 PREDICTIONS = (
     predict(an_item(0, "g1", "TH", 0), True),
     predict(an_item(1, "g1", "JP", 1), True, turned=True),
@@ -52,7 +50,7 @@ PREDICTIONS = (
 )
 
 
-def summary(predictions: tuple[Prediction, ...] = PREDICTIONS, **changes: Any) -> dict[str, Any]:
+def summary(predictions: tuple[ScoredItem, ...] = PREDICTIONS, **changes: Any) -> dict[str, Any]:
     asked: dict[str, Any] = {
         "dataset": "cards",
         "split": "group",
@@ -72,51 +70,49 @@ def parts(by: dict[str, Any]) -> dict[str, tuple[int, float]]:
     return {name: part(measured) for name, measured in by.items()}
 
 
-def test_the_file_has_the_keys_of_the_design() -> None:
-    keys = (
-        "dataset, model, seed, protocol, n, accuracy, ci95, parse_failure, by_culture, by_domain, by_language, by_cell"
-    )
-    assert {*keys.split(", "), "by_position", "flips", "baselines", "split", "step"} <= set(summary())
-
-
 def test_it_says_what_was_measured_and_how() -> None:
     found = summary()
-    assert (found["dataset"], found["split"], found["model"], found["seed"], found["step"]) == (
-        "cards",
-        "group",
-        "judge",
-        3,
-        50,
-    )
+    expected = {"dataset": "cards", "split": "group", "model": "judge", "seed": 3, "step": 50}
+    assert expected.items() <= found.items()
     assert "listwise" in found["protocol"]
+    assert set(KEYS) == set(found)
 
 
-def test_accuracy_counts_an_unparsable_judgement_as_wrong_and_apart() -> None:
+def test_accuracy_counts_a_parse_failure_as_wrong_and_apart() -> None:
     found = summary()
     assert part(found) == (8, 5 / 8)
     assert found["parse_failure"] == 1 / 8
-    assert found["interval"] == "cluster_bootstrap"
+    assert found["ci_method"] == "cluster_bootstrap"
 
 
-def test_parts_have_their_own_n_and_accuracy() -> None:
-    found = summary()
-    assert parts(found["by_culture"]) == {"JP": (3, 1 / 3), "TH": (4, 1.0), "none": (1, 0.0)}
-    assert parts(found["by_domain"]) == {"safety": (2, 1 / 2), "value": (6, 4 / 6)}
-    assert parts(found["by_language"]) == {"en": (7, 4 / 7), "th": (1, 1.0)}
-    assert parts(found["by_cell"]) == {
-        "JP/safety": (1, 0.0),
-        "JP/value": (2, 1 / 2),
-        "TH/safety": (1, 1.0),
-        "TH/value": (3, 1.0),
-        "none/value": (1, 0.0),
-    }
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("culture", {"JP": (3, 1 / 3), "TH": (4, 1.0), "none": (1, 0.0)}),
+        ("domain", {"safety": (2, 1 / 2), "value": (6, 4 / 6)}),
+        ("language", {"en": (7, 4 / 7), "th": (1, 1.0)}),
+        (
+            "cell",
+            {
+                "JP/safety": (1, 0.0),
+                "JP/value": (2, 1 / 2),
+                "TH/safety": (1, 1.0),
+                "TH/value": (3, 1.0),
+                "none/value": (1, 0.0),
+            },
+        ),
+        ("resource_class", {"3": (1, 1.0), "5": (7, 4 / 7)}),
+        ("family", {"Indo-European": (7, 4 / 7), "Tai-Kadai": (1, 1.0)}),
+        ("script", {"Latn": (7, 4 / 7), "Thai": (1, 1.0)}),
+        # Best as presented, in order: A, A (turned), B (turned), B, B, A, A, A (turned).
+        ("position", {"A": (5, 3 / 5), "B": (3, 2 / 3)}),
+    ],
+)
+def test_parts_have_their_own_n_and_accuracy(by: str, expected: dict[str, tuple[int, float]]) -> None:
+    assert parts(summary()[f"by_{by}"]) == expected
 
 
-def test_breakdowns_by_what_is_known_of_the_language() -> None:
-    found = summary()
-    assert parts(found["by_resource_class"]) == {"3": (1, 1.0), "5": (7, 4 / 7)}
-    assert parts(found["by_family"]) == {"Indo-European": (7, 4 / 7), "Tai-Kadai": (1, 1.0)}
-    assert parts(found["by_script"]) == {"Latn": (7, 4 / 7), "Thai": (1, 1.0)}
+def test_a_language_that_nobody_knows_is_unknown() -> None:
     unknown = summary((predict(an_item(0, "g1", "GE", 0, language="tlh"), True),))
     assert parts(unknown["by_resource_class"]) == parts(unknown["by_family"]) == {"unknown": (1, 1.0)}
 
@@ -171,11 +167,6 @@ def test_calibration_is_of_the_judgements_that_have_a_margin() -> None:
     assert summary()["calibration"] == {"n": 0}
 
 
-def test_positions_are_those_the_judge_was_shown() -> None:
-    # Best as shown, in order: A, A (turned), B (turned), B, B, A, A, A (turned).
-    assert parts(summary()["by_position"]) == {"A": (5, 3 / 5), "B": (3, 2 / 3)}
-
-
 def test_flips_are_the_whole_sets_and_how_many_are_right_throughout() -> None:
     flips = summary()["flips"]
     assert part(flips) == (6, 4 / 6)
@@ -205,9 +196,9 @@ def test_a_judge_that_reads_the_responses_alone_scores_exactly_a_quarter_on_sets
     ]
     favourites = [min(item.responses, key=lambda text: text[::-1]) for item in items]
     blind = tuple(
-        Prediction(
+        ScoredItem(
             item=item,
-            shown=(shown := present(item)),
+            presented=(shown := shuffle_responses(item)),
             judgement=parse(write(RUBRIC, "A: no. B: no. C: no. D: no.", shown.responses.index(favourite)), 4),
         )
         for item, favourite in zip(items, favourites, strict=True)
@@ -243,7 +234,7 @@ def test_every_accuracy_stands_beside_its_n_and_its_interval() -> None:
         assert isinstance(cell["n"], int)
         assert cell["n"] > 0
         assert 0 <= low <= cell["accuracy"] <= high <= 1
-        assert cell["interval"] in {"wilson", "cluster_wilson", "cluster_bootstrap"}
+        assert cell["ci_method"] in {"wilson", "cluster_wilson", "cluster_bootstrap"}
 
 
 def test_every_item_is_counted_once_in_every_breakdown() -> None:
@@ -268,16 +259,19 @@ def test_ties_in_any_order_come_to_the_same_bits() -> None:
         item = an_item(i, f"g{i // 4}", "TH", i % 3, responses=texts)
         scores = tuple(float((i + j) % 2) for j in range(len(texts)))
         judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(), text="")
-        made.append(Prediction(item=item, shown=item, judgement=judgement, scores=scores, margin=i / 7 - 4))
+        made.append(ScoredItem(item=item, presented=item, judgement=judgement, scores=scores, margin=i / 7 - 4))
     there = summary(tuple(made))
     for seed in range(3):
         random.Random(seed).shuffle(made)
         assert summary(tuple(made)) == there
 
 
-def test_all_unparsable_is_no_accuracy_and_all_parse_failure() -> None:
-    found = summary(tuple(predict(p.item, None) for p in PREDICTIONS))
+def test_parse_failures_alone_have_no_accuracy_and_can_be_saved(tmp_path: Path) -> None:
+    failed = tuple(predict(p.item, None) for p in PREDICTIONS)
+    found = summary(failed)
     assert (found["accuracy"], found["parse_failure"]) == (0.0, 1.0)
+    save(found, failed, tmp_path / "step-50.json")
+    assert parquet.read_table(tmp_path / "step-50.parquet").column("verdict").null_count == 8
 
 
 def test_no_predictions_are_an_error() -> None:
@@ -300,22 +294,15 @@ def test_metrics_are_finite_numbers_named_for_a_tracker() -> None:
 def test_what_is_saved_is_read_back_and_nothing_else_is_left(tmp_path: Path) -> None:
     found = summary()
     path = tmp_path / "carb" / "step-50.json"
+    save(summary(PREDICTIONS[:2]), PREDICTIONS[:2], path)  # is replaced
     save(found, PREDICTIONS, path)
     assert json.loads(path.read_text(encoding="utf-8")) == found
     assert sorted(file.name for file in path.parent.iterdir()) == ["step-50.json", "step-50.parquet"]
     rows = parquet.read_table(path.with_suffix(".parquet")).to_pylist()
     assert rows == [prediction.row() for prediction in PREDICTIONS]
-    assert rows[5]["completion"] == UNPARSABLE
+    assert rows[5]["completion"] == UNPARSED
     assert (rows[5]["verdict"], rows[5]["correct"]) == (None, False)
     assert rows[6]["responses"] == ["ชาในไทย", "กาแฟเย็น"]
-
-
-def test_saving_again_replaces_the_files(tmp_path: Path) -> None:
-    save(summary(), PREDICTIONS, tmp_path / "step-50.json")
-    save(summary(PREDICTIONS[:2]), PREDICTIONS[:2], tmp_path / "step-50.json")
-    assert json.loads((tmp_path / "step-50.json").read_text())["n"] == 2
-    assert parquet.read_table(tmp_path / "step-50.parquet").num_rows == 2
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_number_that_json_lacks_is_refused_and_the_old_file_stays(tmp_path: Path) -> None:
@@ -335,10 +322,3 @@ def test_a_text_that_cannot_be_written_leaves_the_old_file_and_no_part_of_the_ne
         write_text(path, "half an emoji \ud83d")
     assert path.read_text() == "whole"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_judgements_that_all_fail_can_be_saved(tmp_path: Path) -> None:
-    failed = tuple(predict(p.item, None) for p in PREDICTIONS)
-    path = tmp_path / "step-50.json"
-    save(summary(failed), failed, path)
-    assert parquet.read_table(path.with_suffix(".parquet")).column("verdict").null_count == 8

@@ -4,68 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from evaluation.judged import CULTURES, Right, flip_items, judge_all, measure
 from rich.console import Console
 from statsmodels.stats.multitest import multipletests
 
 from think_as_locals.cli import main
-from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.compare import Comparison, compare, read, table
-from think_as_locals.evaluation.judged import JudgedItem, judged_items
-from think_as_locals.evaluation.paired import mcnemar
-from think_as_locals.files import parquet
-from think_as_locals.judging import parse, permute, present, write
-from think_as_locals.models.prediction import Prediction
-from think_as_locals.types import ConfigError, Criterion, DataError, Item, Rubric
+from think_as_locals.evaluation.scored import ItemCredit, item_credits
+from think_as_locals.evaluation.statistics import mcnemar
+from think_as_locals.judging import reorder_responses
+from think_as_locals.reward_models.reward_model import ScoredItem
+from think_as_locals.runtime.files import parquet
+from think_as_locals.types import ConfigError, DataError, Item
 
-CULTURES = ("DE", "EG", "JP", "TH")
-RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There."), Criterion(20, "Form", "Clear.")))
-
-
-def items() -> list[Item]:
-    """Flip sets of two in eight question groups of two domains: 96 items."""
-    return [
-        Item(
-            id=f"{group}-{culture}-{'-'.join(pair)}",
-            prompt=f"What is done in {culture}?",
-            responses=tuple(f"custom {group} of {c}" for c in pair),
-            best=pair.index(culture),
-            culture=culture,
-            language="th" if culture == "TH" else "en",
-            domain="value" if group % 2 else "safety",
-            group=f"g{group}",
-            source="test",
-            origins=pair,
-        )
-        for group in range(8)
-        for pair in combinations(CULTURES, 2)
-        for culture in pair
-    ]
+ITEMS = flip_items(groups=8)
 
 
-def judged(right: Callable[[int, Item], float]) -> list[JudgedItem]:
-    return [JudgedItem(item, float(right(i, item))) for i, item in enumerate(items())]
+def credited(right: Callable[[int, Item], float]) -> list[ItemCredit]:
+    return [ItemCredit(item, float(right(i, item))) for i, item in enumerate(ITEMS)]
 
 
-def predictions(right: Callable[[int], bool | None], seed: int = 0, some: Sequence[Item] = ()) -> list[Prediction]:
-    made = []
-    for i, item in enumerate(some or items()):
-        shown, answer = present(item, seed), right(i)
-        text = "no idea" if answer is None else write(RUBRIC, "weighed", shown.best if answer else 1 - shown.best)
-        made.append(Prediction(item=item, shown=shown, judgement=parse(text, 2)))
-    return made
-
-
-def save(run: Path, made: Sequence[Prediction], step: int = 5) -> Path:
-    summary = carb.summarise(made, dataset="d", split="group", model="j", seed=0, step=step, bootstrap_samples=50)
-    path = run / "carb" / f"step-{step}.json"
-    carb.save(summary, made, path)
-    return path.with_suffix(".parquet")
+def predictions(right: Right, seed: int = 0, items: Sequence[Item] = ITEMS) -> list[ScoredItem]:
+    return judge_all(right, items, seed=seed)
 
 
 def by_name(comparisons: Sequence[Comparison]) -> dict[str, Comparison]:
@@ -76,30 +41,30 @@ def by_name(comparisons: Sequence[Comparison]) -> dict[str, Comparison]:
 
 
 def test_all_items_and_flip_sets_come_first_then_every_cell() -> None:
-    found = compare(judged(lambda i, _: i % 2), judged(lambda i, _: i % 3 > 0), "cell")
+    found = compare(credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0), "cell")
     assert [c.name for c in found[:2]] == ["all items", "flip sets"]
     assert [c.name for c in found[2:]] == [f"{c}/{d}" for c in CULTURES for d in ("safety", "value")]
     assert [c.difference.n for c in found] == [96, 96] + [12] * 8
     whole = found[0]
-    assert (whole.a.accuracy, whole.b.accuracy) == (0.5, pytest.approx(2 / 3))
-    assert whole.difference.difference == pytest.approx(1 / 6)
+    assert (whole.a.value, whole.b.value) == (0.5, pytest.approx(2 / 3))
+    assert whole.difference.value == pytest.approx(1 / 6)
     assert set(whole.baselines) >= {"chance", "longest", "tfidf"}
-    assert found[1].baselines["tfidf"].accuracy == found[1].baselines["chance"].accuracy == 0.5
+    assert found[1].baselines["tfidf"].value == found[1].baselines["chance"].value == 0.5
 
 
 @pytest.mark.parametrize(("by", "cells"), [("culture", list(CULTURES)), ("script", ["Latn", "Thai"])])
 def test_cells_are_those_of_any_breakdown(by: str, cells: list[str]) -> None:
-    found = compare(judged(lambda i, _: i % 2), judged(lambda i, _: i % 3), by)
+    found = compare(credited(lambda i, _: i % 2), credited(lambda i, _: i % 3), by)
     assert [c.name for c in found[2:]] == cells
 
 
 def test_an_unknown_breakdown_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'colour'; available: culture, domain"):
-        compare(judged(lambda *_: 1), judged(lambda *_: 1), "colour")
+        compare(credited(lambda *_: 1), credited(lambda *_: 1), "colour")
 
 
 def test_the_order_of_items_changes_nothing() -> None:
-    a, b = judged(lambda i, _: i % 2), judged(lambda i, _: i % 3 > 0)
+    a, b = credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0)
     there, back = by_name(compare(a, b, "culture")), by_name(compare(a[::-1], b, "culture"))
     for name, one in there.items():
         assert one.difference.ci95 == pytest.approx(back[name].difference.ci95)
@@ -108,9 +73,9 @@ def test_the_order_of_items_changes_nothing() -> None:
 
 
 def test_swapping_the_runs_negates_the_difference_and_nothing_else() -> None:
-    a, b = judged(lambda i, _: i % 2), judged(lambda i, _: i % 3 > 0)
+    a, b = credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0)
     for one, other in zip(compare(a, b, "cell"), compare(b, a, "cell"), strict=True):
-        assert one.difference.difference == -other.difference.difference
+        assert one.difference.value == -other.difference.value
         assert one.difference.ci95 == pytest.approx([-end for end in reversed(other.difference.ci95)])
         assert (one.p_groups, one.p_mcnemar) == pytest.approx((other.p_groups, other.p_mcnemar))
         assert one.smallest == pytest.approx(other.smallest)
@@ -118,17 +83,17 @@ def test_swapping_the_runs_negates_the_difference_and_nothing_else() -> None:
 
 
 def test_a_run_does_not_differ_from_itself() -> None:
-    run = judged(lambda i, _: i % 2)
+    run = credited(lambda i, _: i % 2)
     for c in compare(run, run, "cell"):
         low, high = c.difference.ci95
-        assert (c.difference.difference, c.p_groups, c.p_mcnemar) == (0, 1, 1)
+        assert (c.difference.value, c.p_groups, c.p_mcnemar) == (0, 1, 1)
         assert low < 0 < high
 
 
 def test_p_values_of_cells_are_adjusted_for_one_another_and_those_of_all_items_are_not() -> None:
     rng = np.random.default_rng(5)
     draws = rng.random((2, 96))
-    a, b = judged(lambda i, _: draws[0, i] < 0.4), judged(lambda i, _: draws[1, i] < 0.75)
+    a, b = credited(lambda i, _: draws[0, i] < 0.4), credited(lambda i, _: draws[1, i] < 0.75)
     cells = compare(a, b, "culture")[2:]
     raw = [mcnemar(*([j.credit for j in run if j.item.culture == culture] for run in (a, b))) for culture in CULTURES]
     assert [c.p_mcnemar for c in cells] == pytest.approx(multipletests(raw, method="holm")[1])
@@ -136,7 +101,7 @@ def test_p_values_of_cells_are_adjusted_for_one_another_and_those_of_all_items_a
 
 
 def test_more_cells_need_a_larger_difference() -> None:
-    a, b = judged(lambda i, _: i % 2), judged(lambda i, item: item.domain == "value")
+    a, b = credited(lambda i, _: i % 2), credited(lambda i, item: item.domain == "value")
     whole, *_ = compare(a, b, "culture")
     cell = by_name(compare(a, b, "culture"))["TH"]
     assert whole.smallest is not None
@@ -147,14 +112,14 @@ def test_more_cells_need_a_larger_difference() -> None:
 
 
 def test_runs_over_different_items_are_refused_with_what_differs() -> None:
-    a = judged(lambda *_: 1)
+    a = credited(lambda *_: 1)
     with pytest.raises(DataError, match=r"1 only in the first \(such as 'g?0-DE-DE-EG'\); of 96 and 95"):
         compare(a, a[1:], "cell")
     with pytest.raises(DataError, match=r"1 only in the second"):
         compare(a[1:], a, "cell")
     other = dataclasses.replace(a[0].item, best=1 - a[0].item.best)
     with pytest.raises(DataError, match=r"1 with one id and different content.*eval.max_items"):
-        compare(a, [JudgedItem(other, 1.0), *a[1:]], "cell")
+        compare(a, [ItemCredit(other, 1.0), *a[1:]], "cell")
 
 
 # --- files ---
@@ -162,8 +127,8 @@ def test_runs_over_different_items_are_refused_with_what_differs() -> None:
 
 def test_a_run_is_read_from_its_folder_or_a_table(tmp_path: Path) -> None:
     made = predictions(lambda i: None if i % 5 == 0 else i % 2 == 0)
-    save(tmp_path, predictions(lambda _: True), step=0)
-    path = save(tmp_path, made, step=10)
+    measure(tmp_path, 0, predictions(lambda _: True), model="j")
+    path = measure(tmp_path, 10, made)
     (tmp_path / "carb" / "step-99.parquet").write_bytes(b"torn: its JSON was never written")
     for run in (tmp_path, path):
         found = {j.item.id: j.credit for j in read(run)}
@@ -171,23 +136,23 @@ def test_a_run_is_read_from_its_folder_or_a_table(tmp_path: Path) -> None:
 
 
 def test_the_order_in_which_responses_were_shown_does_not_make_items_different(tmp_path: Path) -> None:
-    paths = [save(tmp_path / str(seed), predictions(lambda i: i % 2 == 0, seed)) for seed in (0, 1)]
+    paths = [measure(tmp_path / str(seed), 5, predictions(lambda i: i % 2 == 0, seed)) for seed in (0, 1)]
     first, second = (read(path) for path in paths)
     assert first == second
-    shown = [[p.shown.responses for p in predictions(lambda _: True, seed)] for seed in (0, 1)]
+    shown = [[p.presented.responses for p in predictions(lambda _: True, seed)] for seed in (0, 1)]
     assert shown[0] != shown[1]
 
 
 def test_an_item_that_was_judged_in_several_orders_counts_once(tmp_path: Path) -> None:
     once = predictions(lambda _: True)
-    turned = [dataclasses.replace(p, shown=permute(p.shown, (1, 0))) for p in once]  # the verdict stays: now wrong
-    found = read(save(tmp_path, [*once, *turned]))
+    turned = [dataclasses.replace(p, presented=reorder_responses(p.presented, (1, 0))) for p in once]
+    found = read(measure(tmp_path, 5, [*once, *turned]))
     assert len(found) == 96
     assert {j.credit for j in found} == {0.5}
-    assert [j.credit for j in judged_items([*once, *turned])] == [0.5] * 96
+    assert [j.credit for j in item_credits([*once, *turned])] == [0.5] * 96
 
 
-def rows(made: Sequence[Prediction], change: Callable[[dict[str, Any]], None]) -> bytes:
+def rows(made: Sequence[ScoredItem], change: Callable[[dict[str, Any]], None]) -> bytes:
     written = [p.row() for p in made]
     change(written[0])
     return parquet(written)
@@ -199,8 +164,7 @@ def test_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.parquet: not a readable table"):
         read(tmp_path / "gone.parquet")
     evaluation = tmp_path / "evaluation"
-    table = save(evaluation, predictions(lambda _: True)).rename(evaluation / "carb/mine.parquet")
-    table.with_name("step-5.json").rename(evaluation / "carb/mine.json")
+    table = measure(evaluation, "mine", predictions(lambda _: True))
     with pytest.raises(DataError, match=rf"expected the folder of a run that trained a judge, or {table}"):
         read(evaluation)
     assert read(evaluation / "carb/mine.json") == read(table)  # what `tal leaderboard` and people name it by
@@ -215,7 +179,7 @@ def test_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"lacks completion; measure again"):
         read(path)
     for change, said in (
-        ({"credit": 5.0}, r"credit must be in \[0, 1\], got 5.0"),
+        ({"credit": 5.0}, r"credit must be in \[0, 1\] .*, got 5.0"),
         ({"credit": float("nan")}, "got nan"),
         ({"credit": None}, "got None"),
         ({"verdict": "C"}, "verdict must be one of A, B or none, got 'C'"),
@@ -232,9 +196,9 @@ def test_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 def test_the_table_holds_n_accuracies_interval_p_and_what_can_be_shown() -> None:
-    a, b = judged(lambda i, _: i % 4 == 0), judged(lambda i, _: i % 4 > 0)
+    a, b = credited(lambda i, _: i % 4 == 0), credited(lambda i, _: i % 4 > 0)
     console = Console(markup=False, highlight=False, record=True, width=220)
-    console.print(table(compare(a, b, "culture"), "runs/one", "runs/two"))
+    console.print(table(compare(a, b, "culture")).terminal("A: runs/one\nB: runs/two"))
     text = console.export_text()
     row = next(line for line in text.splitlines() if "all items" in line)
     for cell in ("96", "25.0 [", "75.0 [", "+50.0 [+", "< 0.001"):
@@ -245,25 +209,25 @@ def test_the_table_holds_n_accuracies_interval_p_and_what_can_be_shown() -> None
 
 
 def test_a_narrow_terminal_cuts_no_figure() -> None:
-    a, b = judged(lambda i, _: i % 4 == 0), judged(lambda i, _: i % 4 > 0)
+    a, b = credited(lambda i, _: i % 4 == 0), credited(lambda i, _: i % 4 > 0)
     console = Console(markup=False, highlight=False, record=True, width=80)
-    console.print(table(compare(a, b, "domain"), "one", "two"))
+    console.print(table(compare(a, b, "domain")).terminal("one"))
     assert "…" not in console.export_text()
 
 
 def test_text_of_data_is_no_markup() -> None:
-    run = [JudgedItem(dataclasses.replace(j.item, domain="[red]"), j.credit) for j in judged(lambda i, _: i % 2)]
+    run = [ItemCredit(dataclasses.replace(j.item, domain="[red]"), j.credit) for j in credited(lambda i, _: i % 2)]
     console = Console(markup=False, highlight=False, record=True, width=220)
-    console.print(table(compare(run, run, "domain"), "[bold]a", "b"))
+    console.print(table(compare(run, run, "domain")).terminal("[bold]a"))
     assert "[red]" in (text := console.export_text())
     assert "[bold]a" in text
 
 
 def test_nothing_in_data_is_an_order_to_the_terminal() -> None:
     domain = "a\x1b[2J\x9b31m\u202e"
-    run = [JudgedItem(dataclasses.replace(j.item, domain=domain), j.credit) for j in judged(lambda i, _: i % 2)]
+    run = [ItemCredit(dataclasses.replace(j.item, domain=domain), j.credit) for j in credited(lambda i, _: i % 2)]
     console = Console(markup=False, highlight=False, record=True, width=220)
-    console.print(table(compare(run, run, "domain"), "\x1b]0;title\x07", "b"))
+    console.print(table(compare(run, run, "domain")).terminal("\x1b]0;title\x07"))
     shown = console.export_text()
     assert not set("\x1b\x9b\x07\u202e") & set(shown)
     assert r"a\x1b[2J\x9b31m\u202e" in shown
@@ -273,15 +237,15 @@ def test_the_command_shows_the_table_or_says_why_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    save(one, predictions(lambda i: i % 2 == 0))
-    save(two, predictions(lambda i: i % 4 != 0))
+    measure(one, 5, predictions(lambda i: i % 2 == 0))
+    measure(two, 5, predictions(lambda i: i % 4 != 0))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("sys.argv", ["tal", "compare", str(one), str(two), "--by", "domain"])
     main()
     shown = capsys.readouterr().out
     assert "all items" in shown
     assert "safety" in shown
-    save(two, predictions(lambda _: True, some=items()[:90]))
+    measure(two, 5, predictions(lambda _: True, items=ITEMS[:90]))
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2

@@ -7,95 +7,39 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from itertools import combinations
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.judged import Right, flip_items, judge_all, judged, measure
 from html_page import Page
 
-from think_as_locals.evaluation import carb, leaderboard
-from think_as_locals.evaluation.browser import LONGEST_TEXT, browsable
+from think_as_locals.evaluation import leaderboard
 from think_as_locals.evaluation.compare import compare, read
-from think_as_locals.evaluation.entries import read_entries
-from think_as_locals.evaluation.judged import outcome
-from think_as_locals.evaluation.leaderboard import write_leaderboard
-from think_as_locals.evaluation.markdown import text
-from think_as_locals.evaluation.paired import holm
-from think_as_locals.judging import parse, permute, present, write
-from think_as_locals.models.prediction import Prediction, favourite
-from think_as_locals.types import Criterion, DataError, Item, Judgement, Rubric
+from think_as_locals.evaluation.leaderboard import LONGEST_TEXT, browsable, read_entries, write_leaderboard
+from think_as_locals.evaluation.scored import outcome
+from think_as_locals.evaluation.statistics import holm
+from think_as_locals.judging import reorder_responses, shuffle_responses
+from think_as_locals.reward_models.reward_model import ScoredItem
+from think_as_locals.types import DataError, Item
 
-CULTURES = ("DE", "EG", "JP", "TH")
-RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There."), Criterion(20, "Form", "Clear.")))
 EVIL = "</script><script>alert('x')</script>\"><img src=x onerror=alert(1)> | a\n*b* שלום"
 
-Outcome = Callable[[int], float | None]
-"""Of the i-th item: 1 right, 0 wrong, .5 a tie of scores, None unparsable."""
+
+def items(**changes: Any) -> list[Item]:
+    """Of two domains; the last question group has one flip set only, so that cells differ in size."""
+    return flip_items(last=1, **changes)
 
 
-def items(response: str = "custom", groups: int = 12) -> list[Item]:
-    """Flip sets of two; the last group has one set only, so that cells differ in size."""
-    return [
-        Item(
-            id=f"{group}-{culture}-{'-'.join(pair)}",
-            prompt=f"What is done in {culture}, in case {group}?",
-            responses=tuple(f"{response} {group} of {c}" for c in pair),
-            best=pair.index(culture),
-            culture=culture,
-            language="th" if culture == "TH" else "en",
-            domain="value" if group % 3 else "safety",
-            group=f"g{group}",
-            source="test",
-            origins=pair,
-        )
-        for group in range(groups)
-        for pair in list(combinations(CULTURES, 2))[: 6 if group < groups - 1 else 1]
-        for culture in pair
-    ]
-
-
-def judged(item: Item, right: float | None, note: str = "weighed") -> Prediction:
-    shown = present(item)
-    if right == 0.5:
-        judgement = Judgement(verdict=favourite((2.0, 2.0)), rubric=None, analysis=None, issues=(), text="")
-        return Prediction(item=item, shown=shown, judgement=judgement, scores=(2.0, 2.0))
-    text = f"no idea {note}" if right is None else write(RUBRIC, note, shown.best if right else 1 - shown.best)
-    return Prediction(item=item, shown=shown, judgement=parse(text, 2))
-
-
-def measure(
-    run: Path,
-    name: str,
-    made: Sequence[Prediction],
-    *,
-    model: str | None = None,
-    dataset: str = "cards",
-    step: int = 0,
-    protocol: str = "listwise",
-) -> None:
-    summary = carb.summarise(
-        made,
-        dataset=dataset,
-        split="group",
-        model=model or name,
-        seed=0,
-        step=step,
-        bootstrap_samples=200,
-        protocol=protocol,
-    )
-    carb.save(summary, made, run / "carb" / f"{name}.json")
-
-
-def predictions(right: Outcome, some: Sequence[Item] = ()) -> list[Prediction]:
-    return [judged(item, right(i)) for i, item in enumerate(some or items())]
+def predictions(right: Right, some: Sequence[Item] = ()) -> list[ScoredItem]:
+    return judge_all(right, some or items())
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two that are good and alike, a constant one, and one that is worse, with ties and unparsable judgements."""
+    """Two that are good and alike, a constant one, and one that is worse, with ties and parse failures."""
     run = tmp_path_factory.mktemp("runs") / "evaluation"
     measure(run, "good", predictions(lambda i: i % 10 > 0))
     measure(run, "also-good", predictions(lambda i: i % 10 != 5))
@@ -137,11 +81,11 @@ def test_a_model_stands_as_in_its_carb_file(measured: Path, out: Path) -> None:
         model = model_of(board, name)
         assert (model["macro"], model["micro"]) == (summary["macro"], summary["micro"])
         assert (model["flips"]["accuracy"], model["flips"]["n"]) == (summary["flips"]["accuracy"], 134)
-        assert model["unparsable"]["share"] == summary["parse_failure"]
+        assert model["parse_failure"]["share"] == summary["parse_failure"]
     worse = model_of(board, "worse")
     assert (worse["protocol"], worse["ties"]["n"]) == ("pairwise", 134)
     assert worse["ties"]["share"] == pytest.approx(34 / 134)
-    assert worse["unparsable"]["share"] == pytest.approx(34 / 134)
+    assert worse["parse_failure"]["share"] == pytest.approx(34 / 134)
     low, high = worse["ties"]["ci95"]
     assert 0 < low < 34 / 134 < high < 1
     assert model_of(board, "constant")["macro"]["accuracy"] == 0.5
@@ -166,7 +110,7 @@ def test_paired_differences_equal_those_of_compare(measured: Path, out: Path) ->
         a, b = (sorted(run, key=lambda j: j.item.id) for run in (a, b))
         whole, flips, *_ = compare(a, b, "culture")
         for found, same in ((pair["items"], whole), (pair["flips"], flips)):
-            assert found["difference"] == {**asdict(same.difference), "ci95": list(same.difference.ci95)}
+            assert found["difference"] == same.difference.as_dict()
         raw.append(whole.p_groups)
     assert [pair["items"]["p_holm"] for pair in pairs] == pytest.approx(holm(raw))
 
@@ -212,7 +156,7 @@ def test_a_model_alone_is_first(tmp_path: Path) -> None:
 def test_the_last_step_of_a_training_run_counts_under_the_name_of_the_run(tmp_path: Path) -> None:
     run = tmp_path / "trained"
     for step, right in ((0, 0.0), (9, 0.0), (10, 1.0)):
-        measure(run, f"step-{step}", predictions(lambda _, right=right: right), model="judge", step=step)
+        measure(run, step, predictions(lambda _, right=right: right), model="judge")
     (entry,) = read_entries([run])
     assert (entry.name, entry.summary["step"], entry.summary["accuracy"]) == ("trained", 10, 1.0)
 
@@ -274,7 +218,7 @@ def test_the_same_items_in_another_order_are_the_same_items(tmp_path: Path) -> N
     run = tmp_path / "run"
     made = predictions(lambda i: i % 2)
     measure(run, "there", made)
-    turned = [replace(p, shown=permute(p.shown, (1, 0))) for p in reversed(made)]
+    turned = [replace(p, presented=reorder_responses(p.presented, (1, 0))) for p in reversed(made)]
     measure(run, "back", turned)
     write_leaderboard([run], tmp_path / "out")
     assert len(board_of(tmp_path / "out")["pairs"]) == 1
@@ -287,7 +231,7 @@ def test_the_same_items_in_another_order_are_the_same_items(tmp_path: Path) -> N
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Hostile prompts, responses, completions, names, protocols, data sets and settings."""
     run = tmp_path_factory.mktemp("runs") / "evil"
-    some = [replace(item, prompt=EVIL + item.prompt) for item in items(response=EVIL)]
+    some = items(prompt=EVIL, response=EVIL)
     for name, model in (("a", EVIL), ("b", "RM|b\n")):
         made = [judged(item, None if i % 3 else i % 2, EVIL) for i, item in enumerate(some)]
         measure(run, name, made, model=model, dataset=EVIL, protocol=EVIL)
@@ -342,8 +286,8 @@ def test_tables_hold_n_intervals_ranks_probes_and_baselines(evaluation: Path, tm
     row = page.row("1–2 good")
     for cell in ("● may be first", f"{100 * good['macro']['accuracy']:.1f} {low}–{high}", "n 134", "listwise"):
         assert cell in row
-    assert page.row("chance").startswith("chance")
-    assert page.row("good CC 400").startswith("good CC 400 30.8 25.0 to 36.0 – –")
+    assert page.row("chance").startswith("chance best baseline")
+    assert page.row("good CC 400").startswith("good CC 400 30.8 25.0–36.0 –")
     assert "134 (" not in page.text
     assert len([row for row in page.rows if row.startswith("All cultures")]) == 4
     assert {attrs.get("scope") for attrs in page.all("th")} == {"col", "row"}
@@ -351,7 +295,7 @@ def test_tables_hold_n_intervals_ranks_probes_and_baselines(evaluation: Path, tm
 
 def test_slots_orders_and_confidence_stand_with_their_intervals(tmp_path: Path) -> None:
     both = [judged(item, i % 3 > 0) for i, item in enumerate(items())]
-    turned = [replace(p, shown=present(p.item, reverse=True)) for p in both]  # the same letter: another response
+    turned = [replace(p, presented=shuffle_responses(p.item, reverse=True)) for p in both]
     sure = [replace(p, margin=1.0) for p in [*both, *turned]]
     measure(tmp_path / "run", "judge", sure)
     measure(tmp_path / "run", "scores", [replace(p, scores=(1.0, 0.0)) for p in both])
@@ -368,8 +312,8 @@ def test_slots_orders_and_confidence_stand_with_their_intervals(tmp_path: Path) 
     assert f"{found['calibration']['brier']:.3f}" in confidence
     assert not any(row.startswith("scores A ") for row in page.rows)
     markdown = (tmp_path / "out/leaderboard.md").read_text(encoding="utf-8")
-    assert f"| judge | {2 * len(both)} | A {100 * bias['bias']:+.1f} [" in markdown
-    assert f"| judge | {2 * len(both)} | 73.1 |" in markdown
+    assert f"| judge | A {100 * bias['bias']:+.1f} [" in markdown
+    assert f"| judge | 73.1, n {2 * len(both)} |" in markdown
 
 
 def test_where_nothing_was_judged_in_slots_or_with_a_margin_the_page_is_silent_about_it(tmp_path: Path) -> None:
@@ -404,16 +348,15 @@ def test_every_judgement_can_be_read_back_from_the_page(evil: Path, tmp_path: Pa
         at = {name: column[number] for name, column in made.items()}
         item = {name: column[at["item"]] for name, column in data["items"].items()}
         name = data["models"][at["model"]]
-        row = next(row for row in entries[name].rows if row["id"] == item["id"])
-        assert item["prompt"] == row["prompt"]
-        assert [item["responses"][i] for i in at["order"]] == row["responses"]
-        assert "ABCDEFGH"[at["best"]] == row["best"]
-        assert (None if at["verdict"] is None else "ABCDEFGH"[at["verdict"]]) == row["verdict"]
-        assert data["outcomes"][at["outcome"]] == outcome(row)
-        assert (at["issues"], at["completion"]) == (row["issues"], row["completion"])
+        scored = next(scored for scored in entries[name].scored if scored.item.id == item["id"])
+        assert item["prompt"] == scored.item.prompt
+        assert tuple(item["responses"][i] for i in at["order"]) == scored.presented.responses
+        assert (at["best"], at["verdict"]) == (scored.presented.best, scored.judgement.verdict)
+        assert data["outcomes"][at["outcome"]] == outcome(scored)
+        assert (tuple(at["issues"]), at["completion"]) == (scored.judgement.issues, scored.judgement.text)
         found.add((name, item["id"]))
     assert len(found) == data["total"] == 2 * 134
-    assert set(data["issues"]) == {issue for entry in entries.values() for row in entry.rows for issue in row["issues"]}
+    assert set(data["issues"]) == {i for entry in entries.values() for s in entry.scored for i in s.judgement.issues}
     assert data["cultures"]["TH"] == "Thailand"
 
 
@@ -456,11 +399,6 @@ def test_cells_of_markdown_hold_text_alone(evil: Path, tmp_path: Path) -> None:
     write_leaderboard([evil], tmp_path / "out")
     written = (tmp_path / "out/leaderboard.md").read_text()
     rows = [line for line in written.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {10, 7}
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {9, 10, 5}
     assert "<" not in written.replace("p < 0.05", "").replace("< 0.001", "")
     assert r"\*b\*" in written
-
-
-def test_an_address_in_a_name_is_no_link() -> None:
-    shown = text("https://evil.example WWW.evil.example me@evil.example Qwen2.5:7B")
-    assert shown == r"https\://evil.example WWW\.evil.example me\@evil.example Qwen2.5:7B"

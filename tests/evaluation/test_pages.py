@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from think_as_locals.evaluation.judged import read_json
 from think_as_locals.evaluation.pages import axis, embedded, read_settings, shade, templates
+from think_as_locals.runtime.files import read_json
 from think_as_locals.types import DataError
 
 NASTY = st.text() | st.sampled_from(["</script>", "<!--<script>", "]]>", "&lt;", "\u2028", "{{ 1 }}"])

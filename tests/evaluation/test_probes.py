@@ -9,14 +9,15 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
+from data.sections import data_section
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from items import make_item
 
-from think_as_locals.data import culture_cards
+from think_as_locals.data import cards as culture_cards
 from think_as_locals.evaluation import probes
 from think_as_locals.evaluation.probes import Scorer
-from think_as_locals.judging import present
+from think_as_locals.judging import shuffle_responses
 from think_as_locals.types import DataError, Item
 
 NAMES = ("CC", "RC", "CL", "RP")
@@ -27,8 +28,8 @@ probe = partial(probes.probe, k=1.0, samples=300, seed=0)
 def cards() -> tuple[Item, ...]:
     """Flip sets of six questions in English, as a judge would be shown them."""
     groups = sorted({card.group for card in culture_cards.cards()})[::18]
-    items = culture_cards.read(languages=["en"], groups=groups, num_responses=4, sets_per_group=8, seed=0)
-    return tuple(present(item) for item in items)
+    data = data_section(languages=["en"], groups=groups, sets_per_group=8)
+    return tuple(shuffle_responses(item) for item in culture_cards.read_culture_cards(data, seed=0))
 
 
 def an_item(number: int = 0, **changes: Any) -> Item:
@@ -108,7 +109,7 @@ def test_one_that_adds_for_a_frame_moves_in_the_papers_form_alone() -> None:
     assert means(found, "RP", "paper")[1] > 1
 
 
-def test_in_another_language_a_length_is_another_one_and_the_direction_is_told() -> None:
+def test_in_another_language_a_length_is_another_one_and_the_direction_is_by_id() -> None:
     found = probe(cards(), culture_blind)
     assert means(found, "CL")[0] > 20
     assert {name: found[name]["direction"] for name in NAMES} == {"CC": "up", "RC": "down", "CL": "down", "RP": "down"}
@@ -129,7 +130,7 @@ def test_the_relative_form_knows_neither_zero_nor_unit(scale: float, shift: floa
 # --- by hand ---
 
 
-def told(scores: dict[str, tuple[float, ...]]) -> Scorer:
+def by_id(scores: dict[str, tuple[float, ...]]) -> Scorer:
     """By id; edited items are asked for by the ids they have."""
     return lambda items: [scores[item.id] for item in items]
 
@@ -137,7 +138,7 @@ def told(scores: dict[str, tuple[float, ...]]) -> Scorer:
 def test_both_forms_by_hand() -> None:
     scores = {"0": (3.0, 1.0), "0#RC": (2.0, 1.0), "0#RP": (3.0, 1.0), "1": (-2.0, 0.0), "1#RC": (-1.0, 0.0)}
     scores["1#RP"] = (-2.0, 0.0)
-    found = probe([an_item(0), an_item(1)], told(scores))
+    found = probe([an_item(0), an_item(1)], by_id(scores))
     # Every score lies 1 from its item's mean; the margins move from 2 to 1 and from -2 to -1.
     assert found["spread"] == 1.0
     assert means(found, "RC") == (100.0, 0.0)
@@ -147,15 +148,15 @@ def test_both_forms_by_hand() -> None:
 
 def test_over_a_score_of_0_there_is_no_change_in_the_papers_form() -> None:
     scores = {"0": (0.0, 1.0), "0#RC": (1.0, 1.0), "0#RP": (0.0, 1.0)}
-    found = probe([an_item()], told(scores))
-    empty = {"n": 0, "mean": None, "ci95": None, "interval": "none"}
+    found = probe([an_item()], by_id(scores))
+    empty = {"n": 0, "mean": None, "ci95": None, "ci_method": "none"}
     assert found["RC"]["paper"] == {"absolute": empty, "signed": empty, "undefined": 1}
     assert found["RP"]["paper"]["absolute"]["mean"] == 0.0  # 0 / 0: it did not move
     assert found["RC"]["relative"]["undefined"] == 0
 
 
 def test_without_any_spread_a_change_has_no_measure() -> None:
-    found = probe([an_item()], told({"0": (2.0, 2.0), "0#RC": (3.0, 2.0), "0#RP": (2.0, 2.0)}))
+    found = probe([an_item()], by_id({"0": (2.0, 2.0), "0#RC": (3.0, 2.0), "0#RP": (2.0, 2.0)}))
     assert found["RC"]["relative"]["undefined"] == 1
     assert means(found, "RP") == (0.0, 0.0)
 
@@ -166,7 +167,7 @@ def test_consistency_falls_with_k_and_names_it(k: float) -> None:
     scores = {"0": (3.0, 1.0), "0#CL": (3.0, 1.0), "1": (3.0, 1.0), "1#CL": (4.0, 1.0)}
     items = [an_item(0), other]
     scores |= {f"{i}#{name}": (3.0, 1.0) for i in (0, 1) for name in ("RC", "RP")}
-    found = probe(items, told(scores), k=k)["CL"]
+    found = probe(items, by_id(scores), k=k)["CL"]
     assert (found["n"], found["applicable"], found["consistency"]["k"]) == (1, 1.0, k)
     assert found["consistency"]["relative"]["mean"] == pytest.approx(math.exp(-k * 1.0))
     assert found["consistency"]["paper"]["mean"] == pytest.approx(math.exp(-k / 3))
@@ -180,7 +181,7 @@ def test_of_two_question_groups_no_interval_is_below_nothing_or_above_full_consi
     few = [item for item in cards() if item.group in sorted({item.group for item in cards()})[:2]]
     found = probe(few, culture_blind)["CL"]
     for form in ("relative", "paper"):
-        assert found[form]["absolute"]["interval"] == "cluster_t"
+        assert found[form]["absolute"]["ci_method"] == "cluster_t"
         assert found[form]["absolute"]["ci95"][0] >= 0
         low, high = found["consistency"][form]["ci95"]
         assert 0 <= low < high <= 1
@@ -199,7 +200,7 @@ def test_everything_is_asked_at_once_and_each_item_once() -> None:
     assert asked[:24] == list(cards()[:24])
 
 
-def test_results_are_json_and_told_by_culture_and_language() -> None:
+def test_results_are_json_and_broken_down_by_culture_and_language() -> None:
     found = json.loads(json.dumps(probe(cards(), culture_blind), allow_nan=False))
     assert found["n_items"] == len(cards())
     cultures = {item.culture for item in cards()}

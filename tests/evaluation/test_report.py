@@ -3,84 +3,48 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
-from itertools import combinations
+import shutil
 from pathlib import Path
 
 import pytest
+from evaluation.judged import flip_items, judge_all, judged, measure, tied
 from html_page import Page
+from items import make_item
 
-from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.report import Pair, choose, write_report
-from think_as_locals.judging import parse, present, write
-from think_as_locals.models.prediction import Prediction, favourite
-from think_as_locals.types import Criterion, DataError, Item, Judgement, Rubric
+from think_as_locals.evaluation.report import BeforeAfter, choose, write_report
+from think_as_locals.judging import shuffle_responses
+from think_as_locals.types import DataError, Item
 
-CULTURES = ("DE", "EG", "JP", "TH")
-DOMAINS = ("safety", "value")
-RUBRIC = Rubric(
-    (Criterion(50, "Custom", "Done there."), Criterion(30, "Place", "There."), Criterion(20, "Form", "Clear."))
-)
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 
-Outcome = Callable[[int], bool | None]
-"""Of the i-th item: right, wrong or unparsable."""
+ITEMS = flip_items()
 
 
-def items(prompt: str = "What is done there", response: str = "Custom") -> list[Item]:
-    """Flip sets of two, six question groups in each domain."""
-    return [
-        Item(
-            id=f"{domain}-{group}-{culture}-{'-'.join(pair)}",
-            prompt=f"{prompt} {group}?",
-            responses=tuple(f"{response} {group} of {c}" for c in pair),
-            best=pair.index(culture),
-            culture=culture,
-            language="en" if group % 2 else "th",
-            domain=domain,
-            group=f"{domain}-{group}",
-            source="test",
-        )
-        for domain in DOMAINS
-        for group in range(6)
-        for pair in combinations(CULTURES, 2)
-        for culture in pair
-    ]
-
-
-def predictions(some: Sequence[Item], outcome: Outcome, note: str = "weighed") -> list[Prediction]:
-    made = []
-    for i, item in enumerate(some):
-        shown, right = present(item), outcome(i)
-        text = "no idea" if right is None else write(RUBRIC, note, shown.best if right else 1 - shown.best)
-        made.append(Prediction(item=item, shown=shown, judgement=parse(text, 2)))
-    return made
-
-
-def measure(run: Path, step: int, made: Sequence[Prediction], dataset: str = "culture_cards") -> None:
-    summary = carb.summarise(
-        made, dataset=dataset, split="group", model="judge", seed=3, step=step, bootstrap_samples=200
-    )
-    carb.save(summary, made, run / "carb" / f"step-{step}.json")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """144 items: 36 right before; after, 84 right, of which 24 were, and 12 unparsable."""
-    folder = tmp_path / "quick-run"
-    measure(folder, 0, predictions(items(), lambda i: i % 4 == 0))
-    measure(folder, 10, predictions(items(), lambda i: i % 2 == 0))
-    measure(folder, 20, predictions(items(), lambda i: None if i % 12 == 11 else i % 6 > 1))
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """144 items: 36 right before; after, 84 right, of which 24 were, and 12 parse failures."""
+    folder = tmp_path_factory.mktemp("runs") / "quick-run"
+    measure(folder, 0, judge_all(lambda i: i % 4 == 0, ITEMS))
+    measure(folder, 10, judge_all(lambda i: i % 2 == 0, ITEMS))
+    made = judge_all(lambda i: None if i % 12 == 11 else i % 6 > 1, ITEMS)
+    measure(folder, 20, made, dataset="culture_cards")
     lines = [{"stage": "sft", "step": s, "loss": 1.0} for s in range(3)]
-    lines += [{"stage": "grpo", "step": s, "reward": s / 20 - 0.5} for s in range(1, 21)]
+    lines += [{"stage": "grpo", "step": s, "reward": s / 20 - 0.5, "rewards/mine/mean": s / 40} for s in range(1, 21)]
     log = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(log + '{"stage": "grpo", "st')
     (folder / "config.yaml").write_text("seed: 3\nnote: <b>bold</b>\n")
     (folder / "environment.json").write_text(json.dumps({"python": "3.12.3", "git_dirty": False}))
     return folder
+
+
+@pytest.fixture
+def run(original: Path, tmp_path: Path) -> Path:
+    """A copy of that run, to be changed."""
+    return Path(shutil.copytree(original, tmp_path / original.name))
 
 
 def test_headline_states_both_accuracies_with_n_and_interval(run: Path) -> None:
@@ -102,7 +66,7 @@ def test_tables_hold_n_interval_and_change(run: Path) -> None:
     spans = [f"{100 * part['ci95'][0]:.1f}–{100 * part['ci95'][1]:.1f}" for part in (before, last)]
     change = 100 * (last["accuracy"] - before["accuracy"])
     cells = (f"{100 * before['accuracy']:.1f}", spans[0], f"{100 * last['accuracy']:.1f}", spans[1], f"+{change:.1f}")
-    assert page.row("Thai th 72").split()[3:8] == list(cells)
+    assert page.row("Thai th 36").split()[3:8] == list(cells)
     assert page.row("items of whole sets").split()[4] == "144"
     assert page.row("sets with every item right").split()[5] == "72"
     assert page.row("always the longest response 144")
@@ -112,7 +76,7 @@ def test_tables_hold_n_interval_and_change(run: Path) -> None:
 def test_tables_by_what_is_known_of_the_language_and_means_over_cells(run: Path) -> None:
     page = Page(write_report(run))
     last = json.loads((run / "carb" / "step-20.json").read_text())
-    for start in ("3 72", "5 72", "Tai-Kadai 72", "Indo-European 72", "Thai 72", "Latn 72", "items 144"):
+    for start in ("3 36", "5 108", "Tai-Kadai 36", "Indo-European 108", "Thai 36", "Latn 108", "items 144"):
         assert page.row(start)
     assert page.row("cells 144").split()[4] == f"{100 * last['macro']['accuracy']:.1f}"
     assert page.row("TF-IDF of the response alone 144")
@@ -122,7 +86,7 @@ def test_tables_by_what_is_known_of_the_language_and_means_over_cells(run: Path)
 def test_heat_map_has_a_cell_for_every_culture_and_domain(run: Path) -> None:
     page = Page(write_report(run))
     titles = [attrs["title"] or "" for attrs in page.all("td") if attrs.get("title")]
-    assert len(titles) == (len(CULTURES) + 1) * (len(DOMAINS) + 1)
+    assert len(titles) == (4 + 1) * (2 + 1)
     part = json.loads((run / "carb/step-20.json").read_text())["by_cell"]["TH/value"]
     title = next(title for title in titles if title.startswith("Thailand, value"))
     assert f"{100 * part['accuracy']:.1f} % right, n = {part['n']}" in title.replace("\u202f", " ")
@@ -133,7 +97,11 @@ def test_charts_show_every_measurement_and_reward(run: Path) -> None:
     page = Page(write_report(run))
     assert re.findall(r"<g><title>(Step \d+)", page.source) == ["Step 0", "Step 10", "Step 20"]
     curves = [attrs["points"] or "" for attrs in page.all("polyline")]
-    assert [len(points.split()) for points in curves] == [3, 20]
+    assert [len(points.split()) for points in curves] == [3, 20, 20]
+    assert re.findall(r"(Training reward|Reward part: \w+) at 20 logged steps", page.text) == [
+        "Training reward",
+        "Reward part: mine",
+    ]
     assert all(attrs.get("aria-labelledby") or attrs.get("aria-hidden") for attrs in page.all("svg"))
     assert "From -0.450 at step 1 to 0.500 at step 20" in page.text
 
@@ -145,11 +113,11 @@ def test_judgements_pair_the_same_item_and_name_the_outcome(run: Path) -> None:
     assert list(dict.fromkeys(outcomes)) == [
         "wrong → right",
         "right → wrong",
-        "unparsable",
+        "parse failure",
         "still wrong",
         "still right",
     ]
-    assert "wrong → right 60, right → wrong 12, unparsable 12, still wrong 36, still right 24." in page.text
+    assert "wrong → right 60, right → wrong 12, parse failure 12, still wrong 36, still right 24." in page.text
     assert page.source.count('aria-label="Completion at step 0"') == 24
     assert page.source.count('aria-label="Completion at step 20"') == 24
     assert page.text.count("✓ best") == 24
@@ -159,9 +127,9 @@ def test_judgements_pair_the_same_item_and_name_the_outcome(run: Path) -> None:
 
 def test_text_of_data_and_judges_is_escaped(tmp_path: Path) -> None:
     run = tmp_path / "evil"
-    evil = items(prompt=EVIL, response=EVIL)
-    measure(run, 0, predictions(evil, lambda _: False, note=EVIL), dataset=EVIL)
-    measure(run, 5, predictions(evil, lambda i: i % 3 == 0, note=EVIL), dataset=EVIL)
+    evil = flip_items(prompt=EVIL, response=EVIL)
+    measure(run, 0, judge_all(lambda _: False, evil, EVIL), dataset=EVIL)
+    measure(run, 5, judge_all(lambda i: i % 3 == 0, evil, EVIL), dataset=EVIL)
     (run / "config.yaml").write_text(f"x: {EVIL}\n")
     (run / "environment.json").write_text(json.dumps({EVIL: EVIL}))
     page = Page(write_report(run))
@@ -215,7 +183,7 @@ def test_a_missing_file_is_named(run: Path, gone: str, said: str) -> None:
 
 
 def test_one_measurement_is_enough(tmp_path: Path) -> None:
-    measure(tmp_path, 0, predictions(items()[0:6:2], lambda i: i == 0))
+    measure(tmp_path, 0, judge_all(lambda i: i == 0, ITEMS[0:6:2]))
     page = Page(write_report(tmp_path))
     assert "CARB accuracy at step 0 is 33.3 %" in page.text
     assert "The headline's is Wilson" in page.text
@@ -239,55 +207,46 @@ def test_damaged_files_are_named(run: Path) -> None:
         write_report(run)
 
 
-def test_unreadable_lines_of_metrics_are_counted_but_a_torn_last_one_is_not(run: Path) -> None:
+def test_damaged_lines_of_metrics_are_counted_but_a_torn_last_one_is_not(run: Path) -> None:
     log = run / "metrics.jsonl"
     log.write_text('{"sta\n[1]\n{"stage": "grpo", "step": 1, "reward": NaN}\n' + log.read_text())
     assert "2 lines of metrics.jsonl could not be read." in Page(write_report(run)).text
 
 
 def test_choice_gives_every_outcome_and_culture_a_turn() -> None:
-    def row(i: int, correct: bool) -> dict[str, object]:
-        return {
-            "id": str(i),
-            "culture": "TH" if i < 90 else "JP",
-            "domain": "value",
-            "correct": correct,
-            "credit": float(correct),
-            "verdict": "A",
-        }
+    def an_item(i: int) -> Item:
+        return make_item(id=str(i), culture="TH" if i < 90 else "JP")
 
-    pairs = [Pair(row(i, correct=i % 50 == 0), row(i, correct=i % 50 != 0)) for i in range(100)]
+    made = [
+        [judged(an_item(i), right) for i, right in enumerate(rights)]
+        for rights in zip(*[(i % 50 == 0, i % 50 != 0) for i in range(100)], strict=True)
+    ]
+    pairs = [BeforeAfter(*both) for both in zip(*made, strict=True)]
     chosen = choose(pairs, limit=8)
     assert [pair.outcome for pair in chosen] == ["wrong → right"] * 6 + ["right → wrong"] * 2
-    assert [pair.after["culture"] for pair in chosen[:6]].count("JP") == 3
+    assert [pair.after.item.culture for pair in chosen[:6]].count("JP") == 3
     assert chosen == choose(list(reversed(pairs)), limit=8)
 
 
-def tied(item: Item, scores: tuple[float, float]) -> Prediction:
-    judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), text="")
-    return Prediction(item=item, shown=present(item), judgement=judgement, scores=scores)
-
-
-def test_a_tie_is_no_unparsable_judgement(tmp_path: Path) -> None:
-    some = items()[:6]
+def test_a_tie_is_no_parse_failure(tmp_path: Path) -> None:
+    some = ITEMS[:6]
     scores = [(1.0, 1.0) if i < 2 else (2.0, 1.0) for i in range(6)]
     measure(tmp_path, 4, [tied(item, worth) for item, worth in zip(some, scores, strict=True)])
     page = Page(write_report(tmp_path))
-    right = sum(present(item).best == 0 for item in some[2:])
-    assert f"unparsable 0, tie 2, wrong {4 - right}, right {right}." in page.text
+    right = sum(shuffle_responses(item).best == 0 for item in some[2:])
+    assert f"parse failure 0, tie 2, wrong {4 - right}, right {right}." in page.text
     assert "0.0 % of judgements cannot be parsed" in page.text
     assert page.text.count(": a tie") == 2
 
 
 def test_a_pair_with_a_tie_on_either_side_is_a_tie() -> None:
-    def row(verdict: str | None, credit: float, issues: Sequence[str] = ()) -> dict[str, object]:
-        return {"verdict": verdict, "credit": credit, "issues": list(issues)}
-
-    right, wrong, tie, unread = row("A", 1.0), row("B", 0.0), row(None, 0.5), row(None, 0.0, ["order"])
-    lucky = row(None, 0.25, ["order"])  # RewardBench 2 gives 1/N for what cannot be read
-    assert [Pair(None, r).outcome for r in (right, wrong, tie, unread, lucky)] == [
-        *("right", "wrong", "tie", "unparsable", "unparsable")
+    item = ITEMS[0]
+    right, wrong, failure = (judged(item, right) for right in (True, False, None))
+    tie = tied(item, (1.0, 1.0))
+    lucky = dataclasses.replace(failure, parse_failure_credit=0.25)  # RewardBench 2 gives 1/N for a parse failure
+    assert [BeforeAfter(None, each).outcome for each in (right, wrong, tie, failure, lucky)] == [
+        *("right", "wrong", "tie", "parse failure", "parse failure")
     ]
-    assert {Pair(tie, other).outcome for other in (right, wrong, tie, unread)} == {"tie"}
-    assert Pair(unread, right).outcome == "wrong → right"
-    assert Pair(unread, wrong).outcome == "unparsable"
+    assert {BeforeAfter(tie, other).outcome for other in (right, wrong, tie, failure)} == {"tie"}
+    assert BeforeAfter(failure, right).outcome == "wrong → right"
+    assert BeforeAfter(failure, wrong).outcome == "parse failure"

@@ -1,9 +1,10 @@
-"""Accuracies and their intervals: closed forms, loops, statsmodels, known values and simulation."""
+"""Estimates, differences of runs and calibration: closed forms, statsmodels, scikit-learn, loops and simulation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,28 @@ import statsmodels.api as sm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.special import logit, ndtr
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import brier_score_loss
 from statsmodels.stats.proportion import proportion_confint
 
-from think_as_locals.evaluation.statistics import MIN_CLUSTERS, Accuracy, accuracy, macro
+from think_as_locals.evaluation.statistics import (
+    BINS,
+    MIN_CLUSTERS,
+    Estimate,
+    accuracy,
+    calibration,
+    difference,
+    estimate_mean,
+    holm,
+    mcnemar,
+    smallest_difference,
+)
 
 quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
-def half_width(measured: Accuracy) -> float:
+def half_width(measured: Estimate) -> float:
     return (measured.ci95[1] - measured.ci95[0]) / 2
 
 
@@ -41,7 +56,7 @@ def test_with_one_item_in_each_group_the_interval_is_the_binomial_one(share: flo
     n = 800
     right = round(share * n)
     measured = accuracy([1.0] * right + [0.0] * (n - right), [str(i) for i in range(n)])
-    assert (measured.n, measured.accuracy, measured.interval) == (n, pytest.approx(share), "cluster_bootstrap")
+    assert (measured.n, measured.value, measured.method) == (n, pytest.approx(share), "cluster_bootstrap")
     expected = 1.96 * math.sqrt(share * (1 - share) / n)
     assert half_width(measured) == pytest.approx(expected, rel=0.08)
     assert sum(measured.ci95) / 2 == pytest.approx(share, abs=expected / 5)
@@ -62,7 +77,7 @@ def test_with_groups_of_unequal_size_the_interval_is_that_of_a_ratio_of_means() 
     measured = accuracy(scores, groups)
     residuals: dict[str, float] = {}
     for score, group in zip(scores, groups, strict=True):
-        residuals[group] = residuals.get(group, 0.0) + score - measured.accuracy
+        residuals[group] = residuals.get(group, 0.0) + score - measured.value
     deviation = math.sqrt(sum(value**2 for value in residuals.values())) / len(scores)
     assert half_width(measured) == pytest.approx(1.96 * deviation, rel=0.08)
 
@@ -72,10 +87,10 @@ def test_every_item_counts_the_same_whatever_the_size_of_its_group() -> None:
     groups = [str(i) for i in range(20) for _ in range(9)] + [f"small {i}" for i in range(20)]
     measured = accuracy([1.0] * 180 + [0.0] * 20, groups)
     low, high = measured.ci95
-    assert 0.7 < low < measured.accuracy == 0.9 < high
+    assert 0.7 < low < measured.value == 0.9 < high
 
 
-def coverage(intervals: Sequence[Accuracy], truth: float) -> float:
+def coverage(intervals: Sequence[Estimate], truth: float) -> float:
     return sum(m.ci95[0] <= truth <= m.ci95[1] for m in intervals) / len(intervals)
 
 
@@ -109,8 +124,8 @@ def drawn_by_hand(scores: list[float], groups: list[str], cells: list[str], seed
 def test_it_is_what_a_loop_over_drawn_groups_finds(cells: int) -> None:
     scores, groups = clustered(np.random.default_rng(5), 8)
     cell = [str(int(group[1:]) % cells) for group in groups]
-    found = macro(scores, groups, cell, samples=20_000)
-    assert found.interval == "cluster_bootstrap"
+    found = accuracy(scores, groups, samples=20_000, cells=cell)
+    assert found.method == "cluster_bootstrap"
     assert found.ci95 == pytest.approx(drawn_by_hand(scores, groups, cell, seed=1), abs=0.03)
 
 
@@ -162,18 +177,19 @@ def test_with_groups_of_one_size_the_variance_is_the_cluster_robust_one_of_stats
 def test_with_any_groups_the_variance_is_that_of_leaving_out_one_at_a_time(cells: int) -> None:
     scores, groups = clustered(np.random.default_rng(5), 4)
     cell = [str(i % cells) for i in range(len(scores))]
-    measured = macro(scores, groups, cell)
+    measured = accuracy(scores, groups, cells=cell)
     left = []
     for gone in set(groups):
         rows = [row for row in zip(scores, groups, cell, strict=True) if row[1] != gone]
-        left.append(macro(*zip(*rows, strict=True)).accuracy)
-    variance = 3 / 4 * sum((value - measured.accuracy) ** 2 for value in left)
-    assert measured.ci95 == pytest.approx(wilson(measured.accuracy, variance, 4))
+        columns = list(zip(*rows, strict=True))
+        left.append(accuracy(*columns[:2], cells=columns[2]).value)
+    variance = 3 / 4 * sum((value - measured.value) ** 2 for value in left)
+    assert measured.ci95 == pytest.approx(wilson(measured.value, variance, 4))
 
 
 def test_groups_that_are_alike_by_chance_claim_no_more_than_independent_items() -> None:
     scores, groups = [1.0, 0.0] * 20, [str(i // 8) for i in range(40)]
-    assert accuracy(scores, groups).interval == "cluster_wilson"
+    assert accuracy(scores, groups).method == "cluster_wilson"
     assert half_width(accuracy(scores, groups)) >= half_width(accuracy(scores, [str(i) for i in range(40)]))
 
 
@@ -192,23 +208,23 @@ def test_groups_that_are_alike_by_chance_claim_no_more_than_independent_items() 
 )
 def test_with_a_single_group_it_is_wilsons_interval(right: int, n: int, low: float, high: float) -> None:
     measured = accuracy([1.0] * right + [0.0] * (n - right), ["one"] * n)
-    assert (measured.n, measured.accuracy, measured.interval) == (n, right / n, "wilson")
+    assert (measured.n, measured.value, measured.method) == (n, right / n, "wilson")
     assert measured.ci95 == pytest.approx((low, high), abs=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("groups", "interval"), [(1, "wilson"), (2, "cluster_wilson"), (4, "cluster_wilson"), (5, "cluster_bootstrap")]
+    ("groups", "method"), [(1, "wilson"), (2, "cluster_wilson"), (4, "cluster_wilson"), (5, "cluster_bootstrap")]
 )
-def test_two_groups_have_a_variance_and_five_a_bootstrap(groups: int, interval: str) -> None:
+def test_two_groups_have_a_variance_and_five_a_bootstrap(groups: int, method: str) -> None:
     assert MIN_CLUSTERS == 5
     labels = [str(i % groups) for i in range(60)]
-    assert accuracy([float(i < 20) for i in range(59)] + [1.0], labels).interval == interval
+    assert accuracy([float(i < 20) for i in range(59)] + [1.0], labels).method == method
 
 
 @pytest.mark.parametrize("score", [0.0, 0.25, 1.0])
 def test_scores_that_are_all_alike_are_not_certain(score: float) -> None:
     measured = accuracy([score] * 40, [str(i // 2) for i in range(40)])
-    assert measured.interval == "cluster_wilson"
+    assert measured.method == "cluster_wilson"
     assert measured.ci95[1] - measured.ci95[0] > 0.05
 
 
@@ -222,7 +238,7 @@ def test_a_few_groups_claim_little() -> None:
 
 def test_a_single_item_has_a_wide_interval() -> None:
     measured = accuracy([1.0], ["a"])
-    assert measured.accuracy == 1.0
+    assert measured.value == 1.0
     assert half_width(measured) > 0.35
 
 
@@ -242,29 +258,31 @@ def test_intervals_lie_in_0_to_1_hold_the_mean_and_do_not_depend_on_order(rows: 
     for measured, turned, expected in (
         (accuracy(scores, groups), accuracy(scores[::-1], groups[::-1]), np.mean(scores)),
         (
-            macro(scores, groups, cells),
-            macro(scores[::-1], groups[::-1], cells[::-1]),
+            accuracy(scores, groups, cells=cells),
+            accuracy(scores[::-1], groups[::-1], cells=cells[::-1]),
             np.mean([np.mean([row[0] for row in rows if row[2] == cell]) for cell in set(cells)]),
         ),
     ):
         assert measured.n == len(rows)
-        assert measured.accuracy == pytest.approx(expected)
+        assert measured.value == pytest.approx(expected)
         low, high = measured.ci95
-        assert -1e-9 <= low <= measured.accuracy + 1e-9 <= high + 2e-9 <= 1 + 3e-9
-        assert turned.accuracy == pytest.approx(measured.accuracy)
+        assert -1e-9 <= low <= measured.value + 1e-9 <= high + 2e-9 <= 1 + 3e-9
+        assert turned.value == pytest.approx(measured.value)
         assert turned.ci95 == pytest.approx(measured.ci95)
-        assert turned.interval == measured.interval
+        assert turned.method == measured.method
 
 
-def test_it_can_be_written_as_json() -> None:
-    written = accuracy([1.0, 0.0], ["a", "b"]).as_dict()
-    assert set(written) == {"n", "accuracy", "ci95", "interval"}
-    assert isinstance(written["ci95"], list)
-
-
-def test_no_items_are_an_error() -> None:
+@pytest.mark.parametrize(
+    "empty",
+    [
+        lambda: accuracy([], []),
+        lambda: difference([], [], []),
+        lambda: calibration([], [], [], samples=10, seed=0),
+    ],
+)
+def test_no_items_are_an_error(empty: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match="no items"):
-        accuracy([], [])
+        empty()
 
 
 @pytest.mark.parametrize(("scores", "groups"), [([1.0], []), ([1.0, 0.0], ["a"]), ([1.0], ["a", "b"])])
@@ -279,16 +297,16 @@ def test_scores_without_their_groups_are_an_error(scores: list[float], groups: l
 def test_a_cell_that_a_resample_leaves_empty_is_left_out_of_its_mean() -> None:
     # Without "few" a resample's mean is that of the others, 1; with it 1/2.
     groups = [str(i) for i in range(7)]
-    measured = macro([1.0] * 5 + [0.0] * 2, groups, ["many"] * 5 + ["few"] * 2)
-    assert (measured.accuracy, measured.ci95, measured.interval) == (0.5, (0.5, 1.0), "cluster_bootstrap")
+    measured = accuracy([1.0] * 5 + [0.0] * 2, groups, cells=["many"] * 5 + ["few"] * 2)
+    assert (measured.value, measured.ci95, measured.method) == (0.5, (0.5, 1.0), "cluster_bootstrap")
 
 
 def test_the_mean_over_cells_of_one_size_is_the_mean_over_items() -> None:
     rng = np.random.default_rng(6)
     scores = (rng.random(240) < 0.6).astype(float)
     groups, cells = [str(i // 6) for i in range(240)], [str(i % 3) for i in range(240)]
-    over_items, over_cells = accuracy(scores, groups), macro(scores, groups, cells)
-    assert over_cells.accuracy == pytest.approx(over_items.accuracy)
+    over_items, over_cells = accuracy(scores, groups), accuracy(scores, groups, cells=cells)
+    assert over_cells.value == pytest.approx(over_items.value)
     # Centred by cell, so as a rule a little narrower.
     assert half_width(over_cells) == pytest.approx(half_width(over_items), rel=0.05)
 
@@ -296,23 +314,23 @@ def test_the_mean_over_cells_of_one_size_is_the_mean_over_items() -> None:
 def test_every_cell_counts_the_same_whatever_its_size() -> None:
     scores = [1.0] * 90 + [0.0] * 10
     groups, cells = [str(i) for i in range(100)], ["many"] * 90 + ["few"] * 10
-    assert accuracy(scores, groups).accuracy == 0.9
-    assert macro(scores, groups, cells).accuracy == 0.5
+    assert accuracy(scores, groups).value == 0.9
+    assert accuracy(scores, groups, cells=cells).value == 0.5
 
 
 def test_a_small_cell_makes_the_mean_over_cells_uncertain() -> None:
     rng = np.random.default_rng(7)
     scores = (rng.random(210) < 0.5).astype(float)
     groups, cells = [str(i) for i in range(210)], ["many"] * 200 + ["few"] * 10
-    assert half_width(macro(scores, groups, cells)) > 2 * half_width(accuracy(scores, groups))
+    assert half_width(accuracy(scores, groups, cells=cells)) > 2 * half_width(accuracy(scores, groups))
 
 
 def test_a_cell_of_a_single_question_group_is_not_taken_for_certain() -> None:
     scores = [float(i % 2) for i in range(40)] + [1.0, 1.0, 1.0, 1.0]
     groups, cells = [str(i // 4) for i in range(40)] + ["alone"] * 4, ["many"] * 40 + ["lonely"] * 4
-    assert macro(scores, groups, cells).accuracy == 0.75
-    assert macro(scores, groups, cells).interval == "cluster_wilson"
-    assert half_width(macro(scores, groups, cells)) > 0.2
+    assert accuracy(scores, groups, cells=cells).value == 0.75
+    assert accuracy(scores, groups, cells=cells).method == "cluster_wilson"
+    assert half_width(accuracy(scores, groups, cells=cells)) > 0.2
 
 
 def test_the_interval_of_the_mean_over_cells_holds_the_truth_about_as_often_as_it_says() -> None:
@@ -320,5 +338,407 @@ def test_the_interval_of_the_mean_over_cells_holds_the_truth_about_as_often_as_i
     found = []
     for _ in range(300):
         scores, groups = clustered(rng, 12)
-        found.append(macro(scores, groups, ["x" if i % 5 else "y" for i in range(len(scores))]))
+        found.append(accuracy(scores, groups, cells=["x" if i % 5 else "y" for i in range(len(scores))]))
     assert 0.9 < coverage(found, 0.5) < 0.99
+
+
+# --- means of values of any size ---
+
+
+def test_with_many_groups_it_is_the_interval_of_an_accuracy() -> None:
+    rng = np.random.default_rng(0)
+    values, groups = rng.random(60), [str(i // 4) for i in range(60)]
+    found, known = estimate_mean(values, groups, 500, 0), accuracy(values, groups, 500, 0)
+    assert found.value == pytest.approx(known.value)
+    assert (found.n, found.ci95, found.method) == (60, known.ci95, "cluster_bootstrap")
+
+
+def test_it_moves_and_stretches_with_the_values() -> None:
+    rng = np.random.default_rng(1)
+    values, groups = rng.normal(size=60), [str(i // 4) for i in range(60)]
+    found, other = estimate_mean(values, groups, 500, 0), estimate_mean(-300 * values + 7, groups, 500, 0)
+    assert other.value == pytest.approx(-300 * found.value + 7)
+    assert other.ci95 == pytest.approx((-300 * found.ci95[1] + 7, -300 * found.ci95[0] + 7), rel=0.15)
+
+
+def test_few_groups_have_students_interval_of_their_means() -> None:
+    values = np.array([1.0, 3.0, 10.0, 12.0, -4.0, -2.0])
+    found = estimate_mean(values, list("aabbcc"), 500, 0)
+    means = values.reshape(3, 2).mean(axis=1)
+    assert found.method == "cluster_t"
+    assert found.ci95 == pytest.approx(stats.t.interval(0.95, 2, means.mean(), stats.sem(means)))
+
+
+def test_a_single_group_has_students_interval_of_its_items() -> None:
+    values = [1.0, 3.0, 10.0, 12.0]
+    found = estimate_mean(values, ["a"] * 4, 500, 0)
+    assert found.method == "t"
+    assert found.ci95 == pytest.approx(stats.t.interval(0.95, 3, np.mean(values), stats.sem(values)))
+
+
+def test_values_that_are_all_alike_have_an_interval_without_width() -> None:
+    found = estimate_mean([2.0] * 30, [str(i) for i in range(30)], 500, 0)
+    assert (found.value, found.ci95) == (2.0, (2.0, 2.0))
+
+
+def test_one_value_has_no_interval_and_none_has_no_mean() -> None:
+    assert estimate_mean([5.0], ["a"], 500, 0).as_dict("mean") == {
+        "n": 1,
+        "mean": 5.0,
+        "ci95": None,
+        "ci_method": "none",
+    }
+    assert estimate_mean([], [], 500, 0).as_dict("mean") == {"n": 0, "mean": None, "ci95": None, "ci_method": "none"}
+
+
+def test_over_cells_it_is_the_mean_of_their_means() -> None:
+    values, cells = [1.0, 2.0, 3.0, 10.0], ["TH", "TH", "TH", "JP"]
+    assert estimate_mean(values, list("abcd"), 500, 0, cells).value == 6.0
+    assert estimate_mean(values, list("abcd"), 500, 0).value == 4.0
+
+
+def test_over_cells_it_has_the_interval_of_the_accuracy_over_cells() -> None:
+    rng = np.random.default_rng(2)
+    values, groups = rng.random(80), [str(i // 4) for i in range(80)]
+    cells = ["TH" if i < 60 else "JP" for i in range(80)]
+    found, known = estimate_mean(values, groups, 500, 0, cells), accuracy(values, groups, 500, 0, cells)
+    assert found.value == pytest.approx(known.value)
+    assert (found.n, found.ci95, found.method) == (80, known.ci95, "cluster_bootstrap")
+    assert found.ci95 != estimate_mean(values, groups, 500, 0).ci95
+
+
+def test_few_groups_in_cells_have_students_interval_of_the_means_without_each_group() -> None:
+    values, groups, cells = [1.0, 3.0, 10.0, 14.0], list("abcd"), ["TH", "TH", "JP", "JP"]
+    found = estimate_mean(values, groups, 500, 0, cells)
+    # Without a group its cell's mean is the other's value: the mean of both cells moves by 1/2, 1/2, 1 and 1.
+    error = np.sqrt(3 / 4 * (0.5**2 + 0.5**2 + 1**2 + 1**2))
+    assert found.method == "cluster_t"
+    assert found.value == 7.0
+    assert found.ci95 == pytest.approx((7 - stats.t.ppf(0.975, 3) * error, 7 + stats.t.ppf(0.975, 3) * error))
+
+
+def test_one_cell_is_no_cells() -> None:
+    values, groups = np.random.default_rng(3).random(40), [str(i // 4) for i in range(40)]
+    assert estimate_mean(values, groups, 300, 0, ["TH"] * 40) == estimate_mean(values, groups, 300, 0)
+
+
+def test_no_end_of_the_interval_is_beyond_what_a_value_can_be() -> None:
+    values, groups = [0.0, 0.9, 1.0], ["a", "b", "c"]
+    low, high = estimate_mean(values, groups, samples=50, seed=0).ci95
+    assert low < 0 < 1 < high
+    assert estimate_mean(values, groups, samples=50, seed=0, bounds=(0, 1)).ci95 == (0, 1)
+
+
+# --- differences of two runs ---
+
+Run = tuple[list[float], list[float], list[str]]
+
+PAIRS = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 1 / 3, 0.5, 1.0]), st.sampled_from([0.0, 1 / 3, 0.5, 1.0]), st.sampled_from("abcdefgh")
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def runs(rng: np.random.Generator, groups: int, a: float, b: float, spread: float = 4.0) -> Run:
+    """Two runs that find the same groups difficult and agree on most items."""
+    first: list[float] = []
+    second: list[float] = []
+    names: list[str] = []
+    for group in range(groups):
+        size = int(rng.integers(1, 13))
+        ease = (rng.beta(spread * p, spread * (1 - p)) for p in (a, b))
+        luck = rng.random(size)
+        other = np.where(rng.random(size) < 0.6, luck, rng.random(size))
+        for values, draws, p in zip((first, second), (luck, other), ease, strict=True):
+            values += (draws < p).astype(float).tolist()
+        names += [str(group)] * size
+    return first, second, names
+
+
+# --- the difference and its interval ---
+
+
+def test_with_groups_of_one_size_it_is_the_cluster_robust_regression_of_statsmodels() -> None:
+    rng = np.random.default_rng(1)
+    ease = rng.beta(1, 1, (2, 20)).repeat(8, axis=1)
+    a, b = (rng.random((2, 160)) < ease).astype(float)
+    names = np.arange(20).repeat(8)
+    found = difference(a, b, names.astype(str))
+    fit = sm.OLS(b - a, np.ones(160)).fit(cov_type="cluster", cov_kwds={"groups": names}, use_t=True)
+    assert (found.n, found.a, found.b) == (160, pytest.approx(a.mean()), pytest.approx(b.mean()))
+    assert found.method == "cluster_bootstrap"
+    assert found.value == pytest.approx(fit.params[0])
+    assert found.ci95 == pytest.approx(tuple(fit.conf_int()[0]), abs=0.02)
+    assert found.p == pytest.approx(fit.pvalues[0])
+
+
+def test_with_fewer_than_five_groups_the_interval_is_that_of_the_regression() -> None:
+    rng = np.random.default_rng(1)
+    a, b = (rng.random((2, 64)) < rng.beta(1, 1, (2, 4)).repeat(16, axis=1)).astype(float)
+    names = np.arange(4).repeat(16)
+    found = difference(a, b, names.astype(str))
+    fit = sm.OLS(b - a, np.ones(64)).fit(cov_type="cluster", cov_kwds={"groups": names}, use_t=True)
+    assert found.method == "cluster_t"
+    assert found.ci95 == pytest.approx(tuple(np.clip(fit.conf_int()[0], -1, 1)))
+    assert found.p == pytest.approx(fit.pvalues[0])
+
+
+def test_both_runs_are_measured_on_the_same_drawn_groups() -> None:
+    a, b, groups = runs(np.random.default_rng(4), 12, 0.4, 0.5, spread=1.0)
+    found = difference(a, b, groups)
+    gains = accuracy((np.subtract(b, a) + 1) / 2, groups)  # of each item, moved to [0, 1]
+    assert found.method == gains.method == "cluster_bootstrap"
+    assert found.ci95 == pytest.approx(tuple(2 * end - 1 for end in gains.ci95))
+
+
+def test_with_a_single_group_items_are_taken_for_independent() -> None:
+    a, b = [1.0] * 30 + [0.0] * 70, [1.0] * 50 + [0.0] * 50
+    found = difference(a, b, ["one"] * 100)
+    assert (found.method, found.value) == ("agresti_min", pytest.approx(0.2))
+    variance = (20 + 1 - 20**2 / 102) / 102**2  # Agresti and Min 2005
+    assert half_width(found) == pytest.approx(stats.norm.ppf(0.975) * math.sqrt(variance))
+
+
+def test_runs_that_agree_on_everything_are_not_proven_equal() -> None:
+    few = difference([1.0] * 10, [1.0] * 10, [str(i) for i in range(10)])
+    many = difference([1.0] * 1000, [1.0] * 1000, [str(i) for i in range(1000)])
+    assert (few.value, few.p) == (0, 1)
+    assert half_width(few) > 0.15
+    assert 0 < half_width(many) < 0.003
+
+
+def test_pairs_that_repeat_their_group_add_no_certainty() -> None:
+    rng = np.random.default_rng(2)
+    a, b = (rng.random((2, 200)) < [[0.4], [0.5]]).astype(float)
+    groups = [str(i) for i in range(200)]
+    once, tenfold = (difference(a.repeat(k), b.repeat(k), [g for g in groups for _ in range(k)]) for k in (1, 10))
+    assert half_width(tenfold) == pytest.approx(half_width(once), rel=0.02)
+    assert tenfold.p == pytest.approx(once.p, rel=0.1)
+
+
+@pytest.mark.parametrize(("groups", "least"), [(5, 0.87), (10, 0.9), (25, 0.915)])
+def test_the_interval_holds_the_true_difference_about_as_often_as_it_says(groups: int, least: float) -> None:
+    rng = np.random.default_rng(groups)
+    found = [difference(*runs(rng, groups, 0.5, 0.6), samples=500) for _ in range(300)]
+    assert least < sum(f.ci95[0] <= 0.1 <= f.ci95[1] for f in found) / 300 < 0.99
+
+
+@quick
+@given(PAIRS)
+def test_swapping_the_runs_negates_the_difference_and_the_order_of_items_changes_nothing(
+    rows: list[tuple[float, float, str]],
+) -> None:
+    a, b, groups = (list(column) for column in zip(*rows, strict=True))
+    there, back = difference(a, b, groups), difference(b, a, groups)
+    assert there.value == pytest.approx(-back.value)
+    assert there.ci95 == pytest.approx((-back.ci95[1], -back.ci95[0]))
+    assert there.p == pytest.approx(back.p)
+    assert mcnemar(a, b) == mcnemar(b, a)
+    assert smallest_difference(a, b, groups) == pytest.approx(smallest_difference(b, a, groups))
+    assert difference(a[::-1], b[::-1], groups[::-1]).ci95 == pytest.approx(there.ci95)
+    assert -1 <= there.ci95[0] <= there.value + 1e-9 <= there.ci95[1] + 2e-9 <= 1 + 2e-9
+    assert 0 <= there.p <= 1
+
+
+# --- over cells ---
+
+
+def test_over_cells_each_cell_counts_the_same() -> None:
+    found = difference([0, 0, 0, 1], [1, 1, 1, 1], list("abcd"), cells=["TH", "TH", "TH", "JP"])
+    assert (found.a, found.b, found.value) == (0.5, 1.0, 0.5)
+    assert difference([0, 0, 0, 1], [1, 1, 1, 1], list("abcd")).value == 0.75
+
+
+def test_cells_that_every_group_has_once_change_nothing() -> None:
+    rng = np.random.default_rng(8)
+    a, b = (rng.random((2, 60)) < [[0.4], [0.6]]).astype(float)
+    groups, cells = [str(i // 3) for i in range(60)], ["x", "y", "z"] * 20
+    whole, over = difference(a, b, groups), difference(a, b, groups, cells=cells)
+    assert (over.value, over.a, over.b) == pytest.approx((whole.value, whole.a, whole.b))
+    assert over.ci95 == pytest.approx(whole.ci95)
+    assert over.p == pytest.approx(whole.p)
+
+
+@pytest.mark.parametrize("groups", [8, 20])
+def test_over_uneven_cells_the_interval_holds_the_truth_and_a_null_is_rarely_rejected(groups: int) -> None:
+    rng = np.random.default_rng(groups)
+    held = rejected = 0
+    for _ in range(300):
+        a, b, names = runs(rng, groups, 0.5, 0.5)
+        # Three in five groups are of one domain; cultures are as many as a group has items.
+        cells = [f"{int(name) * 5 // groups > 2}/{i % 3}" for i, name in enumerate(names)]
+        found = difference(a, b, names, samples=300, cells=cells)
+        held += found.ci95[0] <= 0 <= found.ci95[1]
+        rejected += found.p < 0.05
+    assert held / 300 > 0.9
+    assert rejected / 300 < 0.09
+
+
+# --- tests ---
+
+
+def test_mcnemar_counts_the_items_that_one_run_alone_gets_right() -> None:
+    assert mcnemar([0] * 5 + [1] * 90, [1] * 5 + [1] * 90) == pytest.approx(2 / 2**5)
+    assert mcnemar([0] * 9 + [1], [1] * 9 + [0]) == pytest.approx(stats.binomtest(1, 10).pvalue)
+    assert mcnemar([1, 0, 1], [1, 0, 1]) == 1
+    assert mcnemar([0.5, 0.0], [1.0, 0.25]) == pytest.approx(2 / 2**2)
+
+
+def test_holm_multiplies_each_p_by_the_tests_that_are_left() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([0.2]) == [0.2]
+    assert holm([]) == []
+
+
+# --- what this n can show ---
+
+
+def test_the_smallest_difference_solves_connors_formula_for_independent_items() -> None:
+    n = 400
+    a = [1.0] * 60 + [0.0] * 40 + [1.0] * 300
+    b = [0.0] * 60 + [1.0] * 40 + [1.0] * 300
+    found = smallest_difference(a, b, [str(i) for i in range(n)])
+    assert found is not None
+    share = (100 + 1) / (n + 2)
+    t_alpha, t_beta = stats.t.ppf(0.975, n - 1), stats.t.ppf(0.8, n - 1)
+    needed = (t_alpha * math.sqrt(share) + t_beta * math.sqrt(share - found**2)) ** 2 / found**2
+    assert needed == pytest.approx(n, rel=0.01)
+
+
+def test_what_can_be_shown_shrinks_with_n_and_grows_with_power_and_strictness() -> None:
+    def of(n: int, **asked: float) -> float:
+        a, b = [float(i % 5 == 0) for i in range(n)], [float(i % 5 == 1) for i in range(n)]
+        found = smallest_difference(a, b, [str(i) for i in range(n)], **asked)
+        assert found is not None
+        return found
+
+    assert of(400) == pytest.approx(2 * of(1600), rel=0.03)
+    assert of(400, power=0.9) > of(400) > of(400, power=0.5)
+    assert of(400, alpha=0.05 / 40) > of(400)
+
+
+def test_items_of_a_few_groups_show_less_than_as_many_of_their_own() -> None:
+    a, b, groups = runs(np.random.default_rng(3), 12, 0.4, 0.5, spread=1.0)
+    alone = smallest_difference(a, b, [str(i) for i in range(len(a))])
+    together = smallest_difference(a, b, groups)
+    assert alone is not None
+    assert together is not None
+    assert together > 1.3 * alone
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_handful_of_items_shows_nothing(n: int) -> None:
+    assert smallest_difference([1.0] * n, [0.0] * n, ["a"] * n) is None
+
+
+def test_a_true_difference_of_that_size_is_found_four_times_in_five() -> None:
+    rng = np.random.default_rng(11)
+    groups = [str(i // 4) for i in range(400)]
+
+    def draw(gain: float) -> tuple[list[float], list[float]]:
+        wins = rng.random(400)
+        discordant = rng.random(400) < 0.3
+        better = discordant & (wins < (1 + gain / 0.3) / 2)
+        return (discordant & ~better).astype(float).tolist(), better.astype(float).tolist()
+
+    size = smallest_difference(*draw(0.0), groups)
+    assert size == pytest.approx(0.077, abs=0.012)
+    found = [difference(*draw(size), groups).p < 0.05 for _ in range(300)]
+    assert 0.72 < sum(found) / 300 < 0.88
+
+
+# --- calibration ---
+
+
+def measured(margins: list[float], scores: list[float], groups: list[str] | None = None) -> dict[str, Any]:
+    return calibration(margins, scores, groups or [str(i) for i in range(len(scores))], samples=200, seed=0)
+
+
+# --- golden cases ---
+
+
+def test_sure_and_right_is_perfect_sure_and_wrong_is_the_worst() -> None:
+    perfect = measured([math.inf] * 8, [1.0] * 8)
+    assert (perfect["brier"], perfect["ece"], perfect["ece_calibrated"]) == (0, 0, 0)
+    worst = measured([50.0] * 8, [0.0] * 8)
+    assert worst["brier"] == pytest.approx(1)
+    assert worst["ece"] == pytest.approx(1)
+
+
+def test_a_hand_made_case() -> None:
+    # Half of the choices at 90 % of which 3 of 4 are right, half at 60 % of which 2 of 4 are.
+    margins = [float(logit(0.9))] * 4 + [float(logit(0.6))] * 4
+    found = measured(margins, [1, 1, 1, 0, 1, 1, 0, 0])
+    assert (found["n"], found["accuracy"], found["confidence"]) == (8, 5 / 8, pytest.approx(0.75))
+    assert found["brier"] == pytest.approx((3 * 0.01 + 0.81 + 2 * 0.16 + 2 * 0.36) / 8)
+    assert found["ece"] == pytest.approx((0.15 + 0.10) / 2)
+    assert found["brier_constant"] == pytest.approx(5 / 8 * 3 / 8)
+    noise = math.sqrt(2 / math.pi) * (math.sqrt(4 * 0.09) + math.sqrt(4 * 0.24)) / 8
+    assert found["ece_calibrated"] == pytest.approx(noise)
+    assert [(b["n"], b["accuracy"]) for b in found["bins"]] == [(4, 0.5), (4, 0.75)]
+    assert [b["confidence"] for b in found["bins"]] == pytest.approx([0.6, 0.9])
+
+
+def test_it_is_what_scikit_learn_computes() -> None:
+    rng = np.random.default_rng(3)
+    confidence = rng.uniform(0.02, 0.98, 400)
+    right = (rng.random(400) < confidence**2).astype(float)
+    found = measured(logit(confidence).tolist(), right.tolist())
+    assert found["brier"] == pytest.approx(brier_score_loss(right, confidence))
+    truth, said = calibration_curve(right, confidence, n_bins=BINS)
+    sizes = np.bincount((confidence * BINS).astype(int), minlength=BINS)
+    assert found["ece"] == pytest.approx(float(np.abs(truth - said) @ sizes[sizes > 0]) / 400)
+
+
+def test_a_calibrated_judge_shows_about_the_error_that_stands_beside_its_own() -> None:
+    rng = np.random.default_rng(4)
+    found = []
+    for _ in range(40):
+        confidence = rng.uniform(0.3, 0.95, 200)
+        right = (rng.random(200) < confidence).astype(float)
+        found.append(measured(logit(confidence).tolist(), right.tolist()))
+    shown, expected = (np.mean([one[key] for one in found]) for key in ("ece", "ece_calibrated"))
+    assert shown == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.1, 0.25])
+def test_the_interval_of_the_error_holds_the_true_one_about_as_often_as_it_says(gap: float) -> None:
+    rng, hits = np.random.default_rng(6), 0
+    for _ in range(60):
+        group = np.repeat(np.arange(12), rng.integers(1, 13, 12))
+        confidence = rng.uniform(0.4, 0.95, len(group))
+        shared, own = rng.normal(size=12)[group], rng.normal(size=len(group))
+        right = (ndtr(math.sqrt(0.2) * shared + math.sqrt(0.8) * own) < confidence - gap).astype(float)
+        low, high = measured(logit(confidence).tolist(), right.tolist(), list(map(str, group)))["ece_ci95"]
+        hits += low <= gap <= high
+    assert hits >= 50
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_few_question_groups_say_nothing_of_the_error(groups: int) -> None:
+    found = measured([1.0] * 20, [1.0, 0.0] * 10, [str(i % groups) for i in range(20)])
+    assert (found["n"], found["ece_ci95"]) == (20, [0.0, 1.0])
+
+
+# --- what holds of any ---
+
+
+@quick
+@given(
+    st.lists(
+        st.tuples(st.floats(-6, 6), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from("abcdefgh")),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_figures_lie_in_0_to_1_within_their_intervals_in_any_order(rows: list[tuple[float, float, str]]) -> None:
+    there, back = (measured(*(list(column) for column in zip(*some, strict=True))) for some in (rows, rows[::-1]))
+    for name in ("brier", "ece"):
+        low, high = there[f"{name}_ci95"]
+        assert -1e-9 <= low <= there[name] + 1e-9 <= high + 2e-9 <= 1 + 3e-9
+        assert there[name] == pytest.approx(back[name])
+        assert there[f"{name}_ci95"] == pytest.approx(back[f"{name}_ci95"])

@@ -1,4 +1,4 @@
-"""A finished run, and a Hub to push it to."""
+"""Finished runs that a test may spoil, and a Hub to push them to."""
 
 from __future__ import annotations
 
@@ -19,22 +19,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
-    """A run's folder that a test may spoil."""
     return Path(shutil.copytree(finished, tmp_path / "runs" / finished.name))
 
 
 @pytest.fixture
 def steered(steered_run: Path, tmp_path: Path) -> Path:
-    """The folder of a run of SCPO that a test may spoil."""
     return Path(shutil.copytree(steered_run, tmp_path / "runs" / steered_run.name))
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    # Large files go by LFS where xet is off; nobody waits between repetitions of ours.
+    # Without xet, large files go by LFS.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("think_as_locals.hub.upload._WAITS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("think_as_locals.hub.push._WAITS_S", (0.0, 0.0, 0.0))
     with serving() as served:
         yield served
 

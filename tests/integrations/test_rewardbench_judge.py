@@ -1,7 +1,7 @@
 """The contract of RewardBench 2's generative runner (rewardbench 0.1.4), recorded: it is not installed here.
 
-What stands here of `rewardbench/generative_v2.py` and `scripts/run_generative_v2.py`: how the runner calls what is
-plugged in, what it makes of the answers, and the rule by which its own parser reads [[A]] to [[D]].
+From `rewardbench/generative_v2.py` and `scripts/run_generative_v2.py`: how the runner calls what is plugged in, what it
+makes of the answers, and the rule by which its parser reads [[A]] to [[D]].
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models.scripted import Picks, longest, serving
+from reward_models.scripted import Picks, longest, serving
 
 from think_as_locals.integrations.rewardbench_judge import plug_in
-from think_as_locals.judging import read_verdict
+from think_as_locals.judging import prompt_format
 
 Row = dict[str, Any]
 
@@ -52,7 +52,7 @@ def parsed(judgment: str) -> str:
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_the_runner_gets_the_label_of_the_response_that_the_judge_chose(place: int) -> None:
+def test_the_runner_gets_the_label_of_the_chosen_response(place: int) -> None:
     with serving() as (url, asked):
         runner = a_runner(url)
         assert four(runner, row("the longest one", "b", "cc", "ddd"), place) == 1
@@ -61,7 +61,7 @@ def test_the_runner_gets_the_label_of_the_response_that_the_judge_chose(place: i
     assert "<rubric>" in asked[0]["messages"][0]["content"]  # our prompt, not the runner's
 
 
-def test_what_cannot_be_judged_is_worth_a_quarter() -> None:
+def test_a_parse_failure_is_worth_a_quarter() -> None:
     with serving(lambda shown: None) as (url, asked):
         runner = a_runner(url)
         assert four(runner, row("a", "b", "c", "d"), 2) == 0.25
@@ -70,7 +70,7 @@ def test_what_cannot_be_judged_is_worth_a_quarter() -> None:
     assert len(asked) == 1
 
 
-def test_of_two_turns_the_second_answer_is_judged() -> None:
+def test_the_last_answer_of_several_turns_is_judged() -> None:
     several = {
         "texts_chosen": [turns("Hello", "Hi", "Breakfast?", "the longest one")],
         "texts_rejected": [turns("Hello", "Hi", "Breakfast?", text) for text in ("a", "b", "c")],
@@ -84,12 +84,12 @@ def test_of_two_turns_the_second_answer_is_judged() -> None:
 def test_ties_are_rated(picks: Picks, winners: object) -> None:
     answers = [turns("Breakfast?", text) for text in ("a", "bb", "cccc", "ddd", *(str(i) for i in range(10, 19)))]
     with serving(picks) as (url, asked):
-        found, prompts, told = a_runner(url).run_judge_ratings_multi(
+        found, prompts, details = a_runner(url).run_judge_ratings_multi(
             "Breakfast?", answers, "judge", multi_turn=False, model_modifier=None, is_ties=True
         )
     assert (found, prompts) == (winners, ["Breakfast?"] * 13)
     ratings = [-1] * 13 if winners == "error" else [1, 2, 4, 3, *[2] * 9]
-    assert told["ratings"] == ratings
+    assert details["ratings"] == ratings
     assert len(asked) == 13
 
 
@@ -105,6 +105,6 @@ def test_with_our_prompt_in_its_format_its_parser_reads_the_same_verdict() -> No
 
 
 @given(st.lists(st.sampled_from(["[[A]]", "[[B]]", "[[C]]", "[[D]]", "[[E]]", "A", "[", "]]", "\n", "x"])).map("".join))
-def test_our_convention_of_that_name_reads_what_its_parser_reads(text: str) -> None:
-    verdict = read_verdict("rewardbench2", text, 4, "length", "rewardbench2").verdict
+def test_our_convention_of_that_name_equals_its_parser(text: str) -> None:
+    verdict = prompt_format("rewardbench2").read(text, 4, "length", "rewardbench2").verdict
     assert parsed(text) == ("error" if verdict is None else "ABCD"[verdict])

@@ -1,4 +1,4 @@
-"""A judge as TRL's reward function: what TRL 1.16 hands over and takes back, and a policy trained on it for real."""
+"""A judge as TRL's reward function: the arguments and results of TRL 1.16, and a policy trained on it for real."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from models.scripted import serving
-from models.tiny import write_language_model
-from models.trained import judge_of_pairs
+from reward_models.scripted import serving
+from reward_models.tiny import write_language_model
+from reward_models.trained import judge_of_pairs
 from trl import GRPOConfig, GRPOTrainer
 
 from think_as_locals.integrations.trl_reward import judge_reward
-from think_as_locals.models.constant import ConstantRM
-from think_as_locals.models.group_reward import ROUND_ROBIN
+from think_as_locals.reward_models.group import ROUND_ROBIN
+from think_as_locals.reward_models.scalar import ConstantRM
 from think_as_locals.types import DataError
 
 
@@ -38,7 +38,7 @@ def test_plain_and_conversational_rows_are_judged_alike() -> None:
     assert all(body["model"] == "judge" and "Culture: Japan" in body["messages"][-1]["content"] for body in asked)
 
 
-def test_turns_before_the_last_are_shown_with_their_roles() -> None:
+def test_earlier_turns_are_presented_with_their_roles() -> None:
     prompt = [*chat("Be brief.", "system"), *chat("Breakfast?"), *chat("Where?", "assistant"), *chat("In Japan.")]
     with serving() as (url, asked):
         judge_reward("judge", base_url=url)(prompts=[prompt] * 2, completions=["Rice.", "Miso soup."])
@@ -46,7 +46,7 @@ def test_turns_before_the_last_are_shown_with_their_roles() -> None:
     assert "system: Be brief.\n\nuser: Breakfast?\n\nassistant: Where?\n\nuser: In Japan." in shown
 
 
-def test_the_columns_language_and_reference_are_read_and_unread_duels_are_counted() -> None:
+def test_language_and_reference_are_read_and_parse_failures_logged() -> None:
     logged: dict[str, float] = {}
     with serving(lambda shown: None if "odd" in shown else 0 if len(shown[0]) > len(shown[1]) else 1) as (url, asked):
         rewards = judge_reward("judge", base_url=url)(
@@ -57,7 +57,7 @@ def test_the_columns_language_and_reference_are_read_and_unread_duels_are_counte
             log_metric=logged.__setitem__,
         )
     assert rewards == [0.0, 1.0, 0.5, None]
-    assert logged == {"judge/unread": 0.25}
+    assert logged == {"judge/parse_failure": 0.25}
     assert len(asked) == 8
 
 
@@ -72,15 +72,15 @@ def test_it_takes_any_reward_model_and_has_a_name_for_the_logs() -> None:
 
 
 @pytest.mark.slow
-def test_a_policy_is_trained_on_what_a_judge_says(tmp_path: Path) -> None:
+def test_a_policy_is_trained_on_a_judge(tmp_path: Path) -> None:
     rows = [{"prompt": chat(f"What is said on day {i}?"), "culture": "TH", "language": "en"} for i in range(4)]
-    # In one order alone: a judge so small may choose by the place, and in both orders that is a tie for all.
+    # In one order: so small a judge may choose by position, which in both orders is a tie for all.
     judge = judge_reward(judge_of_pairs(tmp_path / "judge"), protocol=replace(ROUND_ROBIN, orders=1))
-    said: list[list[float | None]] = []
+    calls: list[list[float | None]] = []
 
     def reward(**columns: Any) -> list[float | None]:
-        said.append(judge(**columns))
-        return said[-1]
+        calls.append(judge(**columns))
+        return calls[-1]
 
     settings = GRPOConfig(
         output_dir=str(tmp_path / "out"),
@@ -103,12 +103,12 @@ def test_a_policy_is_trained_on_what_a_judge_says(tmp_path: Path) -> None:
     )
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     trainer.train()
-    read = [[value for value in rewards if value is not None] for rewards in said]
+    read = [[value for value in rewards if value is not None] for rewards in calls]
     logs = [log for log in trainer.state.log_history if "reward" in log]
     assert len(read) == len(logs) == 2
     assert min(map(len, read)) >= 4
     assert len({value for values in read for value in values}) > 1
     for values, log in zip(read, logs, strict=True):
         assert log["rewards/reward/mean"] == pytest.approx(sum(values) / len(values))
-        assert log["judge/unread"] == 1 - len(values) / 8
+        assert log["judge/parse_failure"] == 1 - len(values) / 8
     assert any(not parameter.equal(before[name]) for name, parameter in trainer.model.named_parameters())

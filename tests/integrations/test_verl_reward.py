@@ -1,6 +1,6 @@
 """The contract of verl 0.9.1's custom reward functions, recorded: verl itself is not installed here.
 
-`call_single` and `call_batch` hand over what verl's `experimental/reward_loop/reward_manager/naive.py` and
+`call_single` and `call_batch` pass what verl's `experimental/reward_loop/reward_manager/naive.py` and
 `workers/reward_manager/batch.py` do, with `reward_kwargs` merged in as `trainer/ppo/reward.py` merges them.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import launch
-from models.scripted import serving
+from reward_models.scripted import serving
 
 from think_as_locals.integrations.verl_reward import compute_score, compute_scores
 from think_as_locals.types import ConfigError, DataError, ServerError
@@ -62,13 +62,13 @@ def test_many_responses_are_scored_at_a_time() -> None:
     assert len(asked) == 10
 
 
-def test_verls_own_router_is_asked_where_it_serves_the_judge() -> None:
+def test_verls_own_router_is_used_without_a_url() -> None:
     with serving() as (url, _):
         router = url.removeprefix("http://").removesuffix("/v1")
         assert call_single("abc", "a", {"question": "q"}, router, model="judge")["reward_score"] == 1.0
 
 
-def test_a_rating_needs_nothing_to_compare_with() -> None:
+def test_a_rating_needs_no_ground_truth() -> None:
     rating = {"model": "judge", "protocol": "pointwise", "prompt": "rewardbench2_ratings"}
     with serving() as (url, asked):
         assert call_single("abc", "", {"question": "q"}, base_url=url, **rating)["reward_score"] == 3.0
@@ -77,20 +77,20 @@ def test_a_rating_needs_nothing_to_compare_with() -> None:
     assert len(asked) == 4  # a second row beside it, since an item has two responses
 
 
-def test_an_unreadable_judgement_is_neutral_and_told() -> None:
+def test_a_parse_failure_is_neutral_and_reported() -> None:
     with serving(lambda shown: None) as (url, _):
         result = call_single("a", "b", {"question": "q"}, model="judge", base_url=url)
     assert result["reward_extra_info"] == {"score": 0.5, "judged": 0.0}
 
 
-def test_a_judge_that_thinks_can_be_told_not_to() -> None:
+def test_thinking_can_be_turned_off() -> None:
     quiet = {"model": "judge", "chat_template_kwargs": {"enable_thinking": False}}
     with serving() as (url, asked):
         assert call_single("abc", "a", {"question": "q"}, base_url=url, **quiet)["reward_score"] == 1.0
     assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in asked)
 
 
-def test_responses_of_a_batch_compete_for_their_question() -> None:
+def test_responses_of_a_batch_are_compared_within_their_question() -> None:
     infos = [{"question": question} for question in ("p", "p", "q", "p")]
     with serving() as (url, asked):
         scores = call_batch(["a", "abc", "a", "ab"], [None, None, "abcd", None], infos, model="judge", base_url=url)
@@ -98,7 +98,7 @@ def test_responses_of_a_batch_compete_for_their_question() -> None:
     assert len(asked) == 8
 
 
-def test_rows_that_cannot_be_scored_say_why() -> None:
+def test_invalid_rows_are_refused() -> None:
     with pytest.raises(DataError, match="nothing to compare a response with"):
         call_single("a", "", {"question": "q"}, model="judge", base_url="http://127.0.0.1:9/v1")
     with pytest.raises(DataError, match="no question, what the user asked; it has num_turns, prompt"):

@@ -8,26 +8,22 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from items import RUBRIC, make_item
 
-from think_as_locals.config import load_recipe
-from think_as_locals.judging import COMPONENTS, RULES, Evidence, parse, permute, present, score, write
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.judging import (
+    COMPONENTS,
+    RULES,
+    Evidence,
+    parse,
+    reorder_responses,
+    score,
+    shuffle_responses,
+    write,
+)
 from think_as_locals.judging.rewards import MissingEvidenceError, UnknownRewardError
-from think_as_locals.types import Criterion, Item, Rubric
 
-RUBRIC = Rubric(
-    (Criterion(50, "Custom", "Done there."), Criterion(30, "Place", "Known."), Criterion(20, "Words", "Fit."))
-)
-ITEM = Item(
-    id="1",
-    prompt="Breakfast?",
-    responses=("Rice.", "Toast.", "Beans."),
-    best=1,
-    culture="US",
-    language="en",
-    domain="commonsense",
-    group="breakfast",
-    source="mine",
-)
+ITEM = make_item(id="1", prompt="Breakfast?", responses=("Rice.", "Toast.", "Beans."), best=1)
 
 
 def completion(verdict: int) -> str:
@@ -35,8 +31,8 @@ def completion(verdict: int) -> str:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_verdict_is_scored_in_the_order_that_the_judge_was_shown(seed: int) -> None:
-    best = present(ITEM, seed).best
+def test_the_verdict_is_scored_in_the_order_that_the_judge_was_presented(seed: int) -> None:
+    best = shuffle_responses(ITEM, seed).best
     rewards = [score(parse(completion(v), 3), ITEM, seed=seed).parts["correctness"] for v in range(3)]
     assert rewards == [1.0 if v == best else -1.0 for v in range(3)]
 
@@ -45,7 +41,7 @@ def test_the_order_of_storage_does_not_change_a_reward() -> None:
     for order in permutations(range(3)):
         for verdict in range(3):
             judgement = parse(completion(verdict), 3)
-            assert score(judgement, permute(ITEM, order)).parts == score(judgement, ITEM).parts
+            assert score(judgement, reorder_responses(ITEM, order)).parts == score(judgement, ITEM).parts
 
 
 @pytest.mark.parametrize("text", ["", "I cannot judge this.", "B", "<verdict>B</verdict>", completion(0)[:-1]])
@@ -54,7 +50,7 @@ def test_no_verdict_is_as_bad_as_a_wrong_one(text: str) -> None:
 
 
 def test_a_right_verdict_of_a_completion_that_was_cut_off_is_not_paid() -> None:
-    right = completion(present(ITEM).best)
+    right = completion(shuffle_responses(ITEM).best)
     assert score(parse(right, 3, "stop"), ITEM).parts["correctness"] == 1.0
     assert score(parse(right, 3, "length"), ITEM).parts["correctness"] == -1.0
 
@@ -66,18 +62,6 @@ def test_structure_is_the_share_of_rules_that_hold() -> None:
     assert paid[0] == 1.0
     assert paid[1] == pytest.approx(1 - 1 / len(RULES))
     assert 0 <= paid[2] < 0.2
-
-
-@pytest.mark.parametrize("reason", ["length", None])
-def test_structure_is_full_only_where_there_is_no_issue(reason: str | None) -> None:
-    assert score(parse(completion(0), 3, reason), ITEM).parts["structure"] < 1.0
-
-
-def test_with_the_default_weights_abstaining_pays_less_than_guessing() -> None:
-    weights = {"correctness": 1.0, "structure": 0.2}
-    guess = [score(parse(completion(v), 3), ITEM).total(weights) for v in range(3)]
-    for text in ("", "nonsense", completion(0).replace("<verdict>A</verdict>", ""), completion(0).replace(">A<", "><")):
-        assert score(parse(text, 3), ITEM).total(weights) < min(guess) < sum(guess) / 3
 
 
 def test_only_the_components_asked_for_are_computed() -> None:
@@ -114,7 +98,7 @@ def test_criteria_gain_is_the_difference_clipped(prices: tuple[float, float], pa
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "<rubric>\nno criterion\n</rubric>", "So: " + completion(0)])
-def test_without_a_rubric_to_price_criteria_gain_is_its_low_end(text: str) -> None:
+def test_without_a_rubric_to_score_criteria_gain_is_its_low_end(text: str) -> None:
     assert part("criteria_gain", text, GAIN) == -1.0
     assert part("criteria_gain", text, Evidence(gain_clip=(-1.0, 2.0), log_probabilities=(-0.1, -9.0))) == -1.0
 
@@ -126,7 +110,7 @@ def test_a_log_probability_that_is_not_finite_is_never_clipped_to_a_reward(price
 
 
 def test_consistency_is_one_only_where_both_orders_are_right() -> None:
-    best = present(ITEM).best
+    best = shuffle_responses(ITEM).best
     paid = [
         part("consistency", completion(verdict), Evidence(partner_right=partner))
         for verdict in (best, (best + 1) % 3)
@@ -194,6 +178,6 @@ def test_with_the_weights_of_every_option_abstaining_pays_less_than_guessing(opt
 
 def test_in_the_reverse_order_the_same_response_is_right() -> None:
     for seed in range(6):
-        one, other = present(ITEM, seed), present(ITEM, seed, reverse=True)
+        one, other = shuffle_responses(ITEM, seed), shuffle_responses(ITEM, seed, reverse=True)
         assert other.responses == one.responses[::-1]
         assert other.responses[other.best] == one.responses[one.best] == ITEM.responses[ITEM.best]

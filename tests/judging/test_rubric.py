@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from think_as_locals.judging import Evidence, forced_verdict, parse, rubric_span, score, write
+from think_as_locals.judging import Evidence, parse, rubric_span, score, write
+from think_as_locals.judging.formats import forced_verdict
 from think_as_locals.judging.rubric import check_languages, distinct_share, script_share, scripts, used_share
 from think_as_locals.types import LABELS, Criterion, DataError, Item, Rubric
 
@@ -35,7 +36,7 @@ def rubric(*criteria: tuple[str, str]) -> Rubric:
 # --- the span that is priced ---
 
 
-def test_a_clean_rubric_is_priced_as_a_whole_and_nothing_behind_it() -> None:
+def test_a_clean_rubric_is_scored_as_a_whole_and_nothing_behind_it() -> None:
     assert span(text_of(*LINES)) == "\n".join(["<rubric>", *LINES, "</rubric>"])
     assert span("\n " + text_of(*LINES)) == "\n " + "\n".join(["<rubric>", *LINES, "</rubric>"])
 
@@ -95,7 +96,7 @@ def test_which_labels_count_depends_on_how_many_are_on_offer() -> None:
         text_of(*LINES) + text_of(*LINES),
     ],
 )
-def test_without_a_readable_rubric_at_its_beginning_there_is_nothing_to_price(text: str) -> None:
+def test_without_a_readable_rubric_at_its_beginning_there_is_nothing_to_score(text: str) -> None:
     assert span(text) is None
 
 

@@ -1,4 +1,4 @@
-"""The README taken apart: the commands it gives, the Python it shows, what else it says in code."""
+"""README.md and the guides in the folders, taken apart: commands, Python, and what else stands in code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from conftest import ROOT
 from markdown_it import MarkdownIt
 
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+FOLDERS = ("conf", "recipes", "launch", "tests/benchmarks", "think_as_locals/*")
+DOCUMENTS = [ROOT / "README.md", *sorted(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/README.md"))]
+TEXT = "\n\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
 
 _TOKENS = MarkdownIt("commonmark").enable("table").parse(TEXT)
 _PROGRAMS = ("tal", "accelerate", "torchrun", "make", "pip", "python", "sbatch", "inspect", "hf", "curl")
@@ -50,7 +52,8 @@ class Command:
 def blocks() -> list[Block]:
     """All code on lines of its own."""
     kinds = ("fence", "code_block")
-    return [Block(token.info.strip(), token.content) for token in _TOKENS if token.type in kinds]
+    found = [Block(token.info.strip(), token.content) for token in _TOKENS if token.type in kinds]
+    return list(dict.fromkeys(found))
 
 
 def spans() -> list[str]:
@@ -68,8 +71,11 @@ def commands() -> list[Command]:
 
 
 def is_commands(block: Block) -> bool:
-    """Whether a block holds commands; what a judge writes stands indented as well."""
-    return block.language == "bash" or (block.language == "" and not block.text.startswith("<"))
+    """Whether a block holds commands: judgements and sketches are indented as well."""
+    first = block.text.split(maxsplit=1)[0]
+    return block.language == "bash" or (
+        block.language == "" and first in (*_PROGRAMS, "export", "launch/vllm_server.sh")
+    )
 
 
 def _lines(text: str) -> list[Command]:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from data.importers.test_best_of_n import CARB
+from data.sources.test_best_of_n import CARB
+from data.sources.test_blend import a_folder
+from data.sources.test_globalopinionqa import row as opinions_of_countries
 from data.tables import write
-from data.test_blend import a_folder
-from data.test_opinions import row as opinions_of_countries
-from models.tiny import ITEMS, write_classifier
 from readme.parts import OWN_REWARDS, Command
+from reward_models.tiny import ITEMS, write_classifier
 from test_newcomer import write_items
 
 from think_as_locals import cli
-from think_as_locals.data import jsonl
+from think_as_locals.data.sources import jsonl
 
 
 @dataclass(frozen=True)

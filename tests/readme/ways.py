@@ -6,7 +6,6 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from accelerate.commands.config.config_args import load_config_from_file
@@ -18,9 +17,10 @@ from readme.parts import Command
 from readme.reader import Reader
 from serving.judges import Longest, judge_of, settings
 
-from think_as_locals.config import load_config
+from think_as_locals.config.checks import load_config
+from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.serving.app import create_app
-from think_as_locals.serving.config import load_server
+from think_as_locals.serving.server import load_server
 from think_as_locals.sweeps.jobs import JOBS
 
 SMALL = ["eval.max_items=8", "eval.bootstrap_samples=50", "data.languages=[en]"]
@@ -41,12 +41,12 @@ def _launches(reader: Reader, typed: Command) -> None:
 
 def _starts(reader: Reader, words: list[str]) -> None:
     """Recipe, data, rewards and folder, up to the first step; or what is missing."""
-    reached: list[Path] = []
-    for trainer in ("pipeline", "steering"):
+    reached: list[RunFolder] = []
+    for trainer in ("train", "steer"):
         reader.monkeypatch.setattr(f"think_as_locals.{trainer}.run", lambda _, __, folder: reached.append(folder))
     status, said = reader.tal("run", *words)
     if reached:
-        assert (status, load_config(reached[0] / "config.yaml").run.name) == (0, reached[0].name)
+        assert (status, load_config(reached[0].config).run.name) == (0, reached[0].name)
         return
     assert (status, said.startswith("tal: this machine lacks what")) == (2, True), said
     assert re.search(r"a GPU|package vllm", said), said
@@ -189,7 +189,7 @@ def _has_script(_: Reader, typed: Command) -> None:
 
 
 WAYS: dict[str, Callable[[Reader, Command], None]] = {
-    r"tal (judge|compare|validity|push|serve)": _helps,
+    r"tal (data|run|judge|compare|validity|push|serve)": _helps,
     r"tal run (?!-m |recipes/carb\.yaml).+": _trains,
     r"tal run -m .+": _sweeps,
     r"tal run recipes/carb\.yaml\b.*": _measures,

@@ -1,27 +1,27 @@
-"""Judges behind the app: one that chooses by what it is shown, and settings for it."""
+"""A judge behind the app that chooses the longest response, and settings of the server."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from models.scripted import judged, longest, shown_in
+from reward_models.scripted import judged, longest, shown_in
 
-from think_as_locals.generation import Messages, Sampling
-from think_as_locals.generation.completer import Reply
-from think_as_locals.models.generative_rm import GenerativeRM
-from think_as_locals.models.protocols import JudgingProtocol
-from think_as_locals.serve_schema import ServeConfig
-from think_as_locals.serving.config import load_server
+from think_as_locals.config.schema import ServeConfig
+from think_as_locals.engines import Messages, Sampling
+from think_as_locals.engines.engine import Deliver
+from think_as_locals.reward_models.judge import Judge, JudgeSettings
+from think_as_locals.serving.server import load_server
+from think_as_locals.types import Rollout
 
 
 @dataclass
 class Longest:
-    """A completer whose judge chooses the longest response and rates by length; it may be held up, or fail.
+    """An engine that waits for `go_on`, then chooses the longest response, or rates by length.
 
-    Of a response that says "unreadable" it writes nothing that could be read, one that says "broken" makes it fail.
+    A response with "unreadable" in it gives a parse failure, one with "broken" an error.
     """
 
     calls: list[int] = field(default_factory=list)
@@ -30,11 +30,8 @@ class Longest:
     go_on: threading.Event = field(default_factory=threading.Event)
     finish_reason: str = "stop"
     special_tokens: tuple[str, ...] = ("<|end|>",)
-    chunk_size: int | None = None
 
-    def complete(
-        self, conversations: Sequence[Messages], sampling: Sampling, keep: Callable[[int, Reply], None]
-    ) -> None:
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         self.calls.append(len(conversations))
         self.prompts += [messages[-1]["content"] for messages in conversations]
         self.entered.set()
@@ -42,27 +39,26 @@ class Longest:
         for place, messages in enumerate(conversations):
             if any("broken" in text for text in shown_in(messages)):
                 raise RuntimeError("out of memory at /a/path/of/the/server")
-            keep(place, Reply(text=judged(messages, _picks), finish_reason=self.finish_reason))
+            deliver(place, Rollout(text=judged(messages, _picks), finish_reason=self.finish_reason))
 
 
 def _picks(shown: list[str]) -> int | None:
     return None if any("unreadable" in text for text in shown) else longest(shown)
 
 
-def judge_of(completer: Longest) -> GenerativeRM:
-    """A listwise judge."""
-    return GenerativeRM(
-        completer=completer,
-        prompt="listwise",
-        seed=0,
-        protocol=JudgingProtocol(kind="listwise", orders=1, convention="strict"),
-        max_completion_length=64,
-        margins=False,
-        model={},
-    )
+def open_engine() -> Longest:
+    """Return one that is not held up."""
+    engine = Longest()
+    engine.go_on.set()
+    return engine
+
+
+def judge_of(engine: Longest) -> Judge:
+    """Return a listwise judge."""
+    return Judge(engine=engine, settings=JudgeSettings(max_completion_length=64))
 
 
 @cache
 def settings(*overrides: str) -> ServeConfig:
-    """conf/serve.yaml with overrides, and a short window."""
+    """Return conf/serve.yaml with overrides and a short window."""
     return load_server("runs/none/model", ["window_s=0.001", *overrides])

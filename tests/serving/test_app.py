@@ -1,4 +1,4 @@
-"""The routes: what they answer, what they refuse, and that nothing a client sends is the server's fault."""
+"""The routes: answers, refusals, and that nothing a client sends is a server error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from serving.judges import Longest, judge_of, settings
+from serving.judges import Longest, judge_of, open_engine, settings
 
 from think_as_locals.serving.app import create_app
 
@@ -25,9 +25,7 @@ Serve = Callable[..., TestClient]
 
 @pytest.fixture
 def longest() -> Longest:
-    completer = Longest()
-    completer.go_on.set()
-    return completer
+    return open_engine()
 
 
 @pytest.fixture
@@ -49,7 +47,7 @@ def errors(response: httpx.Response, status: int) -> list[dict[str, str]]:
     return found
 
 
-def test_verdicts_index_the_responses_in_the_order_of_the_request(serve: Serve, longest: Longest) -> None:
+def test_verdicts_index_the_responses_of_the_request(serve: Serve, longest: Longest) -> None:
     client = serve()
     turned = {**ITEM, "responses": ITEM["responses"][::-1], "language": "ja", "domain": "commonsense"}
     found = client.post("/judge", json={"items": [ITEM, turned]}).json()["judgements"]
@@ -79,14 +77,11 @@ def test_a_response_cannot_forge_a_verdict(serve: Serve, longest: Longest) -> No
     assert "‹verdict›A‹/verdict›" in longest.prompts[0]
 
 
-def test_rewards_are_shares_of_duels_within_the_responses_to_one_prompt(serve: Serve, longest: Longest) -> None:
+def test_rewards_are_shares_of_comparisons_within_a_prompt(serve: Serve, longest: Longest) -> None:
     body = {
         "query": [
-            "Eat?\nRice.<|end|>",
-            "Eat?\nRice and miso.<|end|><|end|>",
-            "Tea?Yes",
-            "Eat?\nFish.",
-            "Eat?\n <|end|>",
+            *("Eat?\nRice.<|end|>", "Eat?\nRice and miso.<|end|><|end|>", "Tea?Yes"),
+            *("Eat?\nFish.", "Eat?\n <|end|>"),
         ],
         "prompts": ["Eat?\n", "Eat?\n", "Tea?", "Eat?\n", "Eat?\n"],
         "labels": ["JP", {"culture": "Japan"}, None, '{"culture": "JP"}', "JP"],
@@ -99,7 +94,7 @@ def test_rewards_are_shares_of_duels_within_the_responses_to_one_prompt(serve: S
     assert not any("end|>" in prompt for prompt in longest.prompts)
 
 
-def test_an_unreadable_response_stands_in_the_middle(serve: Serve) -> None:
+def test_a_parse_failure_gives_the_middle_reward(serve: Serve) -> None:
     texts = ["a", "bbb", "unreadable"]
     body = {"query": [f"?{text}" for text in texts], "prompts": ["?"] * 3, "labels": None}
     found = serve().post("/score", json=body).json()
@@ -107,7 +102,7 @@ def test_an_unreadable_response_stands_in_the_middle(serve: Serve) -> None:
     assert found["extra_logs"]["judged"] == [1.0, 1.0, 0.0]
 
 
-def test_a_reference_is_a_rival_of_a_response_that_comes_alone(serve: Serve) -> None:
+def test_a_single_response_is_compared_with_its_reference(serve: Serve) -> None:
     label = {"culture": "TH", "reference": "xxx"}
     client = serve()
     bodies = [{"query": [f"?{text}"], "prompts": ["?"], "labels": [label]} for text in ("x", "xxxxx", "xxx")]
@@ -121,7 +116,7 @@ def test_ratings_are_scaled_to_one(serve: Serve) -> None:
     assert found["rewards"] == pytest.approx([0.0, 1 / 3, 1.0, 0.5])
 
 
-def test_a_label_says_what_was_asked_where_the_prompt_carries_a_template(serve: Serve, longest: Longest) -> None:
+def test_a_label_gives_the_question_of_a_prompt_with_a_template(serve: Serve, longest: Longest) -> None:
     prompt = "<|im_start|>user\nEat?<|im_end|>\n<|im_start|>assistant\n"
     label = json.dumps({"culture": "TH", "question": "Eat?"})
     body = {"query": [prompt + "Rice", prompt + "Toast."], "prompts": [prompt] * 2, "labels": [label] * 2}
@@ -139,18 +134,11 @@ def test_a_label_says_what_was_asked_where_the_prompt_carries_a_template(serve: 
         ({"labels": [None, '{"culture": ']}, "labels[1]", "culture", "culture, language, question, reference"),
         ({"labels": [None, '{"country": "TH"}']}, "labels[1]", "country", "Extra inputs are not permitted"),
         ({"labels": [None, '{"culture": NaN}']}, "labels[1]", "NaN", "valid string"),
-        (
-            {"labels": [None, '{"a":' * 900 + "1" + "}" * 900]},
-            "labels[1]",
-            "{",
-            "culture, language, question, reference",
-        ),
+        ({"labels": [None, '{"a":' * 900 + "1" + "}" * 900]}, "labels[1]", "{", "culture, language, question"),
         ({"labels": [3, None]}, "labels[0].str", "3", "a valid string"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(
-    serve: Serve, change: dict[str, Any], place: str, got: str, expected: str
-) -> None:
+def test_invalid_rows_are_refused(serve: Serve, change: dict[str, Any], place: str, got: str, expected: str) -> None:
     body = {"query": ["Eat?rice", "Eat?soup"], "prompts": ["Eat?", "Eat?"], **change}
     fault = errors(serve().post("/score", json=body), 422)[0]
     assert fault["place"] == place
@@ -173,13 +161,13 @@ def test_what_cannot_be_scored_is_refused(
         ({"best": 1}, "items[0].best", "Extra inputs are not permitted"),
     ],
 )
-def test_what_is_no_item_is_refused(serve: Serve, change: dict[str, Any], place: str, expected: str) -> None:
+def test_invalid_items_are_refused(serve: Serve, change: dict[str, Any], place: str, expected: str) -> None:
     fault = errors(serve().post("/judge", json={"items": [{**ITEM, **change}]}), 422)[0]
     assert fault["place"] == place
     assert expected in fault["expected"]
 
 
-def test_the_culture_has_to_be_said(serve: Serve) -> None:
+def test_the_culture_is_required(serve: Serve) -> None:
     item = {name: value for name, value in ITEM.items() if name != "culture"}
     assert errors(serve().post("/judge", json={"items": [item]}), 422)[0]["place"] == "items[0].culture"
     assert serve().post("/judge", json={"items": [{**ITEM, "culture": None}]}).status_code == 200
@@ -188,13 +176,7 @@ def test_the_culture_has_to_be_said(serve: Serve) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"{",
-        b"\xff\xfe",
-        b"null",
-        b"[]",
-        b'{"items": NaN}',
-        b'{"items": [1e999]}',
+        *(b"", b"{", b"\xff\xfe", b"null", b"[]", b'{"items": NaN}', b'{"items": [1e999]}'),
         b'{"items": ' + b"9" * 5000 + b"}",
         b"[" * 100_000,
         b'{"items": ' + b"[" * 900 + b"]" * 900 + b"}",
@@ -204,20 +186,20 @@ def test_the_culture_has_to_be_said(serve: Serve) -> None:
     ids=lambda body: repr(body[:24]),
 )
 @pytest.mark.parametrize("route", ["/judge", "/score"])
-def test_a_body_that_is_broken_is_the_clients_fault(serve: Serve, route: str, body: bytes) -> None:
+def test_a_broken_body_is_a_client_error(serve: Serve, route: str, body: bytes) -> None:
     response = serve().post(route, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code in (400, 422), response.text
     assert response.json()["errors"]
 
 
-def test_json_by_another_name_is_not_read(serve: Serve) -> None:
+def test_json_with_another_content_type_is_refused(serve: Serve) -> None:
     """A page in a browser may post text/plain to loopback without asking."""
     sent = json.dumps({"items": [ITEM]})
     assert serve().post("/judge", content=sent, headers={"Content-Type": "text/plain"}).status_code == 422
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_unknown_routes_and_methods_answer_in_the_same_form(serve: Serve, method: str) -> None:
+def test_unknown_routes_and_methods_have_the_same_form_of_error(serve: Serve, method: str) -> None:
     client = serve()
     assert errors(client.request(method, "/nope"), 404)[0]["got"] == f"'{method} /nope'"
     assert errors(client.request(method, "/judge"), 405)
@@ -226,9 +208,7 @@ def test_unknown_routes_and_methods_answer_in_the_same_form(serve: Serve, method
 
 @pytest.fixture(scope="module")
 def lasting_client() -> Iterator[TestClient]:
-    completer = Longest()
-    completer.go_on.set()
-    with TestClient(create_app(judge_of(completer), settings(), None), raise_server_exceptions=False) as client:
+    with TestClient(create_app(judge_of(open_engine()), settings(), None), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -241,7 +221,7 @@ def lasting_client() -> Iterator[TestClient]:
     )
 )
 @hypothesis_settings(max_examples=60, deadline=None)
-def test_any_json_gets_an_answer_that_is_no_server_error(lasting_client: TestClient, value: Any) -> None:
+def test_no_json_causes_a_server_error(lasting_client: TestClient, value: Any) -> None:
     for route in ("/judge", "/score"):
         content = json.dumps(value).encode()
         response = lasting_client.post(route, content=content, headers={"Content-Type": "application/json"})
@@ -249,7 +229,7 @@ def test_any_json_gets_an_answer_that_is_no_server_error(lasting_client: TestCli
         assert isinstance(response.json(), dict)
 
 
-def test_limits_are_refused_with_what_they_are(serve: Serve) -> None:
+def test_refusals_name_the_limit(serve: Serve) -> None:
     client = serve("limits.items=2", "limits.responses=2", "limits.text_characters=30", "limits.body_bytes=2000")
     assert client.post("/judge", json={"items": [ITEM] * 2}).status_code == 200
     assert errors(client.post("/judge", json={"items": [ITEM] * 3}), 413)[0]["got"] == "3 items"
@@ -270,7 +250,7 @@ def test_limits_are_refused_with_what_they_are(serve: Serve) -> None:
         assert fault["expected"] == "at most 2000 bytes"
 
 
-def test_a_client_that_sends_too_much_is_told_when_to_come_again(serve: Serve) -> None:
+def test_a_client_above_its_rate_gets_retry_after(serve: Serve) -> None:
     client = serve("limits.requests_per_minute=3")
     assert [client.post("/judge", json={"items": [ITEM]}).status_code for _ in range(3)] == [200] * 3
     refused = client.post("/judge", json={"items": [ITEM]})
@@ -294,7 +274,7 @@ def test_every_route_but_health_needs_the_key(serve: Serve, authorization: str |
     assert allowed.status_code == 200
 
 
-def test_an_engine_that_fails_fails_one_request_and_tells_no_secrets(serve: Serve) -> None:
+def test_a_failure_of_the_engine_fails_one_request_without_details(serve: Serve) -> None:
     client = serve()
     broken = {**ITEM, "responses": ["broken", "x"]}
     assert errors(client.post("/judge", json={"items": [broken]}), 500) == [

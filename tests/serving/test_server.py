@@ -14,27 +14,36 @@ from pathlib import Path
 import httpx
 import pytest
 from conftest import launch
-from models.tiny import write_language_model
+from reward_models.tiny import write_language_model
 from served_app import tal_serve
 from serving.judges import settings
 
-from think_as_locals.serving.config import load_server
-from think_as_locals.serving.server import KEY_VARIABLE, key_for, serve
+from think_as_locals.serving.server import KEY_VARIABLE, load_server, required_key, serve
 from think_as_locals.types import ConfigError
 
 KEY = "0123456789abcdef"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "judge.example"])  # noqa: S104
-def test_nobody_else_can_reach_a_server_without_a_key(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_beyond_loopback_needs_a_key(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match=f"host={host} can be reached from elsewhere: put a key into TAL_API_KEY"):
+    with pytest.raises(
+        ConfigError, match=f"host={host} can be reached from other machines: put a key into TAL_API_KEY"
+    ):
         serve(settings(f"host='{host}'"))
     monkeypatch.setenv(KEY_VARIABLE, KEY)
-    assert key_for(host) == KEY
+    assert required_key(host) == KEY
 
 
-def test_an_address_that_cannot_be_had_is_said_before_a_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_a_key_is_optional_on_loopback(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    assert required_key(host) is None
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    assert required_key(host) == KEY
+
+
+def test_an_unusable_address_is_refused_before_a_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -45,19 +54,11 @@ def test_an_address_that_cannot_be_had_is_said_before_a_model_loads(monkeypatch:
             serve(settings(f"host={host}"))
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_loopback_needs_no_key_and_takes_one(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    assert key_for(host) is None
-    monkeypatch.setenv(KEY_VARIABLE, KEY)
-    assert key_for(host) == KEY
-
-
 @pytest.mark.parametrize("key", ["", "short", "sixteen letters with spaces", "sixteen-letters-é", "sixteen-letters-\n"])
-def test_what_can_be_no_key_is_refused_and_not_repeated(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_key_is_refused_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, key)
     with pytest.raises(ConfigError, match="TAL_API_KEY holds no key: expected 16 or more printable ASCII") as raised:
-        key_for("127.0.0.1")
+        required_key("127.0.0.1")
     assert not key or key not in str(raised.value)
 
 
@@ -86,7 +87,7 @@ def test_a_model_may_lie_anywhere() -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_lets_requests_under_way_be_answered(tmp_path: Path) -> None:
+def test_requests_in_flight_are_answered_after_sigterm(tmp_path: Path) -> None:
     model = write_language_model(tmp_path / "judge", seed=0)
     items = [{"prompt": f"{i}?", "responses": ["x", "y"], "culture": "TH"} for i in range(48)]
     answers: list[httpx.Response] = []
@@ -102,13 +103,13 @@ def test_sigterm_lets_requests_under_way_be_answered(tmp_path: Path) -> None:
         asking = threading.Thread(target=ask)
         asking.start()
         asking.join(0.3)
-        under_way = asking.is_alive()
+        in_flight = asking.is_alive()
         process.send_signal(signal.SIGTERM)
         asking.join(60)
         assert process.stderr is not None
         said = process.stderr.read()
         assert process.wait(60) == 0
-    assert under_way
+    assert in_flight
     assert [response.status_code for response in answers] == [200]
     assert len(answers[0].json()["judgements"]) == len(items)
     assert KEY not in said

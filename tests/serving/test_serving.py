@@ -1,4 +1,4 @@
-"""Many clients at once, over HTTP: who is judged with whom, who is turned away, and who leaves before the end."""
+"""Many clients at once, over HTTP: micro-batches, groups, limits, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from typing import Any
 import httpx
 import pytest
 from conftest import SMALL
-from models.tiny import ITEMS, write_language_model
+from reward_models.tiny import ITEMS, write_language_model
 from served_app import serving
-from serving.judges import Longest, judge_of, settings
+from serving.judges import Longest, judge_of, open_engine, settings
 
-from think_as_locals.config import load_recipe
+from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
-from think_as_locals.judging import present
-from think_as_locals.models.generative import Judge
-from think_as_locals.models.generative_rm import GenerativeRM
-from think_as_locals.models.load import load_judge
+from think_as_locals.judging import shuffle_responses
+from think_as_locals.reward_models.judge import Judge
+from think_as_locals.reward_models.load import load_judge
 from think_as_locals.serving.app import create_app
 from think_as_locals.types import Item
 
 
-def of_item(item: Item) -> dict[str, Any]:
+def body_of(item: Item) -> dict[str, Any]:
     return {"prompt": item.prompt, "responses": list(item.responses), "culture": item.culture}
 
 
@@ -48,36 +47,36 @@ async def wait_until(happened: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> GenerativeRM:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     path = write_language_model(tmp_path_factory.mktemp("judge"), seed=0)
     section = settings("judge.max_completion_length=8").judge
     return load_judge(section.model_copy(update={"path": path}), seed=0)
 
 
 class Counting:
-    """A completer that counts its calls and keeps what it replied."""
+    """An engine that counts its calls and keeps what it sampled."""
 
-    def __init__(self, completer: Any) -> None:
-        self._completer = completer
-        self.special_tokens, self.chunk_size = completer.special_tokens, completer.chunk_size
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.special_tokens = engine.special_tokens
         self.calls: list[int] = []
         self.texts: dict[str, str] = {}
 
-    def complete(self, conversations: Any, sampling: Any, keep: Any) -> None:
-        def kept(place: int, reply: Any) -> None:
-            self.texts[conversations[place][-1]["content"]] = reply.text
-            keep(place, reply)
+    def sample(self, conversations: Any, sampling: Any, deliver: Any) -> None:
+        def kept(place: int, rollout: Any) -> None:
+            self.texts[conversations[place][-1]["content"]] = rollout.text
+            deliver(place, rollout)
 
         self.calls.append(len(conversations))
-        self._completer.complete(conversations, sampling, kept)
+        self._engine.sample(conversations, sampling, kept)
 
 
-def test_requests_that_come_together_are_one_call_of_a_real_engine_with_the_same_results(tiny: GenerativeRM) -> None:
-    bodies = [{"items": [of_item(each)]} for each in ITEMS]
-    alone, together = Counting(tiny.completer), Counting(tiny.completer)
-    with serving(create_app(replace(tiny, completer=alone), settings("window_s=0.0"), None)) as url:
+def test_simultaneous_requests_share_calls_of_a_real_engine_with_the_same_results(tiny: Judge) -> None:
+    bodies = [{"items": [body_of(each)]} for each in ITEMS]
+    alone, together = Counting(tiny.engine), Counting(tiny.engine)
+    with serving(create_app(replace(tiny, engine=alone), settings("window_s=0.0"), None)) as url:
         one_by_one = [httpx.post(f"{url}/judge", json=body).json() for body in bodies]
-    with serving(create_app(replace(tiny, completer=together), settings("window_s=0.4"), None)) as url:
+    with serving(create_app(replace(tiny, engine=together), settings("window_s=0.4"), None)) as url:
         at_once = [response.json() for response in asyncio.run(post_all(url, "/judge", bodies))]
     assert alone.calls == [1] * len(ITEMS)
     assert sum(together.calls) == len(ITEMS)
@@ -87,7 +86,7 @@ def test_requests_that_come_together_are_one_call_of_a_real_engine_with_the_same
     assert len(set(alone.texts.values())) > 1
 
 
-def test_a_full_server_says_so_and_recovers() -> None:
+def test_a_full_server_refuses_requests_and_recovers() -> None:
     longest = Longest()
 
     async def crowd(url: str) -> None:
@@ -98,7 +97,7 @@ def test_a_full_server_says_so_and_recovers() -> None:
             refused = await client.post("/judge", json={"items": [item(9)]})
             assert refused.status_code == 503
             assert refused.headers["Retry-After"] == "1"
-            assert refused.json()["errors"][0]["got"] == "3 requests under way"
+            assert refused.json()["errors"][0]["got"] == "3 requests in flight"
             assert (await client.get("/health")).status_code == 200
             longest.go_on.set()
             assert [(await task).status_code for task in first] == [200] * 3
@@ -108,9 +107,8 @@ def test_a_full_server_says_so_and_recovers() -> None:
         asyncio.run(crowd(url))
 
 
-def test_bodies_that_never_come_keep_nobody_out() -> None:
-    longest = Longest()
-    longest.go_on.set()
+def test_slow_bodies_keep_nobody_out() -> None:
+    longest = open_engine()
     head = b"POST /judge HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
 
     async def drip(port: int) -> bytes:
@@ -134,7 +132,7 @@ def test_bodies_that_never_come_keep_nobody_out() -> None:
         asyncio.run(crowd(url))
 
 
-def test_who_leaves_or_breaks_the_engine_takes_nobody_along() -> None:
+def test_other_requests_survive_a_disconnect_and_a_failure() -> None:
     longest = Longest()
 
     async def crowd(url: str) -> list[httpx.Response]:
@@ -157,10 +155,9 @@ def test_who_leaves_or_breaks_the_engine_takes_nobody_along() -> None:
     assert longest.calls[:2] == [1, 4]  # one call while it was held up, then all four that waited, then each of them
 
 
-def test_responses_that_come_alone_wait_for_their_group() -> None:
+def test_single_responses_wait_for_their_group() -> None:
     """As OpenRLHF's executor sends them: one response a request, all of a prompt at about the same time."""
-    longest = Longest()
-    longest.go_on.set()
+    longest = open_engine()
     texts = ["x", "xxx", "xx", "y", "yy"]
     bodies = [{"query": [text[0] + "?" + text], "prompts": [text[0] + "?"], "labels": ["TH"]} for text in texts]
     overrides = ("score.group_size=3", "score.group_wait_s=0.5")
@@ -175,9 +172,8 @@ def test_responses_that_come_alone_wait_for_their_group() -> None:
         assert (alone["rewards"], alone["extra_logs"]["group_size"]) == ([0.5], [1.0])
 
 
-def test_a_client_that_leaves_its_group_leaves_its_response_behind() -> None:
-    longest = Longest()
-    longest.go_on.set()
+def test_the_response_of_a_disconnected_client_stays_in_its_group() -> None:
+    longest = open_engine()
 
     async def crowd(url: str) -> httpx.Response:
         async with httpx.AsyncClient(base_url=url, timeout=30) as client:
@@ -190,24 +186,23 @@ def test_a_client_that_leaves_its_group_leaves_its_response_behind() -> None:
     assert (found["rewards"], found["extra_logs"]["group_size"]) == ([0.0], [2.0])
 
 
-def test_an_engine_that_fails_fails_all_of_a_group() -> None:
-    longest = Longest()
-    longest.go_on.set()
+def test_a_failure_fails_the_whole_group() -> None:
+    longest = open_engine()
     bodies = [{"query": [f"?{text}"], "prompts": ["?"]} for text in ("broken", "x")]
     with serving(create_app(judge_of(longest), settings("score.group_size=2"), None)) as url:
         assert [response.status_code for response in asyncio.run(post_all(url, "/score", bodies))] == [500, 500]
 
 
 @pytest.mark.slow
-def test_a_trained_judge_says_over_http_what_it_says_in_python(small_run: Path) -> None:
+def test_a_trained_judge_gives_the_same_verdicts_over_http(small_run: Path) -> None:
     model = str(small_run / "model")
     config = load_recipe("recipes/quickstart.yaml", SMALL)
     items = load(config.data, config.seed).test[:12]
-    shown = [present(each) for each in items]
+    shown = [shuffle_responses(each) for each in items]
     expected = [judgement.verdict for judgement in Judge.load(model).judge(items)]
     section = settings().judge.model_copy(update={"path": model})
     with serving(create_app(load_judge(section, seed=0), settings(), None)) as url:
-        bodies = [{"items": [of_item(each)]} for each in items]
+        bodies = [{"items": [body_of(each)]} for each in items]
         answers = [response.json()["judgements"][0] for response in asyncio.run(post_all(url, "/judge", bodies))]
     assert any(answer["verdict"] is not None for answer in answers)
     for item_, as_shown, verdict, answer in zip(items, shown, expected, answers, strict=True):

@@ -1,16 +1,29 @@
-"""The jobs of a sweep before they start: validated together, frozen one by one."""
+"""The jobs of a sweep: validated together, frozen one by one, run with GPUs of their own."""
 
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from think_as_locals.config import load_recipe
-from think_as_locals.sweeps.jobs import end, ended, freeze, make_jobs, name_of, recipe_of, state
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.sweeps.jobs import (
+    JOBS,
+    LOG,
+    STOP,
+    Runner,
+    freeze,
+    job_name,
+    job_state,
+    make_jobs,
+    read_status,
+    write_status,
+)
 from think_as_locals.sweeps.space import parse
 from think_as_locals.types import ConfigError
 
@@ -18,51 +31,47 @@ QUICKSTART = "recipes/quickstart.yaml"
 
 
 @given(st.lists(st.text(min_size=1), max_size=4))
-def test_a_name_is_one_of_a_run_whatever_the_values_are(texts: list[str]) -> None:
-    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name_of(tuple(f"data.path={text}" for text in texts)))
+def test_a_job_name_is_a_valid_run_name_for_any_values(texts: list[str]) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", job_name(tuple(f"data.path={text}" for text in texts)))
 
 
-def test_names_differ_where_combinations_do() -> None:
-    names = {name_of((f"data.path={path}", f"seed={seed}")) for path in ("a/b", "a b", "a-b") for seed in (1, 2)}
+def test_names_differ_where_combinations_do_whatever_their_order() -> None:
+    names = {job_name((f"data.path={path}", f"seed={seed}")) for path in ("a/b", "a b", "a-b") for seed in (1, 2)}
     assert len(names) == 6
-    many = {name_of((f"data.path={'x' * 60}{number}",)) for number in range(20_000)}
+    many = {job_name((f"data.path={'x' * 60}{number}",)) for number in range(20_000)}
     assert len(many) == 20_000
+    # Or a sweep that continues with its overrides in another order would repeat what is done.
+    assert job_name(("seed=1", "grpo.beta=0")) == job_name(("grpo.beta=0", "seed=1"))
 
 
-def test_a_combination_has_one_name_in_whatever_order_it_is_given() -> None:
-    """Or a sweep that goes on with its words in another order would repeat what is done."""
-    assert name_of(("seed=1", "grpo.beta=0")) == name_of(("grpo.beta=0", "seed=1"))
-
-
-def test_one_message_says_every_combination_that_does_not_hold() -> None:
+def test_one_message_names_every_invalid_combination() -> None:
     space = parse(["grpo.beta=0.1,-1,nan", "seed=1,2", "eval.evry_steps=3"])
     with pytest.raises(ConfigError) as caught:
         make_jobs(QUICKSTART, space, space.combinations("grid"))
-    said = str(caught.value)
-    assert said.startswith("6 of 6 combinations do not hold, none was started:")
-    assert said.count("did you mean 'eval.every_steps'?") == 6
-    assert said.count("grpo.beta: got -1") == 2
-    assert "\ngrpo.beta=-1 seed=2\n" in said
+    message = str(caught.value)
+    assert message.startswith("6 of 6 combinations are invalid, none was started:")
+    assert message.count("did you mean 'eval.every_steps'?") == 6
+    assert message.count("grpo.beta: got -1") == 2
+    assert "\ngrpo.beta=-1 seed=2\n" in message
 
 
-def test_a_frozen_recipe_says_the_same_and_is_a_file_that_can_be_launched(tmp_path: Path) -> None:
+def test_a_frozen_recipe_gives_the_same_configuration_and_can_be_launched(tmp_path: Path) -> None:
     space = parse(["seed=1,2", "data.languages=[en,de]", "grpo.learning_rate=1e-6"])
     jobs = make_jobs(QUICKSTART, space, space.combinations("grid"))
-    paths = [freeze(job, tmp_path) for job in jobs]
-    for job, path in zip(jobs, paths, strict=True):
-        assert path == recipe_of(tmp_path / "jobs" / job.name)
+    for seed, job in enumerate(jobs, start=1):
+        path = freeze(job, tmp_path)
+        assert path == tmp_path / "jobs" / job.name / "quickstart.yaml"
         frozen = load_recipe(path)
         assert frozen.run.model_dump() == {"name": job.name, "dir": str(tmp_path), "resume": "auto"}
         assert frozen.model_copy(update={"run": job.config.run}) == job.config
-        assert path.name == "quickstart.yaml"
+        assert frozen.seed == seed
         compile(path.read_text(), str(path), "exec")
-    assert [load_recipe(path).seed for path in paths] == [1, 2]
 
 
 @pytest.mark.parametrize(
     "value", ["two\nlines", "a bell \x07", "\u2028", "\u202e", "a # b", "it's", "${recipe}", "| a"]
 )
-def test_a_frozen_recipe_says_odd_values_too(tmp_path: Path, value: str) -> None:
+def test_a_frozen_recipe_holds_odd_values(tmp_path: Path, value: str) -> None:
     space = parse(["data=jsonl", f'data.path="{value}",other'])
     job, _ = make_jobs(QUICKSTART, space, space.combinations("grid"))
     frozen = load_recipe(path := freeze(job, tmp_path))
@@ -71,22 +80,59 @@ def test_a_frozen_recipe_says_odd_values_too(tmp_path: Path, value: str) -> None
 
 
 @pytest.mark.parametrize("value", ["it'''s", r"\${seed}"])
-def test_what_no_recipe_can_say_is_not_frozen(tmp_path: Path, value: str) -> None:
-    space = parse(["data=jsonl", f'data.path="{value}"'])
-    (job,) = make_jobs(QUICKSTART, space, [()])
-    with pytest.raises(ConfigError, match="no recipe can say literally"):
+def test_what_a_recipe_cannot_hold_is_not_frozen(tmp_path: Path, value: str) -> None:
+    (job,) = make_jobs(QUICKSTART, parse(["data=jsonl", f'data.path="{value}"']), [()])
+    with pytest.raises(ConfigError, match="which a recipe cannot hold literally"):
         freeze(job, tmp_path)
     assert not list((tmp_path / "jobs" / job.name).iterdir())
 
 
-def test_how_a_job_ended_is_kept(tmp_path: Path) -> None:
-    assert ended(tmp_path) is None
-    end(tmp_path, 75)
-    assert ended(tmp_path) == 75
-    assert [state(0), state(75), state(1), state(None), state(None, asked=True)] == [
-        "done",
-        "stopped",
-        "failed",
-        "failed",
-        "stopped",
-    ]
+def test_the_exit_status_of_a_job_is_recorded(tmp_path: Path) -> None:
+    assert read_status(tmp_path) is None
+    write_status(tmp_path, 75)
+    assert read_status(tmp_path) == 75
+
+
+@pytest.mark.parametrize(
+    ("status", "stop_requested", "state"),
+    [
+        (0, False, "done"),
+        (75, False, "stopped"),
+        (1, False, "failed"),
+        (None, False, "failed"),
+        (None, True, "stopped"),
+    ],
+)
+def test_states(status: int | None, stop_requested: bool, state: str) -> None:
+    assert job_state(status, stop_requested) == state
+
+
+# --- GPUs ---
+
+SCRIPT = """
+echo "$0 has $CUDA_VISIBLE_DEVICES"
+mkdir "$1/gpu-$CUDA_VISIBLE_DEVICES" || exit 3
+sleep 0.3
+rmdir "$1/gpu-$CUDA_VISIBLE_DEVICES"
+"""
+
+
+def test_no_two_jobs_have_the_same_gpus_and_all_get_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "_command", lambda self, recipe: ["bash", "-c", SCRIPT, recipe.stem, str(tmp_path)])
+    names = [f"job-{number}" for number in range(5)]
+    for name in names:
+        (tmp_path / JOBS / name).mkdir(parents=True)
+        (tmp_path / JOBS / name / f"{name}.yaml").touch()
+    runner = Runner(tmp_path, tmp_path, ("0", "1"))
+    with ThreadPoolExecutor(5) as pool:
+        list(pool.map(lambda name: runner(SimpleNamespace(job=name)), names))
+    assert [read_status(tmp_path / JOBS / name) for name in names] == [0] * 5
+    used = {(tmp_path / JOBS / name / LOG).read_text().split()[-1] for name in names}
+    assert used == {"0", "1"}
+
+
+def test_a_job_that_waits_for_gpus_does_not_start_once_the_sweep_stops(tmp_path: Path) -> None:
+    (tmp_path / JOBS / "mine").mkdir(parents=True)
+    (tmp_path / STOP).touch()
+    Runner(tmp_path, tmp_path, ("0",))(SimpleNamespace(job="mine"))
+    assert read_status(tmp_path / JOBS / "mine") is None

@@ -17,9 +17,10 @@ import yaml
 from conftest import QUICK, ROOT, SMALL, command, launch
 from rich.console import Console
 
-from think_as_locals.sweeps.settings import load_settings
+from think_as_locals.sweeps.jobs import write_status
+from think_as_locals.sweeps.launcher import load_settings
 from think_as_locals.sweeps.space import parse
-from think_as_locals.sweeps.sweep import _Sweep, sweep
+from think_as_locals.sweeps.sweep import Sweep, read_rows, sweep, write_summary
 from think_as_locals.types import ConfigError
 
 QUICKSTART = "recipes/quickstart.yaml"
@@ -50,7 +51,7 @@ def _until(pattern: str, folder: Path, count: int, sweeping: subprocess.Popen[st
 
 
 def test_no_job_starts_where_one_combination_does_not_hold(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="1 of 2 combinations do not hold"):
+    with pytest.raises(ConfigError, match="1 of 2 combinations are invalid"):
         sweep(QUICKSTART, ["grpo.beta=0.1,-1", f"run.dir={tmp_path}", "run.name=mine"])
     assert not list(tmp_path.iterdir())
 
@@ -64,7 +65,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_recipe_that_trains_nothing_is_not_swept(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="measures reward models and trains no judge"):
+    with pytest.raises(ConfigError, match="evaluates reward models and trains no judge"):
         sweep("recipes/carb.yaml", ["seed=1,2", f"run.dir={tmp_path}"])
 
 
@@ -81,10 +82,60 @@ def test_a_terminal_that_is_gone_takes_no_job_along(tmp_path: Path, number: int)
         def write(self, text: str) -> int:
             raise OSError(number, "gone")
 
-    this = _Sweep(QUICKSTART, parse(["seed=1"]), load_settings([]), tmp_path, [], Console(file=Gone()))
-    this._known["mine"] = ("seed=1",)
+    this = Sweep(QUICKSTART, parse(["seed=1"]), load_settings([]), tmp_path, [], Console(file=Gone()))
+    this.combinations["mine"] = ("seed=1",)
     (tmp_path / "jobs" / "mine").mkdir(parents=True)
-    this._say("mine")
+    this.print_end("mine")
+
+
+# --- the table ---
+
+NAMES = {"low": ("seed=1",), "high": ("seed=2",), "broken": ("seed=<3>",), "stopped": ("seed=4",), "lost": ("seed=5",)}
+
+
+def _jobs(folder: Path, flips: int = 8) -> Path:
+    """Jobs measured twice, of which one failed and one was stopped afterwards, and one without any record."""
+    for name, accuracy, status in (("low", 0.3, 0), ("high", 0.8, 0), ("broken", 0.9, 3), ("stopped", 0.5, 75)):
+        carb = folder / name / "carb"
+        carb.mkdir(parents=True)
+        for step, found in ((2, 0.1), (10, accuracy)):
+            of_flips = {"n": flips, "accuracy": found, "ci95": [found - 0.1, found + 0.1]} if flips else {"n": 0}
+            part = {"step": step, "n": 16, "accuracy": found / 2, "ci95": [0.0, found], "flips": of_flips}
+            (carb / f"step-{step}.json").write_text(json.dumps(part))
+        (folder / "jobs" / name).mkdir(parents=True)
+        write_status(folder / "jobs" / name, status)
+    return folder
+
+
+@pytest.mark.parametrize(("flips", "metric", "best"), [(8, "flips", (0.8, 8, 10)), (0, "all", (0.4, 16, 10))])
+def test_jobs_are_ranked_by_their_last_step_and_failed_ones_come_last(
+    tmp_path: Path, flips: int, metric: str, best: tuple[float, int, int]
+) -> None:
+    found, rows = read_rows(_jobs(tmp_path, flips), NAMES, stop_requested=False)
+    assert found == metric
+    assert [row.name for row in rows] == ["high", "low", "stopped", "broken", "lost"]
+    assert [row.status for row in rows] == [0, 0, 75, 3, None]
+    assert [row.state for row in rows] == ["done", "done", "stopped", "failed", "failed"]
+    assert rows[0].measured is not None
+    assert tuple(rows[0].measured[key] for key in ("accuracy", "n", "step")) == best
+
+
+def test_the_files_and_the_terminal_show_the_same(tmp_path: Path) -> None:
+    metric, rows = read_rows(_jobs(tmp_path), NAMES, stop_requested=True)
+    table, caption = write_summary(tmp_path, metric, rows)
+    written = json.loads((tmp_path / "sweep.json").read_text())
+    assert [job["name"] for job in written["jobs"]] == [row.name for row in rows]
+    assert written["jobs"][0]["measured"] == {"accuracy": 0.8, "ci95": [0.8 - 0.1, 0.8 + 0.1], "n": 8, "step": 10}
+    assert written["jobs"][-1]["log"] == "jobs/broken/log.txt"
+    text = (tmp_path / "sweep.md").read_text()
+    assert r"| seed=2 | 80.0 % | \[70.0, 90.0\] | 8 | 10 | done | jobs/high/log.txt |" in text
+    assert "| seed=&lt;3&gt; | 90.0 %" in text
+    assert "failed, status 3" in text
+    console = Console(width=120, file=io.StringIO())
+    with console.capture() as shown:
+        console.print(table.terminal("four", caption))
+    lines = [line for line in shown.get().splitlines() if "seed=" in line]
+    assert [line.split()[1] for line in lines] == [row.combination[0] for row in rows]
 
 
 # --- four jobs: stopped, continued, one fails ---

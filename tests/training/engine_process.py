@@ -25,13 +25,12 @@ from accelerate import PartialState
 from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config
 
-from think_as_locals.generation import Chat, Sampling, vllm_engine
-from think_as_locals.generation.server_engine import VLLMServer
-from think_as_locals.generation.transformers_engine import TransformersEngine
+from think_as_locals.engines import Chat, Sampling, sample_all, vllm_engine
+from think_as_locals.engines.transformers_engine import TransformersEngine
+from think_as_locals.engines.vllm_server import VLLMServer
 from think_as_locals.judging import COMPONENTS, Component
-from think_as_locals.training import colocated_engine, rollouts, served_engine
-from think_as_locals.training.colocated_engine import ColocatedEngine
-from think_as_locals.training.rollouts import policy_engine
+from think_as_locals.training import rollouts
+from think_as_locals.training.rollouts import ColocatedEngine, policy_engine
 from think_as_locals.types import TrainingError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -58,11 +57,11 @@ def ends_with(work: Callable[[], Any]) -> str:
     return ""
 
 
-def change(model: torch.nn.Module) -> None:
+def change(model: torch.nn.Module, scale: float = 0.1) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and "layernorm" not in name:
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+                parameter.add_(scale * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
 
 
 def syncs(trainer: Any, **lora: Any) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def syncs(trainer: Any, **lora: Any) -> dict[str, Any]:
     base = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
     engine.model = get_peft_model(trainer.model, LoraConfig(**lora, target_modules=["q_proj", "down_proj"]))
     change(engine.model)
-    with warnings_of("think_as_locals.training.engines") as said["merged"]:
+    with warnings_of("think_as_locals.training.rollouts") as said["merged"]:
         said["adapter"] = ends_with(engine.sync_weights)
         engine.sync_weights()
     said["whole"] = [engine._sent, sum(parameter.nbytes for parameter in base.values())]
@@ -97,14 +96,14 @@ def warnings_of(name: str) -> Iterator[list[str]]:
 
 def adapters(folder: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
     """An adapter that the engine applies: what is sent, that samples follow it, and that the base stays."""
-    with warnings_of("think_as_locals.training.engines") as warned:
+    with warnings_of("think_as_locals.training.rollouts") as warned:
         trainer, said = train(folder, "lora=rank16", *overrides)
     engine, main = trainer.vllm_generation, trainer.accelerator.is_main_process
     named = dict(trainer.model.named_parameters())
     base = {name: parameter.clone() for name, parameter in named.items() if "lora_" not in name}
     said["warned"] = warned
     said["bytes"] = [sum(named[name].nbytes for name in base), sum(named[n].nbytes for n in named.keys() - base.keys())]
-    long = engine._probe.prompts[0][::-1]  # no other request begins so
+    long = engine._sync_check.prompts[0][::-1]  # no other request begins so
     alone = (
         [long] if main or isinstance(engine, ColocatedEngine) else []
     )  # in a batch of two the second would find the first's
@@ -121,7 +120,7 @@ def adapters(folder: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
     engine.temperature = 0.0
     said["hits"] = [hits(), hits()]
     said["samples"] = [sampled()]
-    change(trainer.model)
+    change(trainer.model, 0.3)  # by so much that greedy samples change, whatever the server has sampled before
     engine.sync_weights()
     said["alone"] = engine._sent
     said["hits"].append(hits())
@@ -129,8 +128,8 @@ def adapters(folder: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
     chat = Chat(trainer.processing_class, {}, engine._settings.eos_token_ids)
     conversations = [row["prompt"] for row in trainer.train_dataset.select(range(4))]
     with policy_engine(trainer, chat, 4) as vllm:
-        said["evaluated"] = [one.token_ids for one in vllm.generate(conversations, GREEDY)]
-    reference = TransformersEngine(trainer.model, chat, 4).generate(conversations, GREEDY)
+        said["evaluated"] = [one.token_ids for one in sample_all(vllm, conversations, GREEDY)]
+    reference = sample_all(TransformersEngine(trainer.model, chat, 4), conversations, GREEDY)
     said["policy"] = [one.token_ids for one in reference]
     said["base kept"] = all(torch.equal(base[name], named[name]) for name in base)
     return trainer, said
@@ -138,7 +137,7 @@ def adapters(folder: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
 
 def train(folder: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
     varied: dict[str, Component] = {**COMPONENTS, "structure": lambda judgement, *_: len(judgement.text) % 7 / 7}
-    trainer, _ = tiny_trainer(folder, *WIDE, *overrides, components=varied)
+    trainer = tiny_trainer(folder, *WIDE, *overrides, components=varied)
     trainer.train()
     return trainer, {"logs": [log for log in trainer.state.log_history if "reward" in log]}
 
@@ -150,7 +149,7 @@ def colocate(folder: Path) -> dict[str, Any]:
     _, said["lora"] = adapters(folder, "rollout=vllm_colocate")
     GPT2Config(architectures=["GPT2LMHeadModel"]).save_pretrained(folder / "gpt2")
     settings = {"model": str(folder / "gpt2"), "dtype": "float32", "enable_sleep_mode": False}
-    said["unsupported"] = colocated_engine._takes_no_adapter(settings, 16)
+    said["unsupported"] = rollouts.vllm_merge_reason(settings, 16)
     return said
 
 
@@ -165,7 +164,7 @@ def packed(folder: Path) -> dict[str, Any]:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(self._iter_named_params())})
 
     rollouts.ColocatedEngine = Reloading
-    trainer, _ = tiny_trainer(folder, *WIDE, "rollout=vllm_colocate")
+    trainer = tiny_trainer(folder, *WIDE, "rollout=vllm_colocate")
     first = ends_with(trainer.vllm_generation.sync_weights)
     change(trainer.model)
     return {"first": first, "second": ends_with(trainer.vllm_generation.sync_weights)}
@@ -194,10 +193,10 @@ def faults_of_a_sync(trainer: Any, start: str) -> dict[str, str]:
         if trainer.accelerator.is_main_process:
             engine._server.load_weights = load
     said["unseen"] = ends_with(lambda: engine._on_main(lambda: engine._server.load_weights(f"{start}-unseen")))
-    settings, grace = engine._settings, served_engine._GRACE_S
-    engine._settings, served_engine._GRACE_S = replace(settings, timeout_s=0.5), 0.5
+    settings, grace = engine._settings, rollouts._GRACE_S
+    engine._settings, rollouts._GRACE_S = replace(settings, timeout_s=0.5), 0.5
     said["stuck"] = ends_with(lambda: engine._on_main(lambda: time.sleep(30)))
-    engine._settings, served_engine._GRACE_S = settings, grace
+    engine._settings, rollouts._GRACE_S = settings, grace
     return said
 
 
@@ -220,7 +219,7 @@ def serve(folder: Path, port: str, server: str) -> dict[str, Any]:
     trainer, said = train(folder, *where, f"rollout.weights_dir={folder / 'shared'}")
     said["not synced"] = without_syncs(trainer)
     engine = trainer.vllm_generation
-    prompts = [list(ids) for ids in engine._probe.prompts]
+    prompts = [list(ids) for ids in engine._sync_check.prompts]
     said["unlocked"] = [
         httpx.post(f"{engine._settings.url}/collective_rpc", json={"method": "tal_state"}, headers=key).status_code
         for key in ({}, {"Authorization": "Bearer another"})
@@ -260,7 +259,7 @@ def forgotten_adapter(folder: Path, *where: str) -> dict[str, Any]:
         another = VLLMServer(engine._settings.url, 60)
         another._ask("POST", "/v1/unload_lora_adapter", json={"lora_name": engine._server._adapter["model"]})
         another.load_weights(str(folder / "model"))
-    said["resampled"] = engine._sample([engine._probe.prompts[0][::-1]], 1, None)[1]
+    said["resampled"] = engine._sample([engine._sync_check.prompts[0][::-1]], 1, None)[1]
     said["resent"] = engine._sent
     said["left behind"] = [path.name for path in engine._settings.weights.iterdir()]
     return said

@@ -15,7 +15,7 @@ from think_as_locals.types import TrainingError
 def main(folder: Path) -> None:
     disk = ctypes.CDLL(None)
     calls, fail_at = ctypes.c_int.in_dll(disk, "calls"), ctypes.c_int.in_dll(disk, "fail_at")
-    trainer, _ = tiny_trainer(folder, "grpo.max_steps=3", "grpo.save_steps=1")
+    trainer = tiny_trainer(folder, "grpo.max_steps=3", "grpo.save_steps=1")
     trainer.train()
     trainer.state.global_step = 2
     said = []

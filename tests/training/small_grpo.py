@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from think_as_locals.config import load_recipe
+from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
 from think_as_locals.judging import COMPONENTS, Component, Evidence, render, write
-from think_as_locals.models.scratch import make_judge
-from think_as_locals.training.grpo import JudgeTrainer, make_trainer
-from think_as_locals.training.rewards import Rewards
+from think_as_locals.reward_models.scratch import make_judge
+from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.types import Criterion, Item, Judgement, Rubric, TrainingError
 
 TINY = [
@@ -39,9 +40,7 @@ TINY = [
 ]
 
 
-def tiny_trainer(
-    folder: Path, *overrides: str, components: Mapping[str, Component] = COMPONENTS
-) -> tuple[JudgeTrainer, Rewards]:
+def tiny_trainer(folder: Path, *overrides: str, components: Mapping[str, Component] = COMPONENTS) -> JudgeTrainer:
     config = load_recipe("recipes/quickstart.yaml", [*TINY, *overrides])
     items = load(config.data, config.seed).train[:16]
     assert config.model.scratch is not None
@@ -49,7 +48,8 @@ def tiny_trainer(
         texts = [message["content"] for item in items for message in render(item, config.prompt.template)]
         make_judge(folder / "model", texts, config.model.scratch, config.seed)
     PartialState().wait_for_everyone()
-    return make_trainer(config, str(folder / "model"), items, folder, components)
+    checkpoints = Checkpoints(folder / "checkpoints", config.grpo.save_total_limit)
+    return JudgeTrainer(config, str(folder / "model"), items, RunFolder(folder), checkpoints, components)
 
 
 def chance(judgement: Judgement, shown: Item, evidence: Evidence) -> float:
@@ -104,7 +104,7 @@ def main(folder: Path) -> None:
         "nan": nan,
         "loss": COMPONENTS,
     }.items():
-        trainer, _ = tiny_trainer(folder, *limits, components=components if rank == 1 else COMPONENTS)
+        trainer = tiny_trainer(folder, *limits, components=components if rank == 1 else COMPONENTS)
         if case == "loss" and rank == 1:
             poison_loss(trainer)
         try:
@@ -118,16 +118,16 @@ def main(folder: Path) -> None:
 
 def pairs(folder: Path, rank: int) -> list[Any]:
     """A group of four that lies on two ranks: the pairs are (right, right) and (wrong, right)."""
-    trainer, rewards = tiny_trainer(folder, "reward=j1", "grpo.per_device_train_batch_size=2")
+    trainer = tiny_trainer(folder, "reward=j1", "grpo.per_device_train_batch_size=2")
     end = trainer.processing_class.eos_token_id
     rubric = Rubric(tuple(Criterion(weight, f"Custom {weight}", "Done.") for weight in (50, 30, 20)))
-    best = rewards._shown[rank].best
+    best = trainer.rewards._presented[rank].best
     verdicts = [best, best if rank == 1 else (best + 1) % 4]
     texts = [write(rubric, "Weighed.", verdict) for verdict in verdicts]
     completions = [[*ids, end] for ids in trainer.processing_class(texts, add_special_tokens=False)["input_ids"]]
     logged: dict[str, float] = {}
-    context = {"log_metric": logged.__setitem__, "trainer_state": trainer.state}
-    values = {f.__name__: f(completion_ids=completions, index=[rank] * 2, **context) for f in rewards.functions()}
+    trainer.rewards.score(completions, [rank] * 2, 0, logged.__setitem__, trainer._gain_scorer.score)
+    values = {component.__name__: component() for component in trainer.rewards.functions()}
     return [values, logged["consistent_accuracy"]]
 
 

@@ -23,13 +23,13 @@ from training.small_grpo import TINY, chance, figures, tiny_trainer
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 
-from think_as_locals.config import load_recipe
+from think_as_locals.config.checks import load_recipe
 from think_as_locals.judging import COMPONENTS
+from think_as_locals.runtime.ranks import join, set_rank_timeout
 from think_as_locals.training.grpo import JudgeTrainer
-from think_as_locals.training.saving import save_model
-from think_as_locals.training.shards import ShardsWriter
+from think_as_locals.training.logging import ShardsWriter
+from think_as_locals.training.stages import save_model
 from think_as_locals.types import TrainingError
-from think_as_locals.workers import join, wait_for_ranks
 
 GLOBAL_BATCH = 8
 SLOW_SERVER = ["rollout=vllm_server", "rollout.timeout_s=4000.0"]
@@ -58,8 +58,7 @@ STOPPED = ("lora_zero2", "zero3")
 def sampling(folder: Path, *overrides: str) -> JudgeTrainer:
     """The trainer, which samples by itself."""
     size = f"grpo.per_device_train_batch_size={GLOBAL_BATCH // PartialState().num_processes}"
-    trainer, _ = tiny_trainer(folder, *STEPS, size, *overrides, components={**COMPONENTS, "structure": chance})
-    return trainer
+    return tiny_trainer(folder, *STEPS, size, *overrides, components={**COMPONENTS, "structure": chance})
 
 
 def make(folder: Path, *overrides: str) -> JudgeTrainer:
@@ -158,7 +157,7 @@ def stopped(run: Path, overrides: list[str]) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     join()
-    wait_for_ranks(load_recipe("recipes/quickstart.yaml", SLOW_SERVER))
+    set_rank_timeout(load_recipe("recipes/quickstart.yaml", SLOW_SERVER))
     said: dict[str, Any] = {}
     for case, (stage, overrides) in WAYS.items():
         os.environ["ACCELERATE_USE_DEEPSPEED"] = str(stage is not None).lower()
@@ -178,8 +177,8 @@ def main(folder: Path) -> None:
         if case in ("zero2", "zero3"):
             said[case]["poisoned"] = poisoned(folder)
         print(case, said[case], flush=True)
-    waits = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
-    said["ranks wait"] = gather_object([waits.total_seconds()])
+    can_defer = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    said["ranks wait"] = gather_object([can_defer.total_seconds()])
     if PartialState().is_main_process:
         (folder / "said.json").write_text(json.dumps(said))
 

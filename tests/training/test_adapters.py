@@ -1,4 +1,4 @@
-"""An adapter on its way to an engine: merged or alone, and the base here as it was, however often."""
+"""An adapter as an engine gets it, merged or alone; the base is never changed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from think_as_locals.training.adapters import (
     adapter_tensors,
     base_parameters,
+    lora_unsupported_reason,
     merged_parameters,
     save_adapter,
-    why_not_alone,
 )
 
 
@@ -129,10 +129,10 @@ def test_vllm_gets_alone_what_it_can_apply(adapter: dict[str, Any], reason: str 
     modules = ["q_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
     if adapter.get("target_modules") == "all-linear":
         modules += ["o_proj", "v_proj"]
-    found = why_not_alone(model, {"rank": 16, "modules": modules})
+    found = lora_unsupported_reason(model, {"rank": 16, "modules": modules})
     assert found is None if reason is None else reason in str(found)
 
 
 def test_vllm_gets_no_other_kind_of_adapter_alone() -> None:
     adapter = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
-    assert why_not_alone(get_peft_model(judge(1), adapter)) == "vLLM knows no adapter of type IA3"
+    assert lora_unsupported_reason(get_peft_model(judge(1), adapter)) == "vLLM knows no adapter of type IA3"

@@ -1,10 +1,11 @@
-"""Checkpoints that cannot be torn, on files alone."""
+"""Checkpoints are complete or absent: on files alone, and with a disk that fails at every write."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,14 @@ from think_as_locals.training.checkpoints import Checkpoints, step_of
 from think_as_locals.types import ConfigError, TrainingError
 
 
-def sealed(checkpoints: Checkpoints, *steps: int) -> None:
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path, keep=2)
+
+
+def commit(checkpoints: Checkpoints, *steps: int) -> None:
     for step in steps:
-        checkpoints.seal(step, lambda step=step: _write(checkpoints.folder / f"checkpoint-{step}", step))
+        checkpoints.commit(step, lambda step=step: _write(checkpoints.folder / f"checkpoint-{step}", step))
 
 
 def _write(folder: Path, step: int) -> None:
@@ -26,22 +32,19 @@ def _write(folder: Path, step: int) -> None:
     (folder / "global_step" / "shard").write_text(f"shard of {step}")
 
 
-def names(checkpoints: Checkpoints) -> list[str]:
-    return sorted(path.name for path in checkpoints.folder.iterdir())
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_sealed_checkpoint_lists_every_file_and_is_found(tmp_path: Path) -> None:
+def test_a_committed_checkpoint_lists_every_file_and_is_found(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c", keep=2)
     assert checkpoints.latest() is None
-    sealed(checkpoints, 3)
-    assert names(checkpoints) == ["LATEST", "step-3"]
+    commit(checkpoints, 3)
+    assert names(tmp_path / "c") == ["LATEST", "step-3"]
     manifest = json.loads((tmp_path / "c" / "step-3" / "manifest.json").read_text())
-    assert manifest["step"] == 3
-    assert manifest["launch"] == "1 x NO"
-    assert {name: entry["bytes"] for name, entry in manifest["files"].items()} == {
-        "weights": 1000,
-        "global_step/shard": 10,
-    }
+    assert (manifest["step"], manifest["launch"]) == (3, "1 x NO")
+    sizes = {name: entry["bytes"] for name, entry in manifest["files"].items()}
+    assert sizes == {"weights": 1000, "global_step/shard": 10}
     found = checkpoints.latest()
     assert found == tmp_path / "c" / "step-3"
     assert step_of(found) == 3
@@ -59,126 +62,117 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [truncate, flip_a_bit, Path.unlink])
 @pytest.mark.parametrize("file", ["weights", "global_step/shard", "manifest.json"])
-def test_a_harmed_checkpoint_is_passed_over_with_a_warning(
-    tmp_path: Path, harm: object, file: str, caplog: pytest.LogCaptureFixture
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
+    checkpoints: Checkpoints, harm: Callable[[Path], None], file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    sealed(checkpoints, 1, 2)
-    harm(tmp_path / "step-2" / file)  # type: ignore[operator]
+    commit(checkpoints, 1, 2)
+    harm(checkpoints.folder / "step-2" / file)
     with caplog.at_level(logging.WARNING):
-        assert checkpoints.latest() == tmp_path / "step-1"
-    assert "step-2 is not whole" in caplog.text
+        assert checkpoints.latest() == checkpoints.folder / "step-1"
+    assert "step-2 is damaged" in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"", b"step-9\n", b"\xff\xfe", b"../../elsewhere"])
-def test_without_a_good_latest_the_newest_is_found(tmp_path: Path, content: bytes) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    sealed(checkpoints, 9, 10)
-    (tmp_path / "LATEST").write_bytes(content)
-    (tmp_path / "step-9" / "weights").unlink()
-    assert checkpoints.latest() == tmp_path / "step-10"
+def test_without_a_good_latest_the_newest_is_found(checkpoints: Checkpoints, content: bytes) -> None:
+    commit(checkpoints, 9, 10)
+    (checkpoints.folder / "LATEST").write_bytes(content)
+    (checkpoints.folder / "step-9" / "weights").unlink()
+    assert checkpoints.latest() == checkpoints.folder / "step-10"
 
 
-def test_latest_may_name_an_older_one(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    sealed(checkpoints, 1, 2)
+def test_latest_may_name_an_older_one(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    commit(checkpoints, 1, 2)
     (tmp_path / "LATEST").write_text("step-1\n")
     assert checkpoints.latest() == tmp_path / "step-1"
-    sealed(checkpoints, 2)  # replaces the one from before
+    commit(checkpoints, 2)  # replaces the one from before
     assert checkpoints.latest() == tmp_path / "step-2"
-    assert names(checkpoints) == ["LATEST", "step-1", "step-2"]
+    assert names(tmp_path) == ["LATEST", "step-1", "step-2"]
 
 
-def test_rotation_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    checkpoints.best = lambda: 2
-    sealed(checkpoints, 1, 2, 3, 4, 11)
-    assert names(checkpoints) == ["LATEST", "step-11", "step-2", "step-4"]
+@pytest.mark.parametrize(
+    ("keep", "best", "steps", "kept"),
+    [
+        (2, 2, [1, 2, 3, 4, 11], ["LATEST", "step-11", "step-2", "step-4"]),
+        (1, 9, [9, 2], ["LATEST", "step-2"]),  # the run went back: what was abandoned does not outlive it
+    ],
+)
+def test_rotation_keeps_the_newest_and_the_best(
+    tmp_path: Path, keep: int, best: int, steps: list[int], kept: list[str]
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep, best_step=lambda: best)
+    commit(checkpoints, *steps)
+    assert names(tmp_path) == kept
+    assert checkpoints.latest() == tmp_path / f"step-{steps[-1]}"
 
 
-def test_a_write_that_fails_leaves_what_was_there_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_what_was_there_and_names_the_remedy(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
-    sealed(checkpoints, 1)
+    commit(checkpoints, 1)
 
     def full() -> None:
         _write(tmp_path / "checkpoint-2", 2)
         raise OSError(28, "No space left on device")
 
     with pytest.raises(TrainingError, match=r"step 2 could not be written \(rank 0: OSError.*No space left") as caught:
-        checkpoints.seal(2, full)
-    assert "run.resume=auto goes on from" in str(caught.value)
-    assert names(checkpoints) == ["LATEST", "step-1"]
+        checkpoints.commit(2, full)
+    assert "run.resume=auto continues from" in str(caught.value)
+    assert names(tmp_path) == ["LATEST", "step-1"]
     assert checkpoints.latest() == tmp_path / "step-1"
 
 
 def test_a_new_one_that_cannot_be_read_back_costs_no_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
-    sealed(checkpoints, 1)
-    named = Checkpoints._name
+    commit(checkpoints, 1)
+    name = Checkpoints._name
 
-    def bad_disk(self: Checkpoints, step: int, manifest: dict[str, object]) -> None:
-        named(self, step, manifest)
+    def bad_disk(self: Checkpoints, *args: Any) -> None:
+        name(self, *args)
         flip_a_bit(tmp_path / "step-2" / "weights")
 
     monkeypatch.setattr(Checkpoints, "_name", bad_disk)
     with pytest.raises(TrainingError, match="weights: not what was written"):
-        sealed(checkpoints, 2)
+        commit(checkpoints, 2)
     assert checkpoints.latest() == tmp_path / "step-1"
 
 
-def test_what_a_killed_process_left_is_removed_with_the_next(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    sealed(checkpoints, 1)
+def test_what_a_killed_process_left_is_removed_with_the_next(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    commit(checkpoints, 1)
     _write(tmp_path / "checkpoint-2", 2)
     _write(tmp_path / ".step-1", 1)
     assert checkpoints.latest() == tmp_path / "step-1"
-    sealed(checkpoints, 3)
-    assert names(checkpoints) == ["LATEST", "step-1", "step-3"]
+    commit(checkpoints, 3)
+    assert names(tmp_path) == ["LATEST", "step-1", "step-3"]
 
 
-def test_what_was_abandoned_for_an_older_one_does_not_outlive_it(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.best = lambda: 9
-    sealed(checkpoints, 9)
-    sealed(checkpoints, 2)
-    assert names(checkpoints) == ["LATEST", "step-2"]
-    assert checkpoints.latest() == tmp_path / "step-2"
-
-
-def test_where_none_is_whole_the_run_does_not_begin_anew_by_itself(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    sealed(checkpoints, 1)
-    flip_a_bit(tmp_path / "step-1" / "weights")
-    with pytest.raises(ConfigError, match=r"no checkpoint in .* is whole"):
+def test_where_none_is_intact_the_run_does_not_start_over_by_itself(checkpoints: Checkpoints) -> None:
+    commit(checkpoints, 1)
+    flip_a_bit(checkpoints.folder / "step-1" / "weights")
+    with pytest.raises(ConfigError, match=r"no checkpoint in .* is intact"):
         checkpoints.latest()
 
 
-def test_a_file_that_the_run_did_not_write_is_not_loaded(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    sealed(checkpoints, 1, 2)
-    (tmp_path / "step-2" / "scaler.pt").write_bytes(b"a pickle")
-    assert checkpoints.latest() == tmp_path / "step-1"
+def test_a_file_that_the_run_did_not_write_is_not_loaded(checkpoints: Checkpoints) -> None:
+    commit(checkpoints, 1, 2)
+    (checkpoints.folder / "step-2" / "scaler.pt").write_bytes(b"a pickle")
+    assert checkpoints.latest() == checkpoints.folder / "step-1"
 
 
-def test_another_kind_of_launch_is_refused(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    sealed(checkpoints, 1)
-    manifest = tmp_path / "step-1" / "manifest.json"
+def test_another_kind_of_launch_is_refused(checkpoints: Checkpoints) -> None:
+    commit(checkpoints, 1)
+    manifest = checkpoints.folder / "step-1" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "launch": "8 x DEEPSPEED"}))
     with pytest.raises(ConfigError, match="is from a launch of 8 x DEEPSPEED, this one is 1 x NO"):
         checkpoints.latest()
 
 
 @pytest.mark.parametrize("manifest", [{"step": 2}, {"step": 2, "files": {}}, [], {"step": 2, "launch": "", "files": 3}])
-def test_a_manifest_that_does_not_say_all_is_none(tmp_path: Path, manifest: Any) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    for step in (1, 2):
-        sealed(checkpoints, step)
-    for file in (tmp_path / "step-2").rglob("*"):
+def test_an_incomplete_manifest_is_none(checkpoints: Checkpoints, manifest: Any) -> None:
+    commit(checkpoints, 1, 2)
+    for file in (checkpoints.folder / "step-2").rglob("*"):
         if file.is_file():
             file.unlink()
-    (tmp_path / "step-2" / "manifest.json").write_text(json.dumps(manifest))
-    assert checkpoints.latest() == tmp_path / "step-1"
+    (checkpoints.folder / "step-2" / "manifest.json").write_text(json.dumps(manifest))
+    assert checkpoints.latest() == checkpoints.folder / "step-1"
 
 
 @pytest.mark.slow

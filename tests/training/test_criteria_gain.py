@@ -1,4 +1,4 @@
-"""The price of rubrics against plain forward passes, and what it says of good and bad ones."""
+"""Scores of rubrics against plain forward passes, and for good and bad ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import torch
 from torch.nn.functional import cross_entropy
 from training.small_grpo import tiny_trainer
 
-from think_as_locals.generation import Chat
+from think_as_locals.engines import Chat
 from think_as_locals.judging import write
-from think_as_locals.judging.grammar import forced_verdict
-from think_as_locals.training.criteria_gain import RubricPricer, force
+from think_as_locals.judging.formats import forced_verdict
+from think_as_locals.training.criteria_gain import CriteriaGainScorer, GainQuery, force
 from think_as_locals.training.grpo import JudgeTrainer
-from think_as_locals.training.rewards import GainQuery
 from think_as_locals.types import LABELS, Criterion, Rubric
 
 
@@ -37,14 +36,14 @@ def naive(trainer: JudgeTrainer, prompt: str, rubric: str, verdict: int) -> floa
 
 @pytest.mark.parametrize("scorer", ["policy", "reference"])
 def test_gains_equal_two_naive_forwards(tmp_path: Path, scorer: str) -> None:
-    trainer, _ = tiny_trainer(tmp_path, "reward=paper", f"reward.criteria_gain.scorer={scorer}", "grpo.beta=0.1")
+    trainer = tiny_trainer(tmp_path, "reward=paper", f"reward.criteria_gain.scorer={scorer}", "grpo.beta=0.1")
     assert trainer.ref_model is not None
-    if scorer == "reference":  # the policy moves on, the price does not
+    if scorer == "reference":  # the policy moves on, the score does not
         torch.nn.init.normal_(trainer.model.lm_head.weight)
-    pricer = RubricPricer(trainer, Chat(trainer.processing_class), scorer)
+    gain_scorer = CriteriaGainScorer(trainer, Chat(trainer.processing_class), scorer)
     rubrics = [rubric_of("custom", "place", "fit"), None, rubric_of("fit"), rubric_of("place", "custom"), None]
     rows, verdicts = [0, 0, 0, 3, 3], [1, 1, 1, 2, 2]
-    prices = pricer(
+    scores = gain_scorer.score(
         [
             GainQuery(row=row, completion_ids=(), rubric=rubric, verdict=verdict)
             for row, rubric, verdict in zip(rows, rubrics, verdicts, strict=True)
@@ -53,19 +52,19 @@ def test_gains_equal_two_naive_forwards(tmp_path: Path, scorer: str) -> None:
     assert trainer.unshared_reason is None
     if scorer == "reference":
         trainer.model.load_state_dict(trainer.ref_model.state_dict())
-    for price, row, rubric, verdict in zip(prices, rows, rubrics, verdicts, strict=True):
+    for score, row, rubric, verdict in zip(scores, rows, rubrics, verdicts, strict=True):
         if rubric is None:
-            assert price is None
+            assert score is None
             continue
         prompt = trainer.processing_class.apply_chat_template(
             trainer.train_dataset[row]["prompt"], tokenize=False, add_generation_prompt=True
         )
         expected = (naive(trainer, prompt, rubric, verdict), naive(trainer, prompt, "", verdict))
-        assert price == pytest.approx(expected, abs=1e-5)
+        assert score == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_last_forced_token_is_the_label(tmp_path: Path) -> None:
-    tokenizer = tiny_trainer(tmp_path)[0].processing_class
+    tokenizer = tiny_trainer(tmp_path).processing_class
     for rubric in ("", rubric_of("custom")):
         ids = force(tokenizer, rubric, 1)
         assert tokenizer.decode(ids) == (rubric + forced_verdict(1, rubric)).removesuffix("</verdict>")
@@ -75,7 +74,7 @@ def test_the_last_forced_token_is_the_label(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_path: Path) -> None:
     """A model that has learned to follow rubrics: each names, in order, how much a response deserves."""
-    trainer, _ = tiny_trainer(tmp_path, "reward=paper")
+    trainer = tiny_trainer(tmp_path, "reward=paper")
     model, tokenizer = trainer.model, trainer.processing_class
     prompt = tokenizer.apply_chat_template(
         trainer.train_dataset[0]["prompt"], tokenize=False, add_generation_prompt=True
@@ -92,12 +91,13 @@ def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_pa
         optimizer.zero_grad()
         sum(losses).backward()
         optimizer.step()
-    pricer = RubricPricer(trainer, Chat(trainer.processing_class), "policy")
+    gain_scorer = CriteriaGainScorer(trainer, Chat(trainer.processing_class), "policy")
 
     def gain(rubric: str, verdict: int) -> float:
-        price = pricer([GainQuery(row=0, completion_ids=(), rubric=rubric, verdict=verdict)])[0]
-        assert price is not None
-        return price[0] - price[1]
+        ((with_rubric, without),) = gain_scorer.score(
+            [GainQuery(row=0, completion_ids=(), rubric=rubric, verdict=verdict)]
+        )  # type: ignore[misc]
+        return with_rubric - without
 
     for verdict, reason in enumerate(reasons):
         stated = gain(rubric_of(reason), verdict)
@@ -109,25 +109,25 @@ def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_pa
 
 @pytest.mark.parametrize("beta", ["0", "0.05"])
 def test_a_judge_is_trained_on_the_papers_reward(tmp_path: Path, beta: str) -> None:
-    trainer, rewards = tiny_trainer(tmp_path, "reward=paper", f"grpo.beta={beta}", "grpo.max_completion_length=64")
+    trainer = tiny_trainer(tmp_path, "reward=paper", f"grpo.beta={beta}", "grpo.max_completion_length=64")
     end = trainer.processing_class.eos_token_id
     text = rubric_of("custom", "place", "fit") + "\n<analysis>\nWeighed.\n</analysis>" + forced_verdict(0)
     ids = [*trainer.processing_class(text, add_special_tokens=False)["input_ids"], end]
     trainer._generate_single_turn = lambda prompt_ids, *_, **__: ([ids] * len(prompt_ids), None)
     trainer.train()
-    paid = [row["reward/criteria_gain"] for row in rewards.take_rows()]
+    paid = [row["reward/criteria_gain"] for row in trainer.rewards.take_rows()]
     assert len(paid) == 8
     assert all(-1 <= gain <= 1 for gain in paid)
     assert any(gain != -1 for gain in paid)
 
 
-def test_off_policy_the_pass_that_prices_computes_the_old_log_probabilities_too(
+def test_off_policy_the_pass_that_scores_rubrics_computes_the_old_log_probabilities_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = ["reward=paper", "grpo.max_completion_length=64", "grpo.num_iterations=2"]
     batches = []
     for shared in (True, False):
-        trainer, _ = tiny_trainer(tmp_path, *overrides)
+        trainer = tiny_trainer(tmp_path, *overrides)
         if not shared:
             trainer.unshared_reason = "this is the reference"
         texts = [rubric_of("custom", *more) + forced_verdict(0) for more in (["fit"], ["fit", "place"], [], ["place"])]

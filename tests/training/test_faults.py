@@ -1,9 +1,11 @@
-"""Around a step of a real trainer: both orders in a group, faults that cost one rollout, faults that end the run."""
+"""Time limits, faults that cost one rollout, and faults that end the run."""
 
 from __future__ import annotations
 
 import json
 import math
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,20 +14,20 @@ import torch
 from conftest import command, launch
 from training.small_grpo import poison_loss, structure_that_raises, tiny_trainer
 
+from think_as_locals.training.faults import run_with_timeout
 from think_as_locals.types import TrainingError
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 def test_both_orders_train_in_one_group(tmp_path: Path) -> None:
-    trainer, rewards = tiny_trainer(tmp_path, "reward=j1", "grpo.per_device_train_batch_size=8")
+    trainer = tiny_trainer(tmp_path, "reward=j1", "grpo.per_device_train_batch_size=8")
     trainer.train()
     first, *_ = logs = [log for log in trainer.state.log_history if "reward" in log]
     assert len(logs) == 2
     assert {"rewards/consistency/mean", "consistent_accuracy", "position/A", "position/D", "reward_faults"} <= set(
         first
     )
-    rows = rewards.take_rows()
+    rows = trainer.rewards.take_rows()
     assert len(rows) == 16
     for start in range(0, 16, 4):
         group = rows[start : start + 4]
@@ -34,10 +36,11 @@ def test_both_orders_train_in_one_group(tmp_path: Path) -> None:
         assert slots[0] == slots[1] == 3 - slots[2] == 3 - slots[3]
 
 
+@pytest.mark.slow
 def test_a_rollout_without_a_reward_gets_no_advantage_and_training_goes_on(tmp_path: Path) -> None:
-    trainer, rewards = tiny_trainer(tmp_path, "grpo.max_steps=1", components=structure_that_raises(1))
+    trainer = tiny_trainer(tmp_path, "grpo.max_steps=1", components=structure_that_raises(1))
     trainer.train()
-    rows = rewards.take_rows()
+    rows = trainer.rewards.take_rows()
     assert [row["reward"] is None for row in rows] == [True, False, False, False]
     assert trainer._logs["advantages"][0] == 0.0
     (log,) = (log for log in trainer.state.log_history if "reward_faults" in log)
@@ -45,9 +48,10 @@ def test_a_rollout_without_a_reward_gets_no_advantage_and_training_goes_on(tmp_p
     assert math.isfinite(log["reward"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_optimizer(tmp_path: Path, what: str) -> None:
-    trainer, _ = tiny_trainer(tmp_path)
+    trainer = tiny_trainer(tmp_path)
     if what == "loss":
         poison_loss(trainer)
     else:
@@ -67,6 +71,7 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_optimizer
     assert about == {"fault": what, "step": 1, "rank": 0, "batch": "step-1-rank-0.safetensors"}
 
 
+@pytest.mark.slow
 def test_a_fault_on_one_rank_neither_hangs_nor_kills_the_other_until_it_is_too_much(tmp_path: Path) -> None:
     script = str(Path(__file__).parent / "small_grpo.py")
     done = launch(command("torchrun"), "--nproc_per_node", "2", script, str(tmp_path), timeout=300)
@@ -85,3 +90,41 @@ def test_a_fault_on_one_rank_neither_hangs_nor_kills_the_other_until_it_is_too_m
     assert first["loss"].startswith("step 1: loss not finite on rank 1;")
     assert (tmp_path / "faults" / "step-1-rank-1.safetensors").is_file()
     assert not (tmp_path / "faults" / "step-1-rank-0.safetensors").exists()
+
+
+def _spin(stopped: threading.Event) -> None:
+    try:
+        while True:
+            pass
+    finally:
+        stopped.set()
+
+
+def test_a_result_and_an_error_pass_through() -> None:
+    assert run_with_timeout(5, lambda: "done") == "done"
+    with pytest.raises(KeyError, match="mine"):
+        run_with_timeout(5, lambda: {}["mine"])
+
+
+def test_an_endless_loop_is_left_and_ends_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    stopped, began = threading.Event(), time.monotonic()
+    with pytest.raises(TimeoutError, match=r"took longer than 0\.2 s"):
+        run_with_timeout(0.2, lambda: _spin(stopped))
+    assert 0.2 <= time.monotonic() - began < 3
+    assert stopped.wait(5)
+    assert capfd.readouterr().err == ""
+
+
+def test_it_holds_outside_of_the_main_thread() -> None:
+    caught: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            run_with_timeout(0.1, lambda: time.sleep(30))
+        except TimeoutError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(5)
+    assert len(caught) == 1

@@ -1,15 +1,29 @@
-"""Base models as they come: what a run asks of their tokenizer and template."""
+"""TRL's settings, the order of rows, and base models as they come."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard
 from conftest import ROOT
-from models.tiny import a_tokenizer, an_item, write_model
-from transformers import Qwen3ForCausalLM
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reward_models.tiny import a_tokenizer, an_item, write_model
+from torch.utils.data import BatchSampler
+from training.small_grpo import chance, tiny_trainer
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3ForCausalLM
+from trl.trainer.utils import RepeatSampler
 
-from think_as_locals.config import load_recipe
-from think_as_locals.training.grpo import _dataset, load_chat
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.schema import ModelSection
+from think_as_locals.judging import COMPONENTS
+from think_as_locals.run import start
+from think_as_locals.training.grpo import BothOrdersSampler, load_chat, prompt_dataset, trl_arguments
+from think_as_locals.training.stages import save_model
+from think_as_locals.types import ConfigError
 
 REFUSES = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
@@ -24,6 +38,107 @@ def test_a_base_model_without_system_turn_or_generation_config_is_asked_all_the_
     (tmp_path / "generation_config.json").unlink()
     config = load_recipe(ROOT / "recipes" / "quickstart.yaml", ["prompt=listwise"])
     chat = load_chat(config, path)
-    ((message,),) = _dataset(config, [(an_item(1), False)], chat)["prompt"]
+    ((message,),) = prompt_dataset(config, [(an_item(1), False)], chat)["prompt"]
     assert message["role"] == "user"
     assert chat.text([message], add_generation_prompt=False).startswith("<|user|>")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override", "said"),
+    [
+        ("quickstart", "grpo.num_generations=7", r"grpo.*: generation_batch_size \(128\) must be divisible by num_gen"),
+        ("quickstart", "sft.lr_scheduler_type=linaer", "sft.*: linaer is not a valid SchedulerType"),
+        ("quickstart", "grpo.lr_scheduler_type=reduce_lr_on_plateau", "grpo.*: .* requires an eval strategy"),
+        ("scpo_quickstart", "scpo.optim=adam", "scpo.*: adam is not a valid OptimizerNames"),
+    ],
+)
+def test_what_trl_does_not_take_ends_a_run_before_it_has_a_folder(
+    tmp_path: Path, recipe: str, override: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"TRL does not take this configuration:\n  - {said}"):
+        start(f"recipes/{recipe}.yaml", [f"run.dir={tmp_path}", override])
+    assert not list(tmp_path.iterdir())
+
+
+def test_in_half_precision_every_weight_learns_at_a_small_rate(tmp_path: Path) -> None:
+    overrides = ["rollout=transformers", "model.dtype=bfloat16", "grpo.learning_rate=1.0e-6", "grpo.warmup_steps=0"]
+    trainer = tiny_trainer(tmp_path, *overrides, components={**COMPONENTS, "structure": chance})
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    moved = [(parameter != before[name]).float().mean() for name, parameter in trainer.model.named_parameters()]
+    assert min(moved) > 0.9  # in bfloat16 itself 2 % of them moved in 20 steps
+    assert trainer.unshared_reason is None
+    save_model(trainer, "", _model("bfloat16"), None, str(tmp_path / "saved"), AutoModelForCausalLM)
+    assert AutoConfig.from_pretrained(tmp_path / "saved").dtype is torch.bfloat16
+
+
+def _model(dtype: str) -> ModelSection:
+    return load_recipe("recipes/quickstart.yaml", [f"model.dtype={dtype}"]).model
+
+
+@pytest.mark.parametrize(
+    ("overrides", "launch", "grpo", "sft"),
+    [
+        ([], None, "float32", "float32"),
+        (["lora=rank16"], None, "bfloat16", "float32"),  # a cold start trains all weights
+        ([], "ACCELERATE_USE_DEEPSPEED", "bfloat16", "bfloat16"),
+        ([], "ACCELERATE_USE_FSDP", "bfloat16", "bfloat16"),
+    ],
+)
+def test_weights_are_float32_where_nothing_else_keeps_them_so(
+    monkeypatch: pytest.MonkeyPatch, overrides: list[str], launch: str | None, grpo: str, sft: str
+) -> None:
+    if launch:
+        monkeypatch.setenv(launch, "true")
+    config = load_recipe("recipes/quickstart.yaml", ["model.dtype=bfloat16", *overrides])
+    assert config.sft is not None
+    for section, expected in ((config.grpo, grpo), (config.sft, sft)):
+        arguments = trl_arguments(config, section, Path("nowhere"))
+        assert (arguments["model_init_kwargs"]["dtype"], arguments["bf16"]) == (expected, True)
+
+
+def test_the_first_half_of_a_group_sees_one_order_and_the_second_the_other() -> None:
+    rows = list(BothOrdersSampler(6, num_generations=4, batch_size=2, repeat_count=2, shuffle=False))
+    assert rows == [0, 0, 1, 1, 2, 2, 3, 3] * 2  # two items a window, twice; the third item has no window
+
+
+@settings(deadline=None)
+@given(st.integers(1, 12), st.sampled_from([2, 4, 6]), st.integers(1, 4), st.integers(1, 3), st.integers(0, 99))
+def test_items_come_in_the_order_of_trls_sampler(items: int, group: int, window: int, repeat: int, seed: int) -> None:
+    same = {"batch_size": window, "repeat_count": repeat, "seed": seed}
+    ours = BothOrdersSampler(2 * items, num_generations=group, **same)
+    theirs = RepeatSampler(range(items), mini_repeat_count=group, **same)
+    assert len(ours) == len(theirs)
+    for _ in range(2):  # epochs
+        rows, expected = list(ours), list(theirs)
+        assert [row // 2 for row in rows] == expected
+        assert len(rows) == len(ours)
+        for place in range(0, len(rows), group):
+            assert Counter(row % 2 for row in rows[place : place + group]) == {0: group // 2, 1: group // 2}
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = (list(BothOrdersSampler(40, 4, batch_size=5, seed=seed)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_over_several_processes_the_gathered_order_is_that_of_the_sampler(processes: int) -> None:
+    group, per_process, steps = 8, 4, 2  # a group lies on two processes
+    local = per_process * steps
+    sampler = BothOrdersSampler(64, group, batch_size=local * processes // group, repeat_count=steps, seed=3)
+    shards = [
+        list(
+            BatchSamplerShard(
+                BatchSampler(sampler_of(64, group, local, processes, steps), local, False), processes, rank
+            )
+        )
+        for rank in range(processes)
+    ]
+    gathered = [row for turn in zip(*shards, strict=True) for part in turn for row in part]
+    assert gathered == list(sampler)
+
+
+def sampler_of(rows: int, group: int, local: int, processes: int, steps: int) -> BothOrdersSampler:
+    return BothOrdersSampler(rows, group, batch_size=local * processes // group, repeat_count=steps, seed=3)

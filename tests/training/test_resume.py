@@ -1,4 +1,4 @@
-"""A run that goes on from any of its checkpoints ends with the very weights of one that was never interrupted."""
+"""A run that is resumed from any of its checkpoints ends with the very weights of one that was never interrupted."""
 
 from __future__ import annotations
 
@@ -13,36 +13,32 @@ from think_as_locals.training.grpo import JudgeTrainer
 
 pytestmark = pytest.mark.slow
 
-STEPS = 24
-BATCH = "grpo.per_device_train_batch_size=8"  # eight steps of one micro-batch are an epoch
-WINDOWS = {
-    "on policy, past an epoch": ["grpo.max_grad_norm=0.5", "grpo.lr_scheduler_type=cosine"],
-    "two steps a sampling, twice": ["grpo.steps_per_generation=2", "grpo.num_iterations=2"],
-    "accumulated, logged rarely": [
-        "grpo.gradient_accumulation_steps=2",
-        "grpo.steps_per_generation=8",
-        "grpo.logging_steps=5",
-        "grpo.beta=0.1",
-        "reward.both_orders=true",
-    ],
+ACCUMULATED = ["grpo.gradient_accumulation_steps=2", "grpo.steps_per_generation=8", "grpo.logging_steps=5"]
+WINDOWS = {  # steps, of which eight with one micro-batch each are an epoch, and overrides
+    "on policy, past two epochs": (18, ["grpo.max_grad_norm=0.5", "grpo.lr_scheduler_type=cosine"]),
+    "two steps a sampling, twice": (10, ["grpo.steps_per_generation=2", "grpo.num_iterations=2"]),
+    "accumulated, logged rarely": (10, [*ACCUMULATED, "grpo.beta=0.1", "reward.both_orders=true"]),
 }
 
 
-def trained(folder: Path, *overrides: str, checkpoint: Path | None = None) -> JudgeTrainer:
-    settings = [f"grpo.max_steps={STEPS}", BATCH, "grpo.save_steps=1", f"grpo.save_total_limit={STEPS}", *overrides]
-    trainer, _ = tiny_trainer(folder, *settings, components={**COMPONENTS, "correctness": chance})
+def trained(folder: Path, steps: int, overrides: list[str], checkpoint: Path | None = None) -> JudgeTrainer:
+    settings = [f"grpo.max_steps={steps}", "grpo.save_steps=1", f"grpo.save_total_limit={steps}", *overrides]
+    size = "grpo.per_device_train_batch_size=8"
+    trainer = tiny_trainer(folder, size, *settings, components={**COMPONENTS, "correctness": chance})
     if checkpoint is not None:
         trainer._save_checkpoint = lambda *_: None  # they are there already
     trainer.train_from(checkpoint)
     return trainer
 
 
-@pytest.mark.parametrize("overrides", WINDOWS.values(), ids=WINDOWS)
-def test_resumed_at_every_step_the_final_weights_are_bit_identical(tmp_path: Path, overrides: list[str]) -> None:
-    whole = trained(tmp_path, *overrides)
+@pytest.mark.parametrize(("steps", "overrides"), WINDOWS.values(), ids=WINDOWS)
+def test_resumed_at_every_step_the_final_weights_are_bit_identical(
+    tmp_path: Path, steps: int, overrides: list[str]
+) -> None:
+    whole = trained(tmp_path, steps, overrides)
     weights = whole.model.state_dict()
-    for step in range(1, STEPS):
-        resumed = trained(tmp_path, *overrides, checkpoint=tmp_path / "checkpoints" / f"step-{step}")
-        assert resumed.state.global_step == STEPS
+    for step in range(1, steps):
+        resumed = trained(tmp_path, steps, overrides, tmp_path / "checkpoints" / f"step-{step}")
+        assert resumed.state.global_step == steps
         assert all(torch.equal(value, weights[name]) for name, value in resumed.model.state_dict().items()), step
         assert figures(resumed) == figures(whole), step

@@ -1,6 +1,6 @@
-"""Rows of people's data -> items; no torch."""
+"""Rows of data sets -> items, without torch."""
 
-from think_as_locals.data.flips import flip_sets
-from think_as_locals.data.load import Splits, load, read
+from think_as_locals.data.load import load, read
+from think_as_locals.data.splits import Splits, flip_sets
 
 __all__ = ["Splits", "flip_sets", "load", "read"]

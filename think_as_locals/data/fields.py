@@ -1,4 +1,8 @@
-"""Reading the fields of a row: what is there, with its type, and a named fault for whatever is not."""
+"""Row models: the schema of a data set's rows as a pydantic model that names faults instead of raising.
+
+A field that is not as its type says gets an empty value and leaves a named fault, so that one reading reports every
+fault of a row. Fields without a default are required; null counts as missing.
+"""
 
 from __future__ import annotations
 
@@ -6,204 +10,277 @@ import ast
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from think_as_locals.data.defects import Defect, Fault
-from think_as_locals.data.names import culture_code, language_tag
-from think_as_locals.data.outcomes import Outcome
-from think_as_locals.data.rows import Row
+from pydantic import AliasChoices, BaseModel, ConfigDict, PlainValidator, PrivateAttr, ValidationInfo
+
+from think_as_locals.data.faults import Defect, Fault, Outcome, Row, importable
+from think_as_locals.data.languages import culture_code, language_tag
 from think_as_locals.types import LABELS, Item, is_text
 
-_UNREAD_LIST = ("['", '["')
-"""How a text begins that is a list of texts as numpy writes it, or as JSON cut off: no reader took it for one."""
+_UNPARSED_LIST = ("['", '["')
+"""The beginning of a list of texts as numpy prints it, or of truncated JSON, which stayed one text."""
 
 
-class Fields:
-    """The fields of one row. A field that is not as it should be reads as nothing and leaves a fault.
+class _Context(NamedTuple):
+    """What validators need: the names of fields in the row, and where to put faults."""
+
+    names: Mapping[str, str]
+    faults: list[Fault]
+
+
+def field(check: Callable[[str, Any, list[Fault]], Any], empty: Any) -> PlainValidator:
+    """Return a validator that reads values by `check(name, value, faults)`; a missing one is a fault and empty."""
+
+    def validate(value: Any, info: ValidationInfo) -> Any:
+        context: _Context = info.context  # type: ignore[assignment]
+        name, faults = context.names[str(info.field_name)], context.faults
+        if value is None:
+            faults.append(Fault(Defect.MISSING_FIELD, f"missing {name}"))
+            return empty
+        return check(name, value, faults)
+
+    return PlainValidator(validate)
+
+
+def check_text(name: str, value: Any, faults: list[Fault], blank: Defect = Defect.EMPTY_FIELD) -> str:
+    """Read a text; what is none leaves a fault and reads as an empty one."""
+    if is_text(value):
+        return str(value)
+    if not isinstance(value, str):
+        faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be a non-blank string, got {shown(value)}"))
+    elif not value.strip():
+        faults.append(Fault(blank, f"{name} must be a non-blank string, got {shown(value)}"))
+    else:
+        faults.append(Fault(Defect.BROKEN_TEXT, f"{name} holds half of a surrogate pair: {shown(value)}"))
+    return ""
+
+
+def check_texts(name: str, value: Any, faults: list[Fault]) -> tuple[str, ...]:
+    """Read a list of responses; a single text is a list of one."""
+    if isinstance(value, str) and not value.startswith(_UNPARSED_LIST):
+        value = [value]
+    if not isinstance(value, list):
+        faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be a list of texts, got {shown(value)}"))
+        return ()
+    if all(map(is_text, value)):
+        return tuple(value)
+    return tuple(check_text(f"{name}[{i}]", text, faults, Defect.EMPTY_RESPONSE) for i, text in enumerate(value))
+
+
+def check_number(name: str, value: Any, faults: list[Fault]) -> float:
+    """Read a number, or a text that holds one (CSV); anything else leaves a fault and reads as NaN."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be a number, got {shown(value)}"))
+        return math.nan
+    return number
+
+
+def check_rating(name: str, value: Any, faults: list[Fault], lowest: float, highest: float) -> float:
+    """Read a number on a scale."""
+    number = check_number(name, value, faults)
+    if number < lowest or number > highest:
+        faults.append(Fault(Defect.BAD_RATING, f"{name} must be from {lowest} to {highest}, got {number:g}"))
+    return number
+
+
+def _check_identifier(name: str, value: Any, faults: list[Fault]) -> str:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_number else check_text(name, value, faults)
+
+
+def _check_language(name: str, value: Any, faults: list[Fault]) -> str:
+    given = check_text(name, value, faults)
+    tag = language_tag(given) if given else ""
+    if tag is None:
+        message = f"{name} {shown(given)}: expected an English name or a BCP-47 tag"
+        faults.append(Fault(Defect.UNKNOWN_LANGUAGE, message))
+    return tag or ""
+
+
+def check_country(name: str, value: Any, faults: list[Fault]) -> str | None:
+    """Read the English name or code of a country as its ISO 3166 code."""
+    given = check_text(name, value, faults)
+    code = culture_code(given) if given else None
+    if given and code is None:
+        message = f"{name} {shown(given)}: expected the English name of a country, or its code"
+        faults.append(Fault(Defect.UNKNOWN_CULTURE, message))
+    return code
+
+
+Text = Annotated[str, field(check_text, "")]
+Prompt = Annotated[str, field(partial(check_text, blank=Defect.EMPTY_PROMPT), "")]
+Response = Annotated[str, field(partial(check_text, blank=Defect.EMPTY_RESPONSE), "")]
+Responses = Annotated[tuple[str, ...], field(check_texts, ())]
+Number = Annotated[float, field(check_number, math.nan)]
+Identifier = Annotated[str, field(_check_identifier, "")]
+"""A text or a whole number."""
+Language = Annotated[str, field(_check_language, "")]
+"""An English name or a tag, read as a BCP-47 tag."""
+Country = Annotated[str | None, field(check_country, None)]
+"""An English name or a code, read as an ISO 3166 code."""
+
+
+class RowModel(BaseModel):
+    """One row of a data set, and its faults. Unknown fields are ignored unless the model is `EXACT`.
 
     Example:
-        >>> fields = Fields(Row("rows.jsonl", 1, {"prompt": " "}, "..."), ("prompt",))
-        >>> fields.text("prompt", Defect.EMPTY_PROMPT), fields.faults[0].detail
-        ('', "prompt must be a non-blank string, got ' '")
+        >>> class Pair(RowModel):
+        ...     prompt: Prompt
+        ...     language: Language = "en"
+        >>> row = Pair.read(Row("rows.jsonl", 1, {"prompt": " "}, "..."))
+        >>> row.prompt, row.language, row.faults[0].detail
+        ('', 'en', "prompt must be a non-blank string, got ' '")
     """
 
-    def __init__(self, row: Row, schema: Sequence[str]) -> None:
-        self.row = row
-        self.faults: list[Fault] = [row.fault] if row.fault else []
-        self._values: Mapping[str, Any] = {}
-        if isinstance(row.value, Mapping):
-            self._values = row.value
-        elif not row.fault:
-            got = type(row.value).__name__
-            self.add(Defect.NOT_AN_OBJECT, f"expected an object with the fields {', '.join(schema)}; got {got}")
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+    FIELDS: ClassVar[tuple[str, ...]] = ()
+    """The fields by which rows of this schema are recognised."""
+    EXACT: ClassVar[bool] = False
+    """Whether absent required fields are named in one fault, and unknown fields are a fault."""
+
+    _row: Row = PrivateAttr()
+    _faults: list[Fault] = PrivateAttr()
+
+    @classmethod
+    def read(cls, row: Row) -> Self:
+        """Read the fields of a row; of one that could not be parsed or is no object, every field is empty."""
+        values = row.value if isinstance(row.value, Mapping) else {}
+        faults = [row.fault] if row.fault else []
+        if not isinstance(row.value, Mapping) and not row.fault:
+            message = f"expected an object with the fields {', '.join(cls.FIELDS)}; got {type(row.value).__name__}"
+            faults.append(Fault(Defect.NOT_AN_OBJECT, message))
+        readable = not faults
+        absent = cls._check_names(values, faults) if cls.EXACT and readable else set()
+        names = {name: _name_in_row(values, name, field.validation_alias) for name, field in cls.model_fields.items()}
+        given = {
+            name: values.get(names[name])
+            for name, field in cls.model_fields.items()
+            if field.is_required() or values.get(names[name]) is not None
+        }
+        found: list[Fault] = []
+        fields = cls.model_validate(given, context=_Context(names, found))
+        known = {f"missing {name}" for name in absent}
+        fields._row = row
+        fields._faults = faults + [fault for fault in found if readable and fault.detail not in known]
+        return fields
+
+    @classmethod
+    def _check_names(cls, values: Mapping[str, Any], faults: list[Fault]) -> set[str]:
+        """Record which required fields are absent and which fields are unknown; return the absent ones."""
+        absent = {name for name, field in cls.model_fields.items() if field.is_required()} - set(values)
+        if absent:
+            message = f"missing {', '.join(sorted(absent))}; fields: {', '.join(cls.FIELDS)}"
+            faults.append(Fault(Defect.MISSING_FIELD, message))
+        if unknown := sorted(set(values) - set(cls.FIELDS)):
+            # A name that cannot be printed, or is long, is shown as a value would be.
+            names = (name if name.isprintable() and len(name) < 60 else shown(name) for name in unknown)
+            faults.append(Fault(Defect.UNKNOWN_FIELD, f"unknown {', '.join(names)}; fields: {', '.join(cls.FIELDS)}"))
+        return absent
+
+    @property
+    def row(self) -> Row:
+        """The row that was read."""
+        return self._row
+
+    @property
+    def faults(self) -> list[Fault]:
+        """The faults found so far."""
+        return self._faults
 
     @property
     def readable(self) -> bool:
-        """Whether the row has fields at all."""
-        return not any(fault.defect in (Defect.NOT_JSON, Defect.NOT_AN_OBJECT) for fault in self.faults)
+        """Whether the row could be parsed as an object."""
+        return not any(fault.defect in (Defect.NOT_JSON, Defect.NOT_AN_OBJECT) for fault in self._faults)
 
     def add(self, defect: Defect, detail: str) -> None:
         """Record a fault of this row."""
-        self.faults.append(Fault(defect, detail))
-
-    def has(self, name: str) -> bool:
-        """Whether a field is there and not null."""
-        return self._values.get(name) is not None
-
-    def value(self, name: str) -> Any:
-        """A field that must be there, whatever it is."""
-        if not self.has(name) and self.readable:
-            self.add(Defect.MISSING_FIELD, f"missing {name}")
-        return self._values.get(name)
-
-    def text(self, name: str, blank: Defect = Defect.EMPTY_FIELD) -> str:
-        """A field that must be a text."""
-        value = self.value(name)
-        return "" if value is None else self._checked(name, value, blank)
-
-    def identifier(self, name: str) -> str:
-        """A field that tells rows apart: a text or a whole number."""
-        value = self.value(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return str(value)
-        return "" if value is None else self._checked(name, value, Defect.EMPTY_FIELD)
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """A field that must be a list of texts, or one text (a list of one): responses."""
-        value = self.value(name)
-        if value is None:
-            return ()
-        if isinstance(value, str) and not value.startswith(_UNREAD_LIST):
-            value = [value]
-        if not isinstance(value, list):
-            self.add(Defect.WRONG_TYPE, f"{name} must be a list of texts, got {shown(value)}")
-            return ()
-        if all(map(is_text, value)):
-            return tuple(value)
-        return tuple(self._checked(f"{name}[{i}]", text, Defect.EMPTY_RESPONSE) for i, text in enumerate(value))
-
-    def number(self, name: str) -> float | None:
-        """A field that must be a number; a text that is one (CSV) will do."""
-        value = self.value(name)
-        if value is None:
-            return None
-        try:
-            number = float("nan") if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = float("nan")
-        if not math.isfinite(number):
-            self.add(Defect.WRONG_TYPE, f"{name} must be a number, got {shown(value)}")
-            return None
-        return number
-
-    def language(self, name: str) -> str:
-        """A field that names a language, as a BCP-47 tag."""
-        said = self.text(name)
-        tag = language_tag(said) if said else ""
-        if tag is None:
-            self.add(Defect.UNKNOWN_LANGUAGE, f"{name} {shown(said)}: expected an English name or a BCP-47 tag")
-        return tag or ""
-
-    def culture(self, name: str) -> str | None:
-        """A field that names a country, as an ISO 3166 code; null names none."""
-        said = self.text(name) if self.has(name) else ""
-        code = culture_code(said) if said else None
-        if said and code is None:
-            self.add(
-                Defect.UNKNOWN_CULTURE, f"{name} {shown(said)}: expected the English name of a country, or its code"
-            )
-        return code
+        self._faults.append(Fault(defect, detail))
 
     def outcome(self, *items: Item) -> Outcome:
-        """What became of the row: these items, or none where a fault keeps it from being one."""
-        return Outcome(self.row, items).with_faults(*dict.fromkeys(self.faults))
+        """Return the outcome of the row: these items, or none if a fault rules them out."""
+        return Outcome(self._row, items).with_faults(*dict.fromkeys(self._faults))
 
-    def best_first(self, chosen: str, rejected: Sequence[str], **rest: Any) -> tuple[Item, ...]:
-        """The item whose best response is the first; none where the row cannot be one."""
+    def best_first(self, chosen: str, rejected: Sequence[str], *, prompt: str, **rest: Any) -> tuple[Item, ...]:
+        """Return the item whose best response is the first one, or nothing if the row cannot be one.
+
+        Unless `rest` says otherwise it is in English, of no culture, and its prompt is its question group.
+        """
         responses = (chosen, *rejected)
-        if all(fault.imports for fault in self.faults):
+        if importable(self._faults):
             self.check_count(responses)
             self.check_distinct(responses)
-        if not all(fault.imports for fault in self.faults):
+        if not importable(self._faults):
             return ()
-        return (Item(responses=responses, best=0, **rest),)
+        defaults = {"culture": None, "language": "en", "group": question_group(prompt)}
+        return (Item(prompt=prompt, responses=responses, best=0, **defaults | rest),)
 
     def check_count(self, responses: Sequence[str]) -> None:
-        """Record where responses are too few or too many for an item."""
+        """Record a fault if there are too few or too many responses for an item."""
         if not 2 <= len(responses) <= len(LABELS):
             self.add(Defect.WRONG_COUNT, f"expected 2 to {len(LABELS)} responses, got {len(responses)}")
 
     def check_distinct(self, responses: Sequence[str]) -> None:
-        """Record where two responses are the same."""
+        """Record a fault for responses with the same text."""
         seen: dict[str, int] = {}
         for number, text in enumerate(responses):
-            if text and text in seen:  # a text that could not be read is blank
-                self.add(
-                    Defect.IDENTICAL_RESPONSES,
-                    f"responses must be distinct: numbers {seen[text]} and {number} are the same text",
-                )
+            if text and text in seen:  # a text that could not be read is empty
+                message = f"responses must be distinct: numbers {seen[text]} and {number} are the same text"
+                self.add(Defect.IDENTICAL_RESPONSES, message)
             seen.setdefault(text, number)
 
-    def length(self, name: str) -> int | None:
-        """How many texts a field holds, as in `texts`; `None` where it holds none."""
-        value = self._values.get(name)
+    def count_texts(self, name: str) -> int | None:
+        """Return how many texts a field of the row holds; `None` if it is no list of texts."""
+        value = self._row.value.get(name) if self.readable else None
         if isinstance(value, str):
-            return None if value.startswith(_UNREAD_LIST) else 1
+            return None if value.startswith(_UNPARSED_LIST) else 1
         return len(value) if isinstance(value, list) else None
 
     def check_counts(self, **counted: Sequence[str]) -> None:
-        """Record where a field counts what other fields hold, and miscounts. A count that is left out is none."""
+        """Record a fault where a field (the keyword) differs from how many texts other fields hold."""
         for name, fields in counted.items():
-            lengths = [self.length(field) for field in fields]
-            there = sum(filter(None, lengths))
-            if None in lengths or self._values.get(name) in (None, there):
+            lengths = [self.count_texts(field) for field in fields]
+            total = sum(filter(None, lengths))
+            value = self._row.value.get(name) if self.readable else None
+            if None in lengths or value in (None, total):
                 continue
-            said = self.number(name)
-            if said not in (None, there):
-                self.add(Defect.COUNT_MISMATCH, f"{name} is {said:g}, but there are {there}")
+            number = check_number(name, value, self._faults)
+            if number != total and not math.isnan(number):
+                self.add(Defect.COUNT_MISMATCH, f"{name} is {number:g}, but there are {total}")
 
-    def _checked(self, name: str, value: Any, blank: Defect) -> str:
-        if is_text(value):
-            return str(value)
-        if not isinstance(value, str):
-            self.add(Defect.WRONG_TYPE, f"{name} must be a non-blank string, got {shown(value)}")
-        elif not value.strip():
-            self.add(blank, f"{name} must be a non-blank string, got {shown(value)}")
-        else:
-            self.add(Defect.BROKEN_TEXT, f"{name} holds half of a surrogate pair: {shown(value)}")
-        return ""
+
+def _name_in_row(values: Mapping[str, Any], name: str, alias: Any) -> str:
+    """Return the name under which the row has a field: the first alias with a value, else the last."""
+    names = [str(choice) for choice in (alias.choices if isinstance(alias, AliasChoices) else [alias or name])]
+    return next((name for name in names if values.get(name) is not None), names[-1])
 
 
 def question_group(prompt: str) -> str:
-    """The question group of a prompt that no data set gives a group: the same words, the same group."""
+    """Return the question group of a prompt in a data set without groups: the same words, the same group."""
     folded = " ".join(prompt.casefold().split())
     return f"prompt-{hashlib.sha256(folded.encode()).hexdigest()[:16]}"
 
 
-def unpacked(value: Any) -> Any:
-    """A list or an object that stands in a text, as JSON or as Python writes it (CSV); any other value as it is.
-
-    Example:
-        >>> unpacked("{'Chile': [0.25, 0.75]}"), unpacked('["yes", null]'), unpacked("neither")
-        ({'Chile': [0.25, 0.75]}, ['yes', None], 'neither')
-    """
+def unpack(value: Any) -> Any:
+    """Parse a list or an object stored in a text, as JSON or as a Python literal (CSV); else return the value."""
     if isinstance(value, str):
-        for read in (json.loads, ast.literal_eval):
+        for parse in (json.loads, ast.literal_eval):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-                found = read(value)
-                repr(found)  # a whole number that is too long to be written is no value
+                found = parse(value)
+                repr(found)  # fails for an integer that is too long to print
                 return found
     return value
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names of fields one after the other; one that cannot be printed, or is long, as a fault shows a value."""
-    return ", ".join(name if name.isprintable() and len(name) < 60 else shown(name) for name in names)
-
-
 def shown(value: Any) -> str:
-    """A value as a fault shows it: not all of a long one."""
+    """Return a value as messages show it, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

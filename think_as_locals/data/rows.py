@@ -1,4 +1,4 @@
-"""Rows of a file, a folder or a data set on the Hub, each with its place. The one reader of other people's data."""
+"""Read the rows of a file, a folder or a data set on the Hub, each with its place."""
 
 from __future__ import annotations
 
@@ -7,56 +7,33 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from think_as_locals.data.defects import Defect, Fault
-from think_as_locals.data.places import SUFFIXES, has_rows, hub_id, local_path
+from think_as_locals.data.faults import Defect, Fault, Row
 from think_as_locals.types import DataError, PreflightError
 
+if TYPE_CHECKING:
+    from think_as_locals.config.schema import DataSection
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row as it stands in its source.
 
-    Args:
-        file: The file, or `ID:split` of the Hub.
-        number: Counted from 1: the line of a JSONL file, else the row.
-        value: What was read; `None` where nothing could be.
-        text: The row untouched: the line, or its JSON where the source has no lines. Bytes that are not UTF-8 are
-            surrogate escapes in it.
-        fault: Why nothing could be read.
-        folder: The folder that was asked for, where its files are read one after the other.
-    """
-
-    file: str
-    number: int
-    value: Any
-    text: str
-    fault: Fault | None = None
-    folder: str | None = None
-
-    @property
-    def place(self) -> str:
-        """Where the row stands, e.g. `rows.jsonl:17`."""
-        return f"{self.file}:{self.number}"
-
-    @property
-    def name(self) -> str:
-        """The row as an id of its own, wherever the file or folder lies, e.g. `rows.jsonl-17`, `de/rows.jsonl-17`."""
-        file = Path(self.file)
-        return f"{file.relative_to(self.folder).as_posix() if self.folder else file.name}-{self.number}"
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv", ".csv.gz")
+_NO_ROWS = ("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json")  # metadata of data sets
+_HUB_ID = re.compile(
+    r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[^:]+))?(?::(?P<split>[^:]+))?"
+)
 
 
 def read_rows(path: str) -> Iterator[Row]:
-    """Rows of a file (JSONL, JSON, parquet, CSV), of all such files in a folder, or of a data set on the Hub.
+    """Yield the rows of a file (JSONL, JSON, parquet, CSV), of a folder of such files, or of a data set on the Hub.
 
     Args:
-        path: A path, or `owner/name[@revision][:config[:split]]` on the Hub, all of its splits where none is named.
+        path: A path, or `owner/name[@revision][:config[:split]]` on the Hub; all splits if none is named.
 
     Raises:
         DataError: nothing is there, or a file as a whole cannot be read.
@@ -78,7 +55,7 @@ def _file_rows(path: Path) -> Iterator[Row]:
     readers = {".json": _json, ".parquet": _parquet, ".csv": _csv}
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     try:
-        yield from readers.get(suffix, _lines)(path)
+        yield from readers.get(suffix, _jsonl)(path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: the archive is damaged: {error}") from error
     except OSError as error:
@@ -92,7 +69,7 @@ def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
-def _lines(path: Path) -> Iterator[Row]:
+def _jsonl(path: Path) -> Iterator[Row]:
     with _open(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -113,9 +90,9 @@ def _line_row(file: str, number: int, line: bytes) -> Row:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
-    if len(fields) < len(pairs):  # JSON would keep the last one and say nothing
+    if len(fields) < len(pairs):  # JSON would silently keep the last one
         twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
-        raise ValueError(f"the field {twice!r} stands there twice")
+        raise ValueError(f"the field {twice!r} is there twice")
     return fields
 
 
@@ -141,35 +118,30 @@ def _parquet(path: Path) -> Iterator[Row]:
     try:
         file = pyarrow.parquet.ParquetFile(path)
         _check_columns(path, file.schema_arrow.names)
-        number = 0
-        for batch in file.iter_batches(batch_size=1000):
-            for value in batch.to_pylist():
-                number += 1
-                yield _value_row(str(path), number, value)
+        values = (value for batch in file.iter_batches(batch_size=1000) for value in batch.to_pylist())
+        for number, value in enumerate(values, 1):
+            yield _value_row(str(path), number, value)
     except (pyarrow.ArrowException, OverflowError) as error:  # a date that Python does not know
         raise DataError(f"{path}: not a parquet file that can be read: {error}") from error
 
 
 def _csv(path: Path) -> Iterator[Row]:
-    csv.field_size_limit(2**31 - 1)  # a long response is no fault
+    csv.field_size_limit(2**31 - 1)  # the default is too short for long responses
     with _open(path) as file:
         lines = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), strict=True)
         try:
             names = next(lines, [])
             _check_columns(path, names)
             for number, cells in enumerate(filter(None, lines), 1):
-                yield _csv_row(str(path), number, names, cells)
+                if any(cells[len(names) :]):
+                    message = f"{len(cells)} cells in {len(names)} columns: a text holds an unquoted comma or quote"
+                    fault = Fault(Defect.NOT_AN_OBJECT, message)
+                    yield Row(str(path), number, None, json.dumps(cells, ensure_ascii=False), fault)
+                    continue
+                values = [*map(_cell, cells), *[None] * (len(names) - len(cells))]
+                yield _value_row(str(path), number, dict(zip(names, values, strict=False)))
         except csv.Error as error:
             raise DataError(f"{path}: not CSV: line {lines.line_num}: {error}") from error
-
-
-def _csv_row(file: str, number: int, names: list[str], cells: list[str]) -> Row:
-    if any(cells[len(names) :]):
-        said = f"{len(cells)} cells in {len(names)} columns: a comma or a quote stands bare in a text"
-        text = json.dumps(cells, ensure_ascii=False)
-        return Row(file, number, None, text, Fault(Defect.NOT_AN_OBJECT, said))
-    read = [*map(_cell, cells), *[None] * (len(names) - len(cells))]
-    return _value_row(file, number, dict(zip(names, read, strict=False)))
 
 
 def _not_installed(path: object, package: str) -> PreflightError:
@@ -182,7 +154,7 @@ def _check_columns(path: Path, names: list[str]) -> None:
 
 
 def _cell(text: str) -> Any:
-    """An empty cell is no value; a list of texts stands in one as JSON, or as Python writes it (pandas)."""
+    """Parse a cell: an empty one is null, a list of texts is stored as JSON or as a Python literal (pandas)."""
     if not text:
         return None
     if text[0] == "[":
@@ -202,7 +174,7 @@ def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, s
         raise _not_installed(path, "datasets") from error
     try:
         loaded = load_dataset(id, config, split=split, revision=revision)
-    except Exception as error:  # whatever a download can fail with
+    except Exception as error:  # anything that a download can fail with
         raise DataError(
             f"{path}: no such file, and as a data set of the Hub (owner/name[@revision][:config[:split]]) it cannot be "
             f"loaded: {type(error).__name__}: {error}"
@@ -215,3 +187,41 @@ def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, s
 
 def _value_row(file: str, number: int, value: Any) -> Row:
     return Row(file, number, value, json.dumps(value, ensure_ascii=False, default=str))
+
+
+def hub_id(path: str) -> re.Match[str] | None:
+    """Match the parts of a Hub id; `None` if the path exists or ends like a file name."""
+    if local_path(path).exists() or path.lower().endswith(SUFFIXES):
+        return None
+    return _HUB_ID.fullmatch(path)
+
+
+def path_of(data: DataSection) -> str:
+    """Return where the rows of a source are; raise a `DataError` if `data.path` is not set."""
+    if data.path is None:
+        raise DataError(f"data={data.source} reads files: set data.path")
+    return data.path
+
+
+def is_stream(path: str) -> bool:
+    """Return whether a path can be read only once: a pipe."""
+    local = local_path(path)
+    return local.exists() and not local.is_file() and not local.is_dir()
+
+
+def local_path(path: str) -> Path:
+    """Return a path on this machine, whether it exists or not; raise a `DataError` if it cannot be one."""
+    try:
+        local = Path(path).expanduser()
+        local.exists()
+    except (OSError, RuntimeError) as error:  # too long, no such user
+        raise DataError(f"{path}: no path and no Hub id: {error}") from error
+    if not path or "\0" in path:
+        raise DataError(f"{path!r} is no path: expected a file of rows, a folder of such, or a Hub id")
+    return local
+
+
+def has_rows(file: Path, folder: Path) -> bool:
+    """Return whether a file in a folder holds rows. Hidden files are copies and caches."""
+    name, hidden = file.name.lower(), any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return name.endswith(SUFFIXES) and not hidden and name not in _NO_ROWS and file.is_file()

@@ -1,7 +1,7 @@
-"""What one scores without judging: a number beside these means something, alone it does not.
+"""Baselines: what one scores on the same items without judging, by name in `CREDITS`.
 
-No baseline knows more of an item than a careless reader could: its responses' lengths, whether one of them names the
-culture, or what its text has in common with right answers to *other* questions. `CREDITS` has them all, by name.
+They use what a careless reader could: the lengths of responses, whether one names the culture, or what its text has in
+common with right answers to *other* questions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 from babel import Locale, UnknownLocaleError
 
-from think_as_locals.models.prediction import tie_credit
+from think_as_locals.reward_models.reward_model import tie_credit
 from think_as_locals.types import Item
 
 Trait = Callable[[Item, str], float]
@@ -29,40 +29,36 @@ _WORD_START = r"(?<![a-z\u00df-\u052f])"
 """No Latin, Greek or Cyrillic letter before it; other scripts put names behind particles or without a space."""
 
 
-def longest(_item: Item, response: str) -> float:
-    """Prefers the longest response, in characters."""
-    return len(response)
-
-
-def shortest(_item: Item, response: str) -> float:
-    """Prefers the shortest response."""
-    return -len(response)
-
-
 def label_match(item: Item, response: str) -> float:
-    """Prefers a response that names the culture, in English or in the item's language."""
+    """Return 1 for a response that names the culture, in English or in the item's language, else 0."""
     names = _names(item.culture, item.language)
     return float(names is not None and names.search(response.casefold()) is not None)
 
 
-TRAITS: Mapping[str, Trait] = MappingProxyType({"longest": longest, "shortest": shortest, "label_match": label_match})
+TRAITS: Mapping[str, Trait] = MappingProxyType(
+    {
+        "longest": lambda _item, response: len(response),  # in characters
+        "shortest": lambda _item, response: -len(response),
+        "label_match": label_match,
+    }
+)
 
 
 def trait_scores(items: Sequence[Item], trait: Trait) -> list[float]:
-    """The credit of preferring a trait: 1/k where the best response is among k that have most of it, else 0."""
+    """Return the credit of preferring a trait: 1/k where the best response is among k with most of it, else 0."""
     return [tie_credit([trait(item, response) for response in item.responses], item.best) for item in items]
 
 
 def chance(items: Sequence[Item]) -> list[float]:
-    """The credit of a blind choice: 1/N."""
+    """Return the credit of a blind choice: 1/N."""
     return [1 / len(item.responses) for item in items]
 
 
 def majority_answer(items: Sequence[Item]) -> list[float]:
-    """The credit of preferring the text that is most often the right answer to the other question groups.
+    """Return the credit of preferring the text that is most often the right answer in the other question groups.
 
-    Tells of answers that recur whatever the question ("Yes", "3"); chance where no response is another group's answer.
-    It knows nothing of the item but its responses, so on a whole flip set it scores exactly 1/N.
+    It detects answers that recur whatever the question ("Yes", "3"), and is chance where no response is another group's
+    answer. It sees the responses alone, so on a whole flip set it scores exactly 1/N.
     """
     right: Counter[str] = Counter()
     own: dict[str, Counter[str]] = defaultdict(Counter)
@@ -77,11 +73,11 @@ def majority_answer(items: Sequence[Item]) -> list[float]:
 
 
 def tfidf(items: Sequence[Item]) -> list[float]:
-    """The credit of a classifier that reads one response at a time and neither the question nor the culture.
+    """Return the credit of a classifier that reads one response at a time and neither the question nor the culture.
 
-    Logistic regression on TF-IDF of words and signs, as one probes for annotation artefacts (Gururangan et al. 2018,
-    arXiv 1803.02324). It is cross-fitted: a question group is scored by a model of the other groups, so that what it
-    finds is style, not the answers. Of a single group there is nothing to learn from: chance.
+    Logistic regression on TF-IDF of words and signs, a test for annotation artefacts (Gururangan et al. 2018, arXiv
+    1803.02324). It is cross-fitted: a question group is scored by a model of the other groups, so that what it finds is
+    style, not the answers. With a single group it is chance.
     """
     from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
     from sklearn.linear_model import LogisticRegression
@@ -120,11 +116,23 @@ CREDITS: Mapping[str, Callable[[Sequence[Item]], list[float]]] = MappingProxyTyp
         "tfidf": tfidf,
     }
 )
-"""Baselines by name: items to the credit that each would get, in their order."""
+"""Baselines by name: items -> the credit of each, in their order."""
+
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "chance": "chance",
+        "longest": "always the longest response",
+        "shortest": "always the shortest response",
+        "label_match": "a response that names the culture",
+        "majority_answer": "the answer most often right elsewhere",
+        "tfidf": "TF-IDF of the response alone",
+    }
+)
+"""What tables call them."""
 
 
 def baseline_credits(items: Sequence[Item]) -> dict[str, dict[str, float]]:
-    """Baseline -> id of an item -> credit. Computed once for the same items: they do not change with the judge."""
+    """Return credits by baseline and item id; cached, as they are the same for every judge of the same items."""
     return _credits(tuple(items))
 
 
@@ -140,7 +148,7 @@ def _folded(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _names(culture: str | None, language: str) -> re.Pattern[str] | None:
-    """What names a culture in a case-folded text: an Egyptian does, a woman names no Oman."""
+    """Match a culture's name in case-folded text: "an Egyptian" names Egypt, "a woman" does not name Oman."""
     if culture is None:
         return None
     names = {Locale("en").territories.get(culture, culture)}

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from think_as_locals.evaluation.baselines import baseline_credits
-from think_as_locals.evaluation.calibration import calibration
-from think_as_locals.evaluation.judged import BREAKDOWNS, JudgedItem, grouped, judged_flip_sets, judged_items, read_json
-from think_as_locals.evaluation.orders import order_consistency, slot_bias
-from think_as_locals.evaluation.statistics import Accuracy, accuracy, macro
-from think_as_locals.files import parquet, write_bytes, write_json
-from think_as_locals.models.prediction import Prediction
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
+from think_as_locals.evaluation.scored import (
+    ItemCredit,
+    flip_set_credits,
+    grouped,
+    item_credits,
+    order_consistency,
+    slot_bias,
+)
+from think_as_locals.evaluation.statistics import Estimate, accuracy, calibration
+from think_as_locals.reward_models.reward_model import ScoredItem
+from think_as_locals.runtime.files import parquet, read_json, write_bytes, write_json
+from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, DataError, Item
 
 KEYS = (
-    "dataset split model seed step protocol n accuracy ci95 interval parse_failure parse_failure_ci95 "
-    "by_culture by_domain by_language by_cell by_position by_resource_class by_family by_script "
-    "micro macro flips baselines slot_bias order_consistency calibration"
+    *("dataset", "split", "model", "seed", "step", "protocol", "n", "accuracy", "ci95", "ci_method", "micro", "macro"),
+    *("parse_failure", "parse_failure_ci95", "by_position", *(f"by_{name}" for name in BREAKDOWNS)),
+    *("flips", "baselines", "slot_bias", "order_consistency", "calibration"),
 )
 """What a report needs of a CARB file."""
 
-Measured = Callable[[Sequence[JudgedItem]], dict[str, Any]]
-Estimate = Callable[[Sequence[float], Sequence[str]], Accuracy]
+Estimator = Callable[[Sequence[float], Sequence[str]], Estimate]
+Measure = Callable[[Sequence[ItemCredit]], dict[str, Any]]
 
 
 def summarise(
-    predictions: Sequence[Prediction],
+    scored: Sequence[ScoredItem],
     *,
     dataset: str,
     split: str,
@@ -39,26 +45,20 @@ def summarise(
     bootstrap_samples: int,
     protocol: str = "listwise, greedy, one order for each item",
 ) -> dict[str, Any]:
-    """The contents of a CARB file: each accuracy with its n, its interval and what baselines score on the same items.
+    """Return the contents of a CARB file: each accuracy with its n, its interval and the baselines on the same items.
 
-    Args:
-        predictions: One for each item, or one for each order that its responses were shown in; an unparsable judgement
-            is wrong and counted apart.
-        dataset: Name of the data.
-        split: How test items were kept apart from training items.
-        model: What judged.
-        seed: Seed of the run.
-        step: Optimizer step of the policy.
-        bootstrap_samples: Resamples of question groups for each interval.
-        protocol: How the items were put to it.
-
-    Raises:
-        ValueError: no predictions.
+    `scored` has one judgement for each item, or one for each order that its responses were presented in. A parse
+    failure is wrong and counted apart.
     """
-    predictions = sorted(predictions, key=_place)  # sums are rounded: of any order they shall have the same bits
-    judged = judged_items(predictions)
-    estimate = partial(accuracy, samples=bootstrap_samples, seed=seed)
-    measured = partial(_measured, estimate=estimate, baselines=baseline_credits([j.item for j in judged]))
+    # Sums are rounded: sorted, any order of judgements has the same bits.
+    scored = sorted(scored, key=lambda s: (s.item.id, s.presented.responses))
+    credited = item_credits(scored)
+    samples, estimate = bootstrap_samples, partial(accuracy, samples=bootstrap_samples, seed=seed)
+    measure = partial(_measure, estimate=estimate, baselines=baseline_credits([c.item for c in credited]))
+    failures = estimate([float(s.parse_failure) for s in scored], [s.item.group for s in scored])
+    cells = [BREAKDOWNS["cell"](c.item) for c in credited]
+    by_position = grouped(scored, lambda s: LABELS[s.presented.best])  # an item in several orders counts in several
+    sure = [s for s in scored if s.margin is not None]
     return {
         "dataset": dataset,
         "split": split,
@@ -66,60 +66,106 @@ def summarise(
         "seed": seed,
         "step": step,
         "protocol": protocol,
-        **measured(judged),
-        **_parse_failure(predictions, estimate),
-        "micro": estimate(*_columns(judged)).as_dict(),
-        "macro": _macro(judged, bootstrap_samples, seed),
-        **{f"by_{name}": _by(judged, key, measured) for name, key in BREAKDOWNS.items()},
-        "by_position": _by_position(predictions, measured),
-        "slot_bias": slot_bias(predictions, bootstrap_samples, seed),
-        "order_consistency": order_consistency(predictions, bootstrap_samples, seed),
-        "calibration": _calibration(predictions, bootstrap_samples, seed),
-        "flips": _flips(judged, measured, estimate),
+        **measure(credited),
+        "parse_failure": failures.value,
+        "parse_failure_ci95": list(failures.ci95),
+        "micro": estimate(*_columns(credited)).as_dict(),
+        "macro": {**estimate(*_columns(credited), cells=cells).as_dict(), "cells": len(set(cells))},
+        **{f"by_{name}": _by(credited, key, measure) for name, key in BREAKDOWNS.items()},
+        "by_position": {
+            slot: measure([ItemCredit(s.item, s.credit) for s in part]) for slot, part in sorted(by_position.items())
+        },
+        "slot_bias": slot_bias(scored, samples, seed),
+        "order_consistency": order_consistency(scored, samples, seed),
+        "calibration": calibration(
+            [s.margin for s in sure if s.margin is not None],
+            [s.credit for s in sure],
+            [s.item.group for s in sure],
+            samples,
+            seed,
+        )
+        if sure
+        else {"n": 0},
+        "flips": _flips(credited, measure, estimate),
     }
 
 
-def save(summary: dict[str, Any], predictions: Sequence[Prediction], path: Path) -> None:
+def _measure(
+    credited: Sequence[ItemCredit], estimate: Estimator, baselines: dict[str, dict[str, float]]
+) -> dict[str, Any]:
+    groups = [c.item.group for c in credited]
+    return {
+        **estimate([c.credit for c in credited], groups).as_dict(),
+        "baselines": {
+            name: estimate([by_id[c.item.id] for c in credited], groups).as_dict() for name, by_id in baselines.items()
+        },
+    }
+
+
+def _by(credited: Sequence[ItemCredit], key: Callable[[Item], str], measure: Measure) -> dict[str, Any]:
+    return {name: measure(part) for name, part in sorted(grouped(credited, lambda c: key(c.item)).items())}
+
+
+def _columns(credited: Sequence[ItemCredit]) -> tuple[list[float], list[str]]:
+    return [c.credit for c in credited], [c.item.group for c in credited]
+
+
+def _flips(credited: Sequence[ItemCredit], measure: Measure, estimate: Estimator) -> dict[str, Any]:
+    """Return accuracy on whole flip sets, where a judge blind to the culture scores exactly 1/N."""
+    sets = flip_set_credits(credited)
+    if not sets:
+        return {"n": 0, "sets": 0}
+    all_right = [float(all(c.credit == 1 for c in members)) for members in sets]
+    by_set = estimate(all_right, [members[0].item.group for members in sets])
+    return {
+        **measure([c for members in sets for c in members]),
+        "sets": len(sets),
+        "all_right": by_set.value,
+        "by_set": by_set.as_dict(),
+    }
+
+
+def save(summary: dict[str, Any], scored: Sequence[ScoredItem], path: Path) -> None:
     """Write a CARB file, `path`, and with every judgement's text a table of the same name, `.parquet`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path.with_suffix(".parquet"), parquet([prediction.row() for prediction in predictions]))
-    write_json(path, summary)  # last: where it is, the measurement is whole
+    write_bytes(path.with_suffix(".parquet"), parquet([each.row() for each in scored]))
+    write_json(path, summary)  # last: where it is, the measurement is complete
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The contents of a CARB file.
+    """Load a CARB file.
 
     Raises:
         DataError: it is no JSON object, or lacks what a report needs; the message names it.
     """
     summary = read_json(path)
-    if lacks := sorted(set(KEYS.split()) - set(summary)):
+    if lacks := sorted(set(KEYS) - set(summary)):
         raise DataError(f"{path}: a CARB file lacks {', '.join(lacks)}; measure again")
     return summary
 
 
-def steps(folder: Path) -> dict[int, Path]:
-    """The CARB files of a training run, by step; those of an evaluation, whose reward models may be called alike, not.
+def steps(run: RunFolder) -> dict[int, Path]:
+    """Return the CARB files of a training run by step, and none of an evaluation, whose models may be called alike.
 
     Raises:
         DataError: from `read`.
     """
-    found = {path: read(path) for path in folder.glob("step-*.json")}
+    found = {step: (path, read(path)) for step, path in run.carb_steps().items()}
     return {
-        summary["step"]: path
-        for path, summary in found.items()
-        if path.stem == f"step-{summary['step']}" and summary["model"] != path.stem
+        step: path
+        for step, (path, summary) in found.items()
+        if summary["step"] == step and summary["model"] != path.stem
     }
 
 
-def best_step(folder: Path) -> int | None:
-    """The step with the highest accuracy of those that were measured."""
-    measured = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("step-*.json")]
-    return max(measured, key=lambda summary: (summary["accuracy"], summary["step"]), default={"step": None})["step"]
+def best_step(run: RunFolder) -> int | None:
+    """Return the measured step with the highest accuracy."""
+    measured = {step: read_json(path)["accuracy"] for step, path in run.carb_steps().items()}
+    return max(measured, key=lambda step: (measured[step], step), default=None)
 
 
 def metrics(summary: dict[str, Any]) -> dict[str, float]:
-    """The figures that a tracker follows, as `carb/...`."""
+    """Return the figures that a tracker follows, as `carb/...`."""
     flips = summary["flips"]
     return {
         "carb/accuracy": summary["accuracy"],
@@ -130,70 +176,4 @@ def metrics(summary: dict[str, Any]) -> dict[str, float]:
         **({"carb/flips": flips["accuracy"]} if flips["n"] else {}),
         **{f"carb/culture/{name}": part["accuracy"] for name, part in summary["by_culture"].items()},
         **{f"carb/domain/{name}": part["accuracy"] for name, part in summary["by_domain"].items()},
-    }
-
-
-def _place(prediction: Prediction) -> tuple[str, tuple[str, ...]]:
-    return prediction.item.id, prediction.shown.responses
-
-
-def _measured(
-    judged: Sequence[JudgedItem], estimate: Estimate, baselines: dict[str, dict[str, float]]
-) -> dict[str, Any]:
-    credit, groups = _columns(judged)
-    beside = {name: [worth[j.item.id] for j in judged] for name, worth in baselines.items()}
-    return {
-        **estimate(credit, groups).as_dict(),
-        "baselines": {name: estimate(worth, groups).as_dict() for name, worth in beside.items()},
-    }
-
-
-def _columns(judged: Sequence[JudgedItem]) -> tuple[list[float], list[str]]:
-    return [j.credit for j in judged], [j.item.group for j in judged]
-
-
-def _parse_failure(predictions: Sequence[Prediction], estimate: Estimate) -> dict[str, Any]:
-    unread = estimate([float(p.unread) for p in predictions], [p.item.group for p in predictions])
-    return {"parse_failure": unread.accuracy, "parse_failure_ci95": list(unread.ci95)}
-
-
-def _macro(judged: Sequence[JudgedItem], samples: int, seed: int) -> dict[str, Any]:
-    """Each culture and domain counts the same, as in the paper's averages."""
-    cells = [BREAKDOWNS["cell"](j.item) for j in judged]
-    return {**macro(*_columns(judged), cells, samples, seed).as_dict(), "cells": len(set(cells))}
-
-
-def _by(judged: Sequence[JudgedItem], key: Callable[[Item], str], measured: Measured) -> dict[str, Any]:
-    parts = grouped(judged, lambda j: key(j.item))
-    return {name: measured(part) for name, part in sorted(parts.items())}
-
-
-def _by_position(predictions: Sequence[Prediction], measured: Measured) -> dict[str, Any]:
-    """By the slot of the best response as shown; an item that was shown in several orders counts in several."""
-    parts = grouped(predictions, lambda p: LABELS[p.shown.best])
-    return {slot: measured([JudgedItem(p.item, p.credit) for p in part]) for slot, part in sorted(parts.items())}
-
-
-def _calibration(predictions: Sequence[Prediction], samples: int, seed: int) -> dict[str, Any]:
-    """Of the judgements that say how sure they are."""
-    sure = [(p.margin, p.credit, p.item.group) for p in predictions if p.margin is not None]
-    if not sure:
-        return {"n": 0}
-    margins, right, groups = zip(*sure, strict=True)
-    return calibration(margins, right, groups, samples, seed)
-
-
-def _flips(judged: Sequence[JudgedItem], measured: Measured, estimate: Estimate) -> dict[str, Any]:
-    """Accuracy on whole flip sets, where a judge blind to the culture scores exactly 1/N."""
-    sets = judged_flip_sets(judged)
-    if not sets:
-        return {"n": 0, "sets": 0}
-    all_right = estimate(
-        [float(all(j.credit == 1 for j in members)) for members in sets], [members[0].item.group for members in sets]
-    )
-    return {
-        **measured([j for members in sets for j in members]),
-        "sets": len(sets),
-        "all_right": all_right.accuracy,
-        "by_set": all_right.as_dict(),
     }

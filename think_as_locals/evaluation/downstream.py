@@ -1,44 +1,66 @@
-"""Best-of-N selection: what a reward model is worth where it is used, to pick one of many candidate responses.
+"""Downstream validity: best-of-N selection by reward models, and whether those that CARB ranks high select better.
 
-CARB (arXiv 2509.21798) has reward models select among 16 candidates on BLEnD and OMGEval and compares what they select
-with their accuracy (`validity.py`). An item holds eight responses at most, so more candidates are judged in parts: by
-`best_scored` where scores of different parts compare, in a `tournament` where they do not.
+CARB (arXiv 2509.21798) has 17 reward models select among 16 candidates on BLEnD and OMGEval and correlates the quality
+of what they select with their accuracy. An item holds eight responses at most, so more candidates are judged in parts:
+by `best_scored` where scores of different parts compare, in a `tournament` where they do not.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
 from think_as_locals.data.candidates import Candidates
-from think_as_locals.data.fields import question_group
-from think_as_locals.data.flips import share
-from think_as_locals.data.jsonl import new_file
-from think_as_locals.evaluation.means import estimate_mean
+from think_as_locals.data.faults import Defect
+from think_as_locals.data.fields import Number, RowModel, Text, question_group
+from think_as_locals.data.rows import read_rows
+from think_as_locals.data.sources.jsonl import new_file
+from think_as_locals.data.splits import hash_fraction
+from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.pages import axis, templates
 from think_as_locals.evaluation.probes import Scorer, scored
+from think_as_locals.evaluation.statistics import estimate_mean
+from think_as_locals.runtime.files import read_json, write_json, write_text
+from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, ConfigError, DataError, Item
+
+_MIN_RMS = 3
+"""With fewer reward models every correlation is perfect, or undefined."""
+
+_FEW_RMS = 10
+"""With fewer the result carries a warning."""
+
+_SAMPLES = 2000
+"""Resamples of reward models."""
+
+_NOT_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What no XML may hold, however it is escaped: one control character in a name, and the plot would not open."""
 
 
 def best_scored(rows: Sequence[Candidates], scorer: Scorer, seed: int) -> list[int]:
-    """The index of the candidate with the highest score, for each row.
+    """Return the index of the candidate with the highest score, for each row; the scorer is called once.
 
-    For RMs that score each response for itself (scalar, implicit, pointwise rating), so that scores of one prompt's
-    candidates compare wherever they were computed. The scorer is asked once, in items of up to eight responses; `best`
-    of these means nothing.
-
-    Args:
-        rows: Prompts with their candidates.
-        scorer: Scores the responses of items.
-        seed: Decides ties, by the hash of seed, id and text.
+    For RMs that score each response by itself (scalar, implicit, pointwise rating), so that scores of one prompt's
+    candidates compare wherever they were computed. Ties are decided by the hash of seed, id and text.
     """
     heats = [
-        (number, part) for number, row in enumerate(rows) for part in _parts(_drawn(row, seed), len(LABELS)) if part[1:]
+        (number, part)
+        for number, row in enumerate(rows)
+        for part in _parts(_shuffled(row, seed), len(LABELS))
+        if len(part) > 1
     ]
     items = [_heat(rows[number], part, f"{n}") for n, (number, part) in enumerate(heats)]
-    best = [(-math.inf, _drawn(row, seed)[0]) for row in rows]
+    best = [(-math.inf, _shuffled(row, seed)[0]) for row in rows]
     for (number, part), scores in zip(heats, scored(items, scorer), strict=True):
         for index, score in zip(part, scores, strict=True):
             if score > best[number][0]:  # of equals the first drawn
@@ -47,17 +69,16 @@ def best_scored(rows: Sequence[Candidates], scorer: Scorer, seed: int) -> list[i
 
 
 def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed: int) -> list[int]:
-    """The index of the candidate that wins a knock-out tournament, for each row.
+    """Return the index of the candidate that wins a knock-out tournament, for each row.
 
-    For judges that compare the responses they are shown, whose scores mean nothing beside another item's. Candidates
-    are drawn by hash into groups as even as can be, of `group_size` at most. The highest score of a group goes on to
-    the next round, and one alone in its group does so unjudged. Sixteen candidates in groups of eight are two groups
-    and a final, in groups of two fifteen duels. The scorer is asked once in each round.
+    For judges that compare the responses they are presented, whose scores mean nothing beside another item's.
+    Candidates are drawn by hash into groups as even as can be, of `group_size` at most. The highest score of a group
+    goes on to the next round, and one alone in its group does so unjudged. Sixteen candidates in groups of eight are
+    two groups and a final, in groups of two fifteen comparisons. The scorer is called once in each round.
 
     Args:
         rows: Prompts with their candidates.
-        scorer: Scores the responses of items; where they tie, or there are none (an unreadable judgement), who was
-            drawn first goes on.
+        scorer: Scores the responses of items; of a tie or a parse failure the first drawn goes on.
         group_size: Responses that a judge sees together, from 2 to 8.
         seed: Of the draw, with the row's id and the candidates' texts: their order in the file does not matter.
 
@@ -66,33 +87,28 @@ def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed
     """
     if not 2 <= group_size <= len(LABELS):
         raise ConfigError(f"a tournament has groups of 2 to {len(LABELS)}, got {group_size}")
-    left = [_drawn(row, seed) for row in rows]
+    left = [_shuffled(row, seed) for row in rows]
     stage = 0
     while any(len(drawn) > 1 for drawn in left):
         stage += 1
         groups = [(number, part) for number, drawn in enumerate(left) for part in _parts(drawn, group_size)]
         judged = [(number, part) for number, part in groups if len(part) > 1]
         items = [_heat(rows[number], part, f"{stage}.{n}") for n, (number, part) in enumerate(judged)]
-        won = iter(scored(items, scorer))
+        scores = iter(scored(items, scorer))
         left = [[] for _ in rows]
         for number, part in groups:
-            left[number].append(_winner(part, next(won)) if len(part) > 1 else part[0])
+            known = [-math.inf if math.isnan(score) else score for score in next(scores)] if len(part) > 1 else [0.0]
+            left[number].append(part[known.index(max(known))])
     return [winner for (winner,) in left]
 
 
 def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples: int, seed: int) -> dict[str, Any]:
-    """Mean quality of what was selected, and beside it what a blind and a perfect choice would have.
-
-    Args:
-        rows: With qualities.
-        chosen: An index for each row.
-        samples: Resamples of question groups (rows with the same prompt), for the intervals.
-        seed: Of the resampling.
+    """Return the mean quality of what was selected, and beside it those of a blind and a perfect choice.
 
     Returns:
         `selected`, `random` (the mean of each row's candidates), `oracle` (the best of each) and `gain` (selected less
-        random, paired), each `n`, `mean`, `ci95`, `interval`; `headroom`, the share of what could be gained that was,
-        `None` where all candidates of every row are equally good.
+        random, paired), each `n`, `mean`, `ci95`, `ci_method`, resampled by question group (rows with the same prompt);
+        `headroom`, the share of what could be gained that was, `None` where all candidates of every row are equal.
 
     Raises:
         DataError: a row has no qualities.
@@ -104,16 +120,12 @@ def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples
     selected = [of_row[index] for of_row, index in zip(qualities, chosen, strict=True)]
     oracle = [max(of_row) for of_row in qualities]
     random = [best - math.fsum(best - q for q in row) / len(row) for best, row in zip(oracle, qualities, strict=True)]
-    columns = {
-        "selected": selected,
-        "random": random,
-        "oracle": oracle,
-        "gain": [s - r for s, r in zip(selected, random, strict=True)],
-    }
+    gain = [s - r for s, r in zip(selected, random, strict=True)]
+    columns = {"selected": selected, "random": random, "oracle": oracle, "gain": gain}
     possible = math.fsum(best - r for best, r in zip(oracle, random, strict=True))
     return {
-        **{name: estimate_mean(values, groups, samples, seed).as_dict() for name, values in columns.items()},
-        "headroom": math.fsum(columns["gain"]) / possible if possible else None,
+        **{name: estimate_mean(values, groups, samples, seed).as_dict("mean") for name, values in columns.items()},
+        "headroom": math.fsum(gain) / possible if possible else None,
     }
 
 
@@ -130,16 +142,16 @@ def write_selections(rows: Sequence[Candidates], chosen: Sequence[int], path: Pa
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def _drawn(row: Candidates, seed: int) -> list[int]:
-    """Indices of the distinct candidates, in an order that seed, id and texts decide."""
+def _shuffled(row: Candidates, seed: int) -> list[int]:
+    """Return indices of the distinct candidates, in an order that seed, id and texts decide."""
     first = {text: row.texts.index(text) for text in row.texts}
-    return [first[text] for text in sorted(first, key=lambda text: share(f"{row.id}:{text}", seed))]
+    return [first[text] for text in sorted(first, key=lambda text: hash_fraction(f"{row.id}:{text}", seed))]
 
 
-def _parts(drawn: Sequence[int], size: int) -> Iterator[list[int]]:
-    """As few parts of at most `size` as will do, as even as can be."""
+def _parts(drawn: Sequence[int], size: int) -> list[list[int]]:
+    """Return as few parts of at most `size` as will do, as even as can be."""
     count = -(-len(drawn) // size)
-    yield from (list(drawn[start::count]) for start in range(count))
+    return [list(drawn[start::count]) for start in range(count)]
 
 
 def _heat(row: Candidates, part: Sequence[int], name: str) -> Item:
@@ -147,7 +159,7 @@ def _heat(row: Candidates, part: Sequence[int], name: str) -> Item:
         id=f"{row.id}#{name}",
         prompt=row.prompt,
         responses=tuple(row.texts[index] for index in part),
-        best=0,
+        best=0,  # unknown, and not shown to anyone
         culture=row.culture,
         language=row.language,
         domain="downstream",
@@ -156,6 +168,175 @@ def _heat(row: Candidates, part: Sequence[int], name: str) -> Item:
     )
 
 
-def _winner(part: Sequence[int], scores: Sequence[float]) -> int:
-    known = [-math.inf if math.isnan(score) else score for score in scores]
-    return part[known.index(max(known))]
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A reward model's accuracy on CARB, in [0, 1], and the quality of what it selected, on any scale."""
+
+    name: str
+    accuracy: float
+    downstream: float
+
+
+class _ResultRow(RowModel):
+    FIELDS: ClassVar = ("name", "accuracy", "downstream")
+
+    name: Text
+    accuracy: Number
+    downstream: Number
+
+
+def read_results(path: Path) -> list[Result]:
+    """Load results of reward models: an evaluation's folder, or rows of `name`, `accuracy` and `downstream`.
+
+    Raises:
+        DataError: the first bad row, as `file:row: what is wrong`; an evaluation without the quality of choices.
+    """
+    if path.is_dir():
+        return _of_evaluation(path)
+    results = []
+    for row in read_rows(str(path)):
+        fields = _ResultRow.read(row)
+        if fields.accuracy < 0 or fields.accuracy > 1:
+            fields.add(Defect.WRONG_TYPE, f"accuracy must be a share in [0, 1], got {fields.accuracy:g}")
+        if fields.faults:
+            raise DataError(f"{row.place}: {'; '.join(fault.detail for fault in fields.faults)}")
+        results.append(Result(fields.name, fields.accuracy, fields.downstream))
+    return results
+
+
+def _of_evaluation(run: Path) -> list[Result]:
+    """Load macro accuracy, which ranks them, and the mean quality of what was selected, of each reward model."""
+    results = []
+    for file in sorted(run.glob("selections/*.json")):
+        selected = read_json(file).get("selected")
+        if selected is None:
+            raise DataError(f"{file}: the candidates had no qualities; add them, and evaluate again")
+        macro = carb.read(RunFolder(run).carb(file.stem))["macro"]
+        results.append(Result(file.stem, float(macro["accuracy"]), float(selected["mean"])))
+    if not results:
+        raise DataError(f"{run}: no selections/NAME.json; evaluate with eval.candidates=FILE")
+    return results
+
+
+def write_validity(results: Sequence[Result], folder: Path) -> Path:
+    """Write `validity.json` and `validity.svg`; return the path of the plot.
+
+    Raises:
+        DataError: from `validity`.
+    """
+    found = validity(results, _SAMPLES, 0)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "validity.json", {**found, "results": [asdict(result) for result in results]})
+    path = folder / "validity.svg"
+    write_text(path, plot(results, found, "quality of selected responses"))
+    return path
+
+
+def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, Any]:
+    """Return how well CARB accuracy predicts the downstream result, over reward models; scipy computes everything.
+
+    Returns:
+        `n`; `pearson`: `r`, `p` (two-sided, Student's t), `ci95` of r (Fisher's z), `r2`; `spearman`: `rho`, `p`
+        (two-sided, Student's t; with fewer than ten over all permutations), `ci95` (percentiles of a bootstrap over
+        reward models); `leave_one_out`: name -> r2 of the others, `None` where undefined; `line`: `slope` and
+        `intercept` of least squares; `warning`, `None` from ten reward models on.
+
+    Raises:
+        DataError: fewer than three reward models, one named twice, or nothing varies.
+
+    Example:
+        >>> found = validity([Result("a", 0.2, 1.0), Result("b", 0.4, 2.0), Result("c", 0.5, 2.4)], samples=50, seed=0)
+        >>> round(found["pearson"]["r2"], 3)
+        0.997
+    """
+    _check(results)
+    x, y = [result.accuracy for result in results], [result.downstream for result in results]
+    pearson, line = stats.pearsonr(x, y), stats.linregress(x, y)
+    spearman = stats.spearmanr(x, y)
+    n = len(results)
+    return {
+        "n": n,
+        "pearson": {
+            "r": float(pearson.statistic),
+            "p": float(pearson.pvalue),
+            "ci95": [float(end) for end in pearson.confidence_interval()],
+            "r2": float(pearson.statistic**2),
+        },
+        "spearman": {
+            "rho": float(spearman.statistic),
+            "p": float(spearman.pvalue) if n >= _FEW_RMS else _rank_p(x, y),
+            "ci95": _rank_interval(x, y, samples, seed),
+        },
+        "leave_one_out": {
+            result.name: _r2([v for j, v in enumerate(x) if j != i], [v for j, v in enumerate(y) if j != i])
+            for i, result in enumerate(results)
+        },
+        "line": {"slope": float(line.slope), "intercept": float(line.intercept)},
+        "warning": None if n >= _FEW_RMS else f"n = {n}: with so few reward models a correlation says little",
+    }
+
+
+def plot(results: Sequence[Result], found: dict[str, Any], downstream: str) -> str:
+    """Return an SVG of the reward models as points, with the line of least squares, n and r2, from `validity`."""
+    x, y = [result.accuracy for result in results], [result.downstream for result in results]
+    svg = (
+        templates()
+        .get_template("validity.svg.jinja")
+        .render(
+            results=results,
+            found=found,
+            downstream=downstream,
+            x=axis(min(x), max(x), 70, 600),
+            y=axis(min(y), max(y), 350, 40),
+            ends=(min(x), max(x)),
+        )
+    )
+    return _NOT_XML.sub("\ufffd", svg)
+
+
+def _check(results: Sequence[Result]) -> None:
+    if len(results) < _MIN_RMS:
+        raise DataError(
+            f"{len(results)} reward models; a correlation needs at least {_MIN_RMS}: evaluate more of them on CARB"
+        )
+    names = [result.name for result in results]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"several results are called {', '.join(map(repr, repeated))}; give each reward model one")
+    for what in ("accuracy", "downstream"):
+        if len({getattr(result, what) for result in results}) == 1:
+            raise DataError(f"{what} is the same for all {len(results)} reward models: there is no correlation")
+
+
+def _r2(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Return r2; `None` for two points, or where nothing varies."""
+    if len(x) < _MIN_RMS or len(set(x)) == 1 or len(set(y)) == 1:
+        return None
+    return float(stats.pearsonr(x, y).statistic ** 2)
+
+
+def _rank_p(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the exact p of rho, over all pairings: by Student's t three models in the same order would have p = 0."""
+    ranks, others = stats.rankdata(x), stats.rankdata(y)
+
+    def agreement(paired: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+        return np.asarray(np.moveaxis(paired, axis, -1) @ (others - others.mean()))
+
+    return float(
+        stats.permutation_test(
+            (ranks,), agreement, permutation_type="pairings", n_resamples=np.inf, batch=50_000
+        ).pvalue
+    )
+
+
+def _rank_interval(x: Sequence[float], y: Sequence[float], samples: int, seed: int) -> list[float]:
+    def rho(a: Sequence[float], b: Sequence[float]) -> float:
+        return float(stats.spearmanr(a, b).statistic)
+
+    with warnings.catch_warnings():
+        # A resample of one reward model alone has no correlation; it is left out.
+        warnings.simplefilter("ignore", stats.ConstantInputWarning)
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        drawn = stats.bootstrap(
+            (x, y), rho, paired=True, vectorized=False, n_resamples=samples, method="percentile", rng=seed
+        ).bootstrap_distribution
+    return [float(end) for end in np.nanquantile(drawn, [0.025, 0.975])]

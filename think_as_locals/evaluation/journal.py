@@ -1,49 +1,56 @@
-"""Answers of a reward model on disk, a line each: what was answered once is not asked again."""
+"""Answers of a reward model on disk, a line each, and the collector that asks only for those that are not there."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from think_as_locals.models.reward_model import Answer, Request
-from think_as_locals.types import ConfigError, DataError
+from think_as_locals.reward_models.reward_model import Answer, Request, RewardModel, ScoredItem
+from think_as_locals.types import ConfigError, DataError, Item
 
 Key = Callable[[Request], str]
-"""A name for a request."""
+
+Advance = Callable[[int, int], None]
+"""Progress: how many more requests have their answer, of how many there are."""
 
 
 def by_request(request: Request) -> str:
-    """A name for a request that depends on everything its answer may depend on."""
+    """Return a key for a request that depends on everything its answer may depend on."""
     item = request.item
-    content = [item.id, item.prompt, *item.responses, item.culture, item.language, list(request.order)]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+    return _digest([item.id, item.prompt, *item.responses, item.culture, item.language, list(request.order)])
 
 
 def by_response(request: Request) -> str:
-    """A name for a request to score one response, that depends on the prompt and this response alone."""
+    """Return a key for a request to score one response: it depends on the prompt and this response alone."""
     return content_key(request.item.prompt, request.responses[0])
 
 
 def content_key(prompt: str, response: str) -> str:
-    """The name of a response to a prompt, whoever compared it with what."""
-    return hashlib.sha256(json.dumps([prompt, response]).encode()).hexdigest()[:32]
+    """Return the key of a response to a prompt, whichever others it is compared with."""
+    return _digest([prompt, response])
+
+
+def _digest(content: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 class Journal:
     """An append-only file of answers; use it in a `with` statement.
 
-    The first line says whose answers they are, each other one holds a request's key and its answer. A line counts once
-    its end is there, so half a line, which a killed process leaves, is cut off and its request asked again.
+    The first line identifies the reward model, each other one holds a request's key and its answer. Half a line, which
+    a killed process leaves, is cut off and its request asked again.
 
     Args:
         path: The file; made where it is not there.
         identity: `RewardModel.identity`.
-        key: What two requests have in common that have one answer.
+        key: Requests with the same key have one answer.
 
     Raises:
         ConfigError: the file holds answers of another reward model, or of the same one asked in another way.
@@ -58,12 +65,11 @@ class Journal:
         self._file = path.open("ab", buffering=0)
         lines = path.read_bytes().splitlines(keepends=True)
         if lines and not lines[-1].endswith(b"\n"):
-            torn = lines.pop()
-            os.truncate(path, path.stat().st_size - len(torn))
+            os.truncate(path, path.stat().st_size - len(lines.pop()))
         if not lines:
             self._write({"identity": identity})
             return
-        self._check(self._read(lines[0], 1).get("identity"), identity)
+        self._check_identity(self._read(lines[0], 1).get("identity"), identity)
         for number, line in enumerate(lines[1:], start=2):
             row = self._read(line, number)
             self._answers[row["key"]] = row["answer"]
@@ -97,20 +103,81 @@ class Journal:
 
     def _read(self, line: bytes, number: int) -> dict[str, Any]:
         try:
-            row = json.loads(line)
+            row: dict[str, Any] = json.loads(line)
             if number > 1 and not ("key" in row and isinstance(row["answer"], dict)):
                 raise ValueError("neither key nor answer")
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(
                 f"{self._path}:{number}: damaged ({error}): remove this line, and its request is asked again"
             ) from error
-        read: dict[str, Any] = row
-        return read
+        return row
 
-    def _check(self, then: Any, now: dict[str, Any]) -> None:
+    def _check_identity(self, then: Any, now: dict[str, Any]) -> None:
         if not isinstance(then, dict):
-            raise DataError(f"{self._path}:1: does not say whose answers these are: move the file away")
-        differing = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+            raise DataError(f"{self._path}:1: does not identify the reward model of its answers: move the file away")
+        differing = [
+            f"{key} was {then.get(key)!r}, is {now.get(key)!r}"
+            for key in {**then, **now}
+            if then.get(key) != now.get(key)
+        ]
         if differing:
-            told = ", ".join(f"{key} was {then.get(key)!r}, is {now.get(key)!r}" for key in differing)
-            raise ConfigError(f"{self._path} holds answers to other questions: {told}. Choose another run.name")
+            raise ConfigError(
+                f"{self._path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCollector:
+    """Asks a reward model about items, by way of a journal that survives the process.
+
+    Requests are sorted by the model's own key (common prefixes, or similar lengths, side by side), and chunks are cut
+    from all of them, answered or not: neither the order of the data nor a kill changes a bit of an answer.
+    """
+
+    rm: RewardModel
+    journal: Journal
+    advance: Advance
+
+    def predictions(self, items: Sequence[Item]) -> list[ScoredItem]:
+        """Return its judgements in the order of items: one for each, or one for each order of its responses."""
+        asked = [self.rm.requests(item) for item in items]
+        self.collect([request for of_item in asked for request in of_item])
+        return [
+            scored
+            for item, requests in zip(items, asked, strict=True)
+            for scored in self.rm.predictions(item, [self.journal[request] for request in requests])
+        ]
+
+    def scores(self, items: Sequence[Item]) -> list[tuple[float, ...]]:
+        """Return its score of each response, in the item's own order; NaN for a parse failure."""
+        asked = [self.rm.score_requests(item) for item in items]
+        self.collect([request for of_item in asked for request in of_item])
+        return [
+            self.rm.scores(item, [self.journal[request] for request in requests])
+            for item, requests in zip(items, asked, strict=True)
+        ]
+
+    def collect(self, requests: Sequence[Request]) -> None:
+        """Ask for the answers that the journal lacks."""
+        by_key = {self.journal.key(request): request for request in requests}
+        wanted = sorted(by_key.values(), key=lambda r: (self.rm.sort_key(r), r.item.id, r.order))
+        self.advance(sum(request in self.journal for request in wanted), len(wanted))
+        for chunk in self._chunks(wanted):
+            self.rm.ask(chunk, partial(self._keep, chunk, len(wanted)))
+            if missing := [request.item.id for request in chunk if request not in self.journal]:
+                raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")
+
+    def _keep(self, chunk: Sequence[Request], total: int, place: int, answer: Answer) -> None:
+        if chunk[place] not in self.journal:
+            self.journal.add(chunk[place], answer)
+            self.advance(1, total)
+
+    def _chunks(self, requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
+        """Yield whole chunks in which an answer is missing; without a chunk size, all requests without an answer."""
+        size = self.rm.chunk_size
+        if size is None:
+            requests = [request for request in requests if request not in self.journal]
+        for start in range(0, len(requests), size or len(requests) or 1):
+            chunk = requests[start : start + (size or len(requests))]
+            if any(request not in self.journal for request in chunk):
+                yield chunk

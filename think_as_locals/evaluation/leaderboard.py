@@ -1,125 +1,427 @@
-"""Reward models side by side: a table for each set of items, as JSON, markdown and one offline page."""
+"""Reward models side by side: a board for each set of items, as JSON, markdown and one offline page.
+
+Only reward models over the same items are compared: by paired differences, and by ranks no sharper than these allow.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from think_as_locals.evaluation.baselines import baseline_credits
-from think_as_locals.evaluation.browser import LONGEST_TEXT, browsable
-from think_as_locals.evaluation.entries import Entry, read_entries
-from think_as_locals.evaluation.judged import BREAKDOWNS, JudgedItem, grouped, judged_flip_sets, outcome
-from think_as_locals.evaluation.markdown import leaderboard_text
-from think_as_locals.evaluation.pages import read_settings, templates
-from think_as_locals.evaluation.ranking import ALPHA, pairs, rank_ranges, ranked
-from think_as_locals.evaluation.statistics import accuracy, macro
-from think_as_locals.files import write_json, write_text
+from think_as_locals.data.splits import hash_fraction
+from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.baselines import NAMES, baseline_credits
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
+from think_as_locals.evaluation.pages import language_name, read_settings, strip, templates
+from think_as_locals.evaluation.probes import DIRECTIONS
+from think_as_locals.evaluation.scored import (
+    OUTCOMES,
+    ItemCredit,
+    flip_set_credits,
+    grouped,
+    item_credits,
+    outcome,
+    read_scored,
+)
+from think_as_locals.evaluation.statistics import accuracy, difference, holm, smallest_difference
+from think_as_locals.evaluation.tables import Cell, Figure, Label, Table, escape_markdown, figure
+from think_as_locals.judging.prompt import culture_name
+from think_as_locals.reward_models.reward_model import ScoredItem
+from think_as_locals.runtime.files import read_json, write_json, write_text
+from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.types import DataError, Item
 
-_OF_SUMMARY = ("model", "protocol", "seed", "step", "macro", "micro", "slot_bias", "order_consistency", "calibration")
+ALPHA = 0.05
+"""Below this adjusted p two reward models differ."""
+
 MAX_CHARACTERS = 24_000_000
 """Of judgements on the page: what a browser still opens and searches at once."""
 
+LONGEST_TEXT = 20_000
+"""Characters of a text that are shown; one endless completion may not take the place of all others."""
+
+_OF_SUMMARY = ("model", "protocol", "seed", "step", "macro", "micro", "slot_bias", "order_consistency", "calibration")
+_NOTE = (
+    "Per cent with 95 % intervals by question group. Macro: every cell of culture and domain counts the same. Ranks "
+    f"are as sharp as paired differences allow (p < {ALPHA:g}, Holm over the pairs); ● may be first. Rows without a "
+    "rank are baselines on the same items."
+)
+_PAIRS_NOTE = (
+    "Paired differences, better placed less worse placed, in points; p by question group, Holm over the pairs; "
+    "smallest: the smallest true difference that these items would show with 80 % power."
+)
+_SLOTS_NOTE = (
+    "How much more often each slot is chosen than the best response lies in it, in points; of items that were "
+    "presented in several orders, how often the choice stays the same, and is right in all."
+)
+_CONFIDENCE_NOTE = (
+    "How far margins can be trusted: the calibration error over ten bins, beside what a calibrated judge would show on "
+    "as many judgements, and the Brier score, beside that of one that always states this accuracy."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderboardEntry:
+    """A reward model, under the name it is listed as, and its judgements."""
+
+    name: str
+    path: Path  # of its CARB file
+    summary: dict[str, Any]  # the content of that file
+    scored: list[ScoredItem]
+    credits: tuple[ItemCredit, ...]  # of its items, each once, by id
+    probes: dict[str, Any]  # from `probes.probe`, by name of the probe; empty where it was not probed
+
+    @property
+    def run(self) -> Path:
+        """The folder of the run that measured it."""
+        return self.path.parents[1]
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """The items that it was measured on."""
+        return tuple(c.item for c in self.credits)
+
 
 def write_leaderboard(runs: Sequence[Path], folder: Path) -> Path:
-    """Write `leaderboard.json`, `leaderboard.md` and `leaderboard.html`; the page's path.
-
-    Args:
-        runs: Folders of evaluations and training runs; see `read_entries`.
-        folder: Where to; made where it is not there.
+    """Write `leaderboard.json`, `leaderboard.md` and `leaderboard.html`; return the page's path.
 
     Raises:
         DataError: a file of a run is missing or cannot be read; the message names it.
     """
-    tables = by_items(read_entries(runs))
-    boards = [board(entries) for entries in tables]
+    same_items = grouped(read_entries(runs), lambda entry: entry.items).values()
+    ranked = [sorted(same, key=lambda e: (-e.summary["macro"]["accuracy"], e.name)) for same in same_items]
+    boards = [board(entries) for entries in ranked]
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "leaderboard.json", {"alpha": ALPHA, "boards": boards})
-    write_text(folder / "leaderboard.md", leaderboard_text(boards, ALPHA))
+    write_text(folder / "leaderboard.md", _markdown(boards))
     page = folder / "leaderboard.html"
-    write_text(page, _page(tables, boards))
+    write_text(page, _page([entry for entries in ranked for entry in entries], boards))
     return page
 
 
-def by_items(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Entries over the same items, best first; of different items nothing is compared."""
-    return [ranked(same) for same in grouped(entries, lambda entry: entry.items).values()]
+def read_entries(runs: Sequence[Path]) -> list[LeaderboardEntry]:
+    """Load the reward models of runs, under distinct names.
+
+    An evaluation has a `carb/NAME.json` for each; of a training run, which has `carb/step-N.json`, the last step
+    counts, and it is called as the run is. Models of one name are told apart by their runs.
+
+    Raises:
+        DataError: a run is given twice, has no CARB file, or one of its files cannot be read; the message names it.
+    """
+    folders = [run.resolve() for run in runs]
+    if twice := [str(run) for run, count in Counter(folders).items() if count > 1]:
+        raise DataError(f"{twice[0]}: given {folders.count(Path(twice[0]))} times; each run once")
+    entries = [entry for folder in folders for entry in _entries(folder)]
+    for longer in ("{0.name} ({0.run.name}/{0.path.stem})", "{0.name} ({0.path})"):
+        count = Counter(entry.name for entry in entries)
+        entries = [replace(e, name=longer.format(e)) if count[e.name] > 1 else e for e in entries]
+    return entries
 
 
-def board(entries: Sequence[Entry]) -> dict[str, Any]:
-    """A table of ranked reward models over the same items, as plain JSON.
+def _entries(run: Path) -> Iterator[LeaderboardEntry]:
+    paths = sorted(RunFolder(run).carb_dir.glob("*.json"))
+    if not paths:
+        raise DataError(f"{run}: no carb/NAME.json and no carb/step-N.json; expected the folder of a run that measured")
+    steps = carb.steps(RunFolder(run))
+    for path in paths:
+        if path not in steps.values():
+            yield _entry(path)
+    if steps:
+        yield replace(_entry(steps[max(steps)]), name=run.name)
+
+
+def _entry(path: Path) -> LeaderboardEntry:
+    summary, table = carb.read(path), path.with_suffix(".parquet")
+    scored = read_scored(table)
+    credited = sorted(item_credits(scored), key=lambda c: c.item.id)
+    if len(credited) != summary["n"]:
+        raise DataError(f"{table}: {len(credited)} items, but {path.name} is over {summary['n']}; measure again")
+    file = RunFolder(path.parents[1]).result("probes", path.stem)
+    probes = read_json(file) if file.is_file() else {}
+    return LeaderboardEntry(
+        name=str(summary["model"]),
+        path=path,
+        summary=summary,
+        scored=scored,
+        credits=tuple(credited),
+        probes={name: probes[name] for name in DIRECTIONS if name in probes},
+    )
+
+
+def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
+    """Return ranked reward models over the same items, as plain JSON.
 
     Returns:
         `datasets`, `splits`, `n`; `models`, best first, each with its `ranks` (the best and the worst that it may have)
         and `may_be_first`, which says that none is significantly better; `baselines` on the same items, and the one
         with the highest macro accuracy as `best_baseline`; `pairs`, the paired differences.
     """
-    first = entries[0]
-    found = pairs(entries)
-    ranges = rank_ranges([entry.name for entry in entries], found)
-    baselines = _baselines(first.judged)
+    pairs = _pairs(entries)
+    differ = [pair for pair in pairs if pair["macro"]["p_holm"] < ALPHA]
+    models = []
+    for entry in entries:
+        summary = entry.summary
+        # Below those that are better and above those that are worse; among the others every order is possible.
+        first = 1 + sum(pair["worse"] == entry.name for pair in differ)
+        last = len(entries) - sum(pair["better"] == entry.name for pair in differ)
+        ties = [float(outcome(s) == "tie") for s in entry.scored]
+        failures = {"n": len(entry.scored), "share": summary["parse_failure"], "ci95": summary["parse_failure_ci95"]}
+        models.append(
+            {
+                "name": entry.name,
+                "ranks": [first, last],
+                "may_be_first": first == 1,
+                **{key: summary[key] for key in _OF_SUMMARY},
+                "flips": {key: summary["flips"].get(key) for key in ("n", "sets", "accuracy", "ci95", "ci_method")},
+                "parse_failure": failures,
+                "ties": accuracy(ties, [s.item.group for s in entry.scored]).as_dict("share"),
+                "probes": {name: part["relative"] for name, part in entry.probes.items()},
+            }
+        )
+    baselines = _baselines(entries[0].credits)
     return {
         "datasets": sorted({str(entry.summary["dataset"]) for entry in entries}),
         "splits": sorted({str(entry.summary["split"]) for entry in entries}),
-        "n": len(first.judged),
-        "models": [_model(entry, ranges[entry.name]) for entry in entries],
+        "n": len(entries[0].credits),
+        "models": models,
         "best_baseline": max(baselines, key=lambda name: float(baselines[name]["macro"]["accuracy"])),
         "baselines": baselines,
-        "pairs": [asdict(pair) for pair in found],
+        "pairs": pairs,
     }
 
 
-def _model(entry: Entry, ranks: tuple[int, int]) -> dict[str, Any]:
-    summary = entry.summary
-    ties = accuracy([float(outcome(row) == "tie") for row in entry.rows], [str(row["group"]) for row in entry.rows])
-    return {
-        "name": entry.name,
-        "ranks": list(ranks),
-        "may_be_first": ranks[0] == 1,
-        **{key: summary[key] for key in _OF_SUMMARY},
-        "flips": {key: summary["flips"].get(key) for key in ("n", "sets", "accuracy", "ci95", "interval")},
-        "unparsable": {
-            "n": len(entry.rows),
-            "share": summary["parse_failure"],
-            "ci95": summary["parse_failure_ci95"],
-        },
-        "ties": {"n": ties.n, "share": ties.accuracy, "ci95": list(ties.ci95)},
-        "probes": {name: part["relative"] for name, part in entry.probes.items()},
-    }
-
-
-def _baselines(judged: Sequence[JudgedItem]) -> dict[str, dict[str, Any]]:
-    """What the baselines score on the same items: over cells, over items and on whole flip sets."""
-    flips = [j.item for members in judged_flip_sets(judged) for j in members]
-    items = [j.item for j in judged]
+def _baselines(credited: Sequence[ItemCredit]) -> dict[str, dict[str, Any]]:
+    """Return what the baselines score on the same items: over cells, over items and on whole flip sets."""
+    items = [c.item for c in credited]
+    flips = [c.item for members in flip_set_credits(credited) for c in members]
     groups, cells = [item.group for item in items], [BREAKDOWNS["cell"](item) for item in items]
     found = {}
-    for name, worth in baseline_credits(items).items():
-        credit = [worth[item.id] for item in items]
-        on_flips = accuracy([worth[item.id] for item in flips], [item.group for item in flips]) if flips else None
+    for name, by_id in baseline_credits(items).items():
+        credit, on_flips = [by_id[item.id] for item in items], [by_id[item.id] for item in flips]
         found[name] = {
-            "macro": macro(credit, groups, cells).as_dict(),
+            "macro": accuracy(credit, groups, cells=cells).as_dict(),
             "micro": accuracy(credit, groups).as_dict(),
-            "flips": on_flips.as_dict() if on_flips else {"n": 0},
+            "flips": accuracy(on_flips, [item.group for item in flips]).as_dict() if flips else {"n": 0},
         }
     return found
 
 
-def _page(tables: Sequence[Sequence[Entry]], boards: Sequence[dict[str, Any]]) -> str:
-    entries = [entry for table in tables for entry in table]
+def _pairs(entries: Sequence[LeaderboardEntry]) -> list[dict[str, Any]]:
+    """Return the differences of every two ranked entries: over cells (which ranks them), by items and on flip sets.
+
+    `p_holm` is adjusted over all pairs (Holm 1979). Of means over cells no smallest difference is known.
+    """
+    two = [(worse, better) for better, worse in combinations(entries, 2)]
+    flips = {e.name: [c for members in flip_set_credits(e.credits) for c in members] for e in entries}
+    over_cells = _differences([(a.credits, b.credits) for a, b in two], over_cells=True)
+    by_items = _differences([(a.credits, b.credits) for a, b in two])
+    on_flips: Sequence[dict[str, Any] | None] = [None] * len(two)
+    if any(flips.values()):
+        on_flips = _differences([(flips[a.name], flips[b.name]) for a, b in two])
+    return [
+        {"better": b.name, "worse": a.name, "macro": macro, "items": items, "flips": flip}
+        for (a, b), macro, items, flip in zip(two, over_cells, by_items, on_flips, strict=True)
+    ]
+
+
+def _differences(
+    pairs: Sequence[tuple[Sequence[ItemCredit], Sequence[ItemCredit]]], over_cells: bool = False
+) -> list[dict[str, Any]]:
+    found = []
+    for a, b in pairs:
+        scores, groups = ([c.credit for c in a], [c.credit for c in b]), [c.item.group for c in a]
+        cells = [BREAKDOWNS["cell"](c.item) for c in a] if over_cells else None
+        smallest = None if over_cells else smallest_difference(*scores, groups, ALPHA / len(pairs))
+        found.append((difference(*scores, groups, cells=cells), smallest))
+    adjusted = holm([paired.p for paired, _ in found])
+    return [
+        {"difference": paired.as_dict(), "p_holm": p, "smallest": smallest}
+        for (paired, smallest), p in zip(found, adjusted, strict=True)
+    ]
+
+
+def _models_table(board: dict[str, Any]) -> Table:
+    chance = board["baselines"]["chance"]["macro"]["accuracy"]
+    rows: list[list[Cell]] = []
+    for model in board["models"]:
+        mark = "●" if model["may_be_first"] else ""
+        rows.append(
+            [
+                "–".join(map(str, dict.fromkeys(model["ranks"]))),
+                Label(model["name"], mark, "may be first: none is significantly better"),
+                figure(model["macro"]),
+                strip(model["macro"], None, chance),
+                figure(model["micro"], show_n=True),
+                figure(model["flips"], show_n=True) or "none",
+                figure(model["parse_failure"], "share", show_n=True, strong=False),
+                figure(model["ties"], "share", show_n=True, strong=False),
+                model["protocol"],
+            ]
+        )
+    for name, on in board["baselines"].items():
+        label = Label(NAMES[name], note="best baseline" if name == board["best_baseline"] else "")
+        flips = figure(on["flips"], show_n=True) or "none"
+        plot = strip(None, on["macro"], chance)
+        rows.append(["", label, figure(on["macro"]), plot, figure(on["micro"], show_n=True), flips, "", "", ""])
+    headings = ["rank", "reward model", "macro accuracy, %", "plot of macro accuracy, 0 to 100 %", "by items, %"]
+    headings += ["flip sets, %", "parse failures, %", "ties, %", "protocol"]
+    return Table(headings, rows, header=1, sections=[len(board["models"])])
+
+
+def _pairs_table(board: dict[str, Any]) -> Table:
+    rows: list[list[Cell]] = []
+    for pair in board["pairs"]:
+        gains: dict[str, list[Cell]] = {"flips": [None, None]}
+        for kind in ("macro", "items", "flips"):
+            if paired := pair[kind]:
+                p = paired["p_holm"]
+                gain = figure(paired["difference"], "difference", "+.1f", strong=p < ALPHA)
+                gains[kind] = [gain, Figure(p, form="p", strong=False)]
+        smallest = pair["items"]["smallest"]
+        shown = "none" if smallest is None else f"{100 * smallest:.1f}"
+        rows.append([pair["better"], pair["worse"], *gains["macro"], *gains["items"], shown, *gains["flips"]])
+    headings = ("better placed", "worse placed", "macro", "p", "by items", "p", "smallest", "flip sets", "p")
+    return Table(headings, rows)
+
+
+def _slots_table(board: dict[str, Any]) -> Table | None:
+    rows: list[list[Cell]] = []
+    for model in board["models"]:
+        if bias := model["slot_bias"]:
+            orders = model["order_consistency"]
+            slots = [figure(part, "bias", "+.1f", label=label, show_n=True) for label, part in bias.items()]
+            same = figure(orders, "consistent", show_n=True)
+            right = figure(orders["all_right"]) if orders["n"] else None
+            rows.append([model["name"], [slot for slot in slots if slot], same, right])
+    headings = ["reward model", "slot: chosen more often than best there, points", "the same choice in every order, %"]
+    return Table([*headings, "right in every order, %"], rows) if rows else None
+
+
+def _confidence_table(board: dict[str, Any]) -> Table | None:
+    rows: list[list[Cell]] = []
+    for model in board["models"]:
+        part = model["calibration"]
+        if part["n"]:
+            error, brier = ({"n": part["n"], key: part[key], "ci95": part[f"{key}_ci95"]} for key in ("ece", "brier"))
+            rows.append(
+                [
+                    model["name"],
+                    Figure(100 * part["confidence"], n=part["n"], strong=False),
+                    figure(part),
+                    figure(error, "ece"),
+                    f"{100 * part['ece_calibrated']:.1f}",
+                    figure(brier, "brier", ".3f", 1),
+                    f"{part['brier_constant']:.3f}",
+                ]
+            )
+    headings = ["reward model", "confidence, %", "accuracy, %", "calibration error, points", "of a calibrated judge"]
+    return Table([*headings, "Brier score", "of a constant"], rows) if rows else None
+
+
+def _probes_table(entries: Sequence[LeaderboardEntry]) -> Table | None:
+    rows: list[list[Cell]] = []
+    for entry in entries:
+        for name, part in entry.probes.items():
+            absolute, signed = (part["relative"][kind] for kind in ("absolute", "signed"))
+            moved = figure(absolute, "mean", scale=1), figure(signed, "mean", "+.1f", 1)
+            rows.append([entry.name, name, str(absolute["n"]), *moved])
+    return Table(["reward model", "probe", "n", "change, %", "signed, %"], rows) if rows else None
+
+
+def _title(board: dict[str, Any]) -> str:
+    return " / ".join(board["datasets"])
+
+
+def _markdown(boards: Sequence[dict[str, Any]]) -> str:
+    parts = ["# Leaderboard", _NOTE]
+    if len(boards) > 1:
+        parts.append("Reward models over different items stand in tables of their own and are not compared.")
+    for each in boards:
+        over = f"{_title(each)}, split {' / '.join(each['splits'])}"
+        parts += [f"## {escape_markdown(over)}: {each['n']} items", _models_table(each).markdown()]
+        if each["pairs"]:
+            parts += [_PAIRS_NOTE, _pairs_table(each).markdown()]
+        for note, table in ((_SLOTS_NOTE, _slots_table(each)), (_CONFIDENCE_NOTE, _confidence_table(each))):
+            parts += [note, table.markdown()] if table else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _page(entries: Sequence[LeaderboardEntry], boards: Sequence[dict[str, Any]]) -> str:
     runs = dict.fromkeys(entry.run for entry in entries)
     names = Counter(run.name for run in runs)
-    return (
-        templates()
-        .get_template("leaderboard.html.jinja")
-        .render(
-            boards=boards,
-            entries=entries,
-            alpha=ALPHA,
-            browser=browsable(entries, MAX_CHARACTERS),
-            longest_text=LONGEST_TEXT,
-            runs=[(run.name if names[run.name] == 1 else str(run), read_settings(run)) for run in runs],
-        )
+    page = templates().get_template("leaderboard.html.jinja")
+    return page.render(
+        boards=[
+            {
+                **each,
+                "title": _title(each),
+                "table": _models_table(each),
+                "differences": _pairs_table(each),
+                "slots": _slots_table(each),
+                "confidence": _confidence_table(each),
+            }
+            for each in boards
+        ],
+        probes=_probes_table(entries),
+        entries=entries,
+        alpha=ALPHA,
+        browser=browsable(entries, MAX_CHARACTERS),
+        longest_text=LONGEST_TEXT,
+        runs=[(run.name if names[run.name] == 1 else str(run), read_settings(run)) for run in runs],
     )
+
+
+_ITEM = ("id", "prompt", "culture", "domain", "language", "responses")
+_JUDGEMENT = ("model", "item", "order", "best", "verdict", "outcome", "issues", "scores", "completion")
+
+
+def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]:
+    """Return the judgements that the page's script shows: each item once, columns instead of rows.
+
+    Items are taken by a hash of their ids, so that what is there is a fair draw, and each with the judgements of all
+    reward models that judged it, until the next one would exceed `limit` characters of JSON. A judgement's `model` and
+    `item` count from 0, `order` says which of the item's responses were presented, in what order, and `best` and
+    `verdict` index those presented. `total` judgements there are, of `total_items` items.
+    """
+    judged = [(number, scored) for number, entry in enumerate(entries) for scored in entry.scored]
+    by_item = grouped(judged, lambda each: each[1].item)
+    items: dict[str, list[Any]] = {name: [] for name in _ITEM}
+    judgements: dict[str, list[Any]] = {name: [] for name in _JUDGEMENT}
+    for number, item in enumerate(sorted(by_item, key=lambda item: (hash_fraction(item.id), item.id))):
+        texts = [_cut(response) for response in item.responses]
+        values = [item.id, _cut(item.prompt), item.culture, item.domain, item.language, texts]
+        rows = [_judgement(model, number, scored) for model, scored in by_item[item]]
+        limit -= len(json.dumps([values, *rows], ensure_ascii=False))
+        if limit < 0:
+            break
+        for columns, row in ((items, values), *((judgements, row) for row in rows)):
+            for column, value in zip(columns.values(), row, strict=True):
+                column.append(value)
+    return {
+        "models": [entry.name for entry in entries],
+        "cultures": {code: culture_name(code) for code in sorted({code for code in items["culture"] if code})},
+        "languages": {tag: language_name(tag) for tag in sorted(set(items["language"]))},
+        "outcomes": list(OUTCOMES),
+        "issues": sorted({issue for issues in judgements["issues"] for issue in issues}),
+        "items": items,
+        "judgements": judgements,
+        "total": len(judged),
+        "total_items": len(by_item),
+    }
+
+
+def _judgement(model: int, item: int, scored: ScoredItem) -> list[Any]:
+    """Return the values of `_JUDGEMENT`."""
+    presented, judgement = scored.presented, scored.judgement
+    order = [scored.item.responses.index(response) for response in presented.responses]
+    choice = [presented.best, judgement.verdict, OUTCOMES.index(outcome(scored))]
+    return [model, item, order, *choice, list(judgement.issues), scored.scores, _cut(judgement.text)]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} …"

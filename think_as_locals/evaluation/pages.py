@@ -1,4 +1,4 @@
-"""What the offline pages share: templates that escape, and data that a script can read and nobody can break out of."""
+"""What the offline pages share: templates that escape, plots, and data for scripts that no text breaks out of."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from babel import Locale
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from think_as_locals.evaluation.judged import read_json
-from think_as_locals.judging.render import culture_name
+from think_as_locals.evaluation.baselines import NAMES
+from think_as_locals.evaluation.tables import METHODS, isolate, without_bidi
+from think_as_locals.judging.prompt import culture_name
+from think_as_locals.runtime.files import read_json
+from think_as_locals.runtime.run_folder import RunFolder
 
-_TURNS = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 _ESCAPED = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Values -> SVG user units."""
+    """A scale from values to SVG user units."""
 
     low: float
     high: float
@@ -32,17 +34,17 @@ class Axis:
     end: float
 
     def at(self, value: float) -> float:
-        """Where a value lies."""
+        """Return where a value lies."""
         return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
 
     @property
     def ticks(self) -> list[float]:
-        """Round values from `low` to `high`."""
+        """Return round values from `low` to `high`."""
         return [round(self.low + i * self.step, 10) for i in range(round((self.high - self.low) / self.step) + 1)]
 
 
 def templates() -> Environment:
-    """The templates beside this module: all that is put into them is escaped, and a name they lack is an error."""
+    """Return the templates beside this module: all that is put into them is escaped, an undefined name is an error."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -50,45 +52,36 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(axis=axis, shade=shade)
+    environment.globals.update(axis=axis, shade=shade, strip=strip, isolated=isolate, baseline_names=NAMES)
     environment.filters |= {
         "culture": culture_name,
         "language": language_name,
         "sha256": lambda text: base64.b64encode(hashlib.sha256(str(text).encode()).digest()).decode(),
         "embedded": embedded,
-        "unturned": unturned,
+        "without_bidi": without_bidi,
+        "method": lambda name: METHODS.get(name, name),
     }
     return environment
 
 
 def language_name(tag: str) -> str:
-    """The English name of a language, e.g. `th` -> `Thai`; a tag that CLDR does not know stays as it is."""
+    """Return the English name of a language, e.g. `th` -> `Thai`; a tag that CLDR does not know stays as it is."""
     return str(Locale("en").languages.get(tag, tag))
 
 
 def embedded(value: Any) -> Markup:
-    r"""A value as JSON that may stand inside a script element: no text in it can end the element or begin a tag.
+    r"""Return a value as JSON for a script element: no text in it can end the element or begin a tag.
 
     Example:
-        >>> print(embedded({"said": "</script>"}))
-        {"said":"\u003c/script\u003e"}
+        >>> print(embedded({"text": "</script>"}))
+        {"text":"\u003c/script\u003e"}
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_ESCAPED))  # noqa: S704 - nothing is left that HTML gives a meaning to
 
 
-def unturned(name: str) -> str:
-    r"""A name without the characters that turn the direction of what follows, which may be a figure.
-
-    Example:
-        >>> unturned("best \u202e")
-        'best '
-    """
-    return name.translate(_TURNS)
-
-
 def axis(low: float, high: float, start: float, end: float, ticks: int = 5) -> Axis:
-    """An axis from a round value at or below `low` to one at or above `high`, with about as many steps as `ticks` says.
+    """Return an axis from a round value at or below `low` to one at or above `high`, with about `ticks` steps.
 
     Example:
         >>> axis(0.0, 0.9, start=0, end=100).ticks
@@ -101,8 +94,25 @@ def axis(low: float, high: float, start: float, end: float, ticks: int = 5) -> A
     return Axis(first * step, max(last, first + 1) * step, step, start, end)
 
 
+def strip(now: dict[str, Any] | None, then: dict[str, Any] | None, chance: float | None) -> Markup:
+    """Return the plot of a table's row: intervals and means of two estimates from 0 to 100 %, chance as a tick."""
+
+    def at(share: float) -> str:
+        return f"{5 + 150 * share:g}"
+
+    drawn = '<line class="rule" x1="5" x2="155" y1="10" y2="10"/>'
+    if chance is not None:
+        drawn += f'<line class="chance" x1="{at(chance)}" x2="{at(chance)}" y1="2" y2="18"/>'
+    for part, mark, y in ((then, "then", 6), (now, "now", 14 if then else 10)):
+        if part:
+            low, high = map(at, part["ci95"])
+            drawn += f'<line class="whisker {mark}" x1="{low}" x2="{high}" y1="{y}" y2="{y}"/>'
+            drawn += f'<circle class="dot {mark}" cx="{at(part["accuracy"])}" cy="{y}" r="3.5"/>'
+    return Markup(f'<svg class="strip" viewBox="0 0 160 20" aria-hidden="true">{drawn}</svg>')  # noqa: S704 - figures
+
+
 def shade(share_right: float, chance: float) -> float:
-    """Position on the heat map's scale: -100 where nothing is right, 0 at chance, 100 where everything is.
+    """Return the position on the heat map's scale: -100 where nothing is right, 0 at chance, 100 where everything is.
 
     Example:
         >>> shade(0.625, chance=0.25)
@@ -113,8 +123,8 @@ def shade(share_right: float, chance: float) -> float:
 
 
 def read_settings(run: Path) -> dict[str, Any]:
-    """A run's `config.yaml` as text and `environment.json` as values, under `settings` and `environment`; or `None`."""
-    settings, environment = run / "config.yaml", run / "environment.json"
+    """Return a run's `config.yaml` (text, as `settings`) and `environment.json` (as `environment`), or `None`."""
+    settings, environment = RunFolder(run).config, RunFolder(run).environment
     return {
         "settings": settings.read_text(encoding="utf-8") if settings.is_file() else None,
         "environment": read_json(environment) if environment.is_file() else None,

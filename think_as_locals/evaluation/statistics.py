@@ -1,9 +1,9 @@
-"""Means that never stand without their n and their interval.
+"""Means that never stand without their n and their interval; differences of two runs; calibration.
 
-Items of one question group are not independent: what is sampled are groups, not items. So intervals are those of a
-cluster bootstrap, which draws whole groups with replacement. Its plain percentiles are too narrow where groups are few;
-here they are expanded (Hesterberg 2015, The American Statistician 69(4)). Where a bootstrap says nothing, an interval
-comes of the jackknife that leaves out one group at a time (CV3 of MacKinnon, Nielsen and Webb 2023) and Student's t.
+Items of one question group are not independent: groups are sampled, not items. So intervals come from a cluster
+bootstrap, which draws whole groups with replacement. Its plain percentiles are too narrow where groups are few; here
+they are expanded (Hesterberg 2015, The American Statistician 69(4)). Where a bootstrap is not informative, the interval
+comes from the jackknife that leaves out one group at a time (CV3 of MacKinnon, Nielsen and Webb 2023) and Student's t.
 """
 
 from __future__ import annotations
@@ -16,109 +16,166 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, stdtrit
+from scipy.special import expit, ndtr, stdtr, stdtrit
 
 MIN_CLUSTERS = 5
-"""Of fewer question groups a bootstrap sees too few different draws."""
+"""With fewer question groups a bootstrap has too few distinct draws."""
 
-Floats = Sequence[float] | NDArray[np.float64]
+BINS = 10
+"""Of equal width, for the expected calibration error."""
+
+Values = Sequence[float] | NDArray[np.float64]
+Floats = NDArray[np.float64]
+Codes = NDArray[np.intp]
 
 _ROUNDING = 1e-9
+_NO_INTERVAL = (math.nan, math.nan)
 
 
-@dataclass(frozen=True, slots=True)
-class Accuracy:
-    """A share of right answers, or another mean of values in [0, 1].
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean of n values and its 95 % interval; NaN where there is none.
 
-    Args:
-        n: Number of items.
-        accuracy: Mean of their scores, in [0, 1].
-        ci95: Its 95 % interval.
-        interval: `cluster_bootstrap` over question groups; `cluster_wilson`, which is Wilson's with the jackknife's
-            variance over groups, where that says nothing; `wilson` by item where there is a single group.
+    The method is `cluster_bootstrap` over question groups; where that is not informative, `cluster_wilson` for shares
+    (Wilson's with the jackknife's variance over groups) and `cluster_t` for other means (the jackknife with Student's
+    t); with a single group, by item, `wilson`, `t` or `agresti_min`; or `none`.
     """
 
     n: int
-    accuracy: float
+    value: float
     ci95: tuple[float, float]
-    interval: str
+    method: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"n": self.n, "accuracy": self.accuracy, "ci95": list(self.ci95), "interval": self.interval}
+    def as_dict(self, name: str = "accuracy") -> dict[str, Any]:
+        """Return `n`, the value under a name, `ci95` and `ci_method` for JSON, which has `null` for NaN."""
+        return {
+            "n": self.n,
+            name: None if math.isnan(self.value) else self.value,
+            "ci95": None if math.isnan(self.ci95[0]) else list(self.ci95),
+            "ci_method": self.method,
+        }
 
 
-def accuracy(scores: Floats, groups: Sequence[str], samples: int = 2000, seed: int = 0) -> Accuracy:
-    """Mean score with a 95 % interval.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference(Estimate):
+    """How much more B scores than A on the same items: `value` is b - a, `p` two-sided, of no difference."""
 
-    The interval is that of `cluster_bootstrap`. Where that says nothing, it is Wilson's for as many independent items
-    as have the variance that the jackknife finds between groups (Korn and Graubard 1998), n at most, with Student's t
-    in place of the normal quantile.
+    a: float
+    b: float
+    p: float
 
-    Args:
-        scores: One for each item: 1 right, 0 wrong, 1/k for a tie of k.
-        groups: The question group of each item.
-        samples: Resamples of question groups.
-        seed: Of the resampling.
+    def as_dict(self, name: str = "difference") -> dict[str, Any]:
+        """Return the difference with both means and p."""
+        return {**Estimate.as_dict(self, name), "a": self.a, "b": self.b, "p": self.p}
+
+
+def accuracy(
+    scores: Values, groups: Sequence[str], samples: int = 2000, seed: int = 0, cells: Sequence[str] | None = None
+) -> Estimate:
+    """Return the mean of scores in [0, 1] with a 95 % interval.
+
+    The interval is that of `cluster_bootstrap`. Where that is not informative, it is Wilson's for as many independent
+    items as have the variance that the jackknife finds between groups (Korn and Graubard 1998), n at most, with
+    Student's t in place of the normal quantile.
+
+    With `cells` it is the mean over cells of their means: a cell with few items counts as much as one with many, and
+    one of which a resample draws no group is left out of that resample's mean.
 
     Raises:
         ValueError: no items.
 
     Example:
-        >>> accuracy([1, 1, 0, 1], ["a", "a", "b", "b"]).accuracy
+        >>> accuracy([1, 1, 0, 1], ["a", "a", "b", "b"]).value
         0.75
-    """
-    return macro(scores, groups, [""] * len(scores), samples, seed)
-
-
-def macro(scores: Floats, groups: Sequence[str], cells: Sequence[str], samples: int = 2000, seed: int = 0) -> Accuracy:
-    """Mean over cells of their mean scores: a cell with few items counts as much as one with many.
-
-    The interval is as for `accuracy`; a cell of which a resample draws no group is left out of that resample's mean.
-
-    Args:
-        scores: One for each item.
-        groups: The question group of each item.
-        cells: What each item is counted under.
-        samples: Resamples of question groups.
-        seed: Of the resampling.
-
-    Raises:
-        ValueError: no items.
-
-    Example:
-        >>> macro([1, 1, 1, 0], ["a", "b", "c", "d"], ["TH", "TH", "TH", "JP"]).accuracy
+        >>> accuracy([1, 1, 1, 0], ["a", "b", "c", "d"], cells=["TH", "TH", "TH", "JP"]).value
         0.5
     """
-    values, group = columns(scores, groups)
-    cell = codes(cells)
-    mean = float((np.bincount(cell, values) / np.bincount(cell)).mean())
+    values, group, cell = _columns(scores, groups, cells)
+    n, mean = len(values), _mean(values, cell)
     if ci95 := cluster_bootstrap(values, group, cell, samples, seed):
-        return Accuracy(len(values), mean, ci95, "cluster_bootstrap")
-    ci95, method = _cluster_wilson(values, group, cell, mean)
-    return Accuracy(len(values), mean, ci95, method)
+        return Estimate(n=n, value=mean, ci95=ci95, method="cluster_bootstrap")
+    found = _jackknife(values, group, cell)
+    effective = min(n, mean * (1 - mean) / found.variance) if found.variance else n
+    ci95 = _wilson(mean, effective, float(stdtrit(found.freedom, 0.975)))
+    return Estimate(n=n, value=mean, ci95=ci95, method="cluster_wilson" if found.groups else "wilson")
 
 
-def cluster_bootstrap(
-    values: NDArray[np.float64], group: NDArray[np.intp], cell: NDArray[np.intp], samples: int, seed: int
-) -> tuple[float, float] | None:
-    """95 % interval of a mean over cells, by expanded percentiles of a bootstrap over groups (Hesterberg 2015).
+def estimate_mean(
+    values: Values,
+    groups: Sequence[str],
+    samples: int,
+    seed: int,
+    cells: Sequence[str] | None = None,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+) -> Estimate:
+    """Return the mean of values of any size with a 95 % interval; of equal values the interval has no width.
+
+    With `cells` it is the mean of the cells' means. No value, and so no end of the interval, is beyond `bounds`.
+    """
+    if not len(values):
+        return Estimate(n=0, value=math.nan, ci95=_NO_INTERVAL, method="none")
+    column, group, cell = _columns(values, groups, cells)
+    n, mean = len(column), _mean(column, cell)
+    ci95, method = cluster_bootstrap(column, group, cell, samples, seed), "cluster_bootstrap"
+    if not ci95:
+        if n == 1:
+            return Estimate(n=n, value=mean, ci95=_NO_INTERVAL, method="none")
+        method = "cluster_t" if group.max() > 0 else "t"
+        found = _jackknife(column, group if group.max() > 0 else np.arange(n), cell)
+        reach = math.sqrt(found.variance) * float(stdtrit(found.freedom, 0.975))
+        ci95 = mean - reach, mean + reach
+    return Estimate(n=n, value=mean, ci95=(max(bounds[0], ci95[0]), min(bounds[1], ci95[1])), method=method)
+
+
+def difference(
+    a: Values,
+    b: Values,
+    groups: Sequence[str],
+    samples: int = 2000,
+    seed: int = 0,
+    cells: Sequence[str] | None = None,
+) -> Difference:
+    """Return how much more B scores than A, paired by item, with a 95 % interval and a p-value.
+
+    The interval is that of a paired `cluster_bootstrap`: each draw holds the same question groups of both runs.
+    In simulation (groups of 1 to 12 items, intraclass correlation .2, true differences of 0, .1 and .2) it holds the
+    truth in 92, 93, 94 and 94 % with 5, 8, 10 and 25 groups, plain percentiles in 82 and 90 % with 5 and 10.
+
+    The p-value is that of Student's t over question groups, with the jackknife's variance, and never less than that of
+    independent items after Agresti and Min (2005), who add two pairs, one of them discordant: runs that agree on a few
+    items are not proven equal. Where a bootstrap is not informative (fewer than `MIN_CLUSTERS` groups, or runs that
+    differ by the same in every draw), the interval is that of this t.
+
+    Example:
+        >>> difference([1, 0, 0, 1], [1, 1, 0, 1], ["a", "b", "c", "d"]).value
+        0.25
+    """
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    gains, group, cell = _columns(b - a, groups, cells)
+    gain, (variance, found) = _mean(gains, cell), _variance_of_gain(gains, group, cell)
+    error = math.sqrt(variance)
+    reach = error * float(stdtrit(found.freedom, 0.975))
+    drawn = cluster_bootstrap(gains, group, cell, samples, seed)
+    return Difference(
+        n=len(gains),
+        value=gain,
+        ci95=drawn or (max(-1.0, gain - reach), min(1.0, gain + reach)),
+        method="cluster_bootstrap" if drawn else "cluster_t" if found.groups else "agresti_min",
+        a=_mean(a, cell),
+        b=_mean(b, cell),
+        p=float(2 * stdtr(found.freedom, -abs(gain) / error)),
+    )
+
+
+def cluster_bootstrap(values: Floats, group: Codes, cell: Codes, samples: int, seed: int) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean over cells, by expanded percentiles of a bootstrap over groups.
 
     Of G groups the quantiles are Phi(t sqrt(G / (G - 1))) and 1 less that, where t is Student's at 2.5 % with G - 1
-    degrees of freedom. In simulation (groups of 1 to 12 items, intraclass correlation .2, half of them right) the
-    interval of `accuracy` holds the truth in 92, 94, 94 and 95 % with 5, 8, 10 and 25 groups, plain percentiles in 84,
-    88, 90 and 94 %. Near 0 and 1 it is less good: 93, 90, 89 and 91 % with nine in ten right.
-
-    Args:
-        values: One for each item.
-        group: Number of each item's group.
-        cell: Number of each item's cell.
-        samples: Resamples of groups.
-        seed: Of the resampling.
-
-    Returns:
-        Its ends; `None` where a bootstrap says nothing: with fewer than `MIN_CLUSTERS` groups, with a cell of a single
-        group, or where every draw has the same mean (all scores alike, say).
+    degrees of freedom (Hesterberg 2015). In simulation (groups of 1 to 12 items, intraclass correlation .2, half of
+    them right) the interval of `accuracy` holds the truth in 92, 94, 94 and 95 % with 5, 8, 10 and 25 groups, plain
+    percentiles in 84, 88, 90 and 94 %. Near 0 and 1 it is less good: 93, 90, 89 and 91 % with nine in ten right.
+    It is `None` where a bootstrap is not informative: with fewer than `MIN_CLUSTERS` groups, with a cell of a single
+    group, or where every draw has the same mean (all scores alike, say).
     """
     groups, cells = int(group.max()) + 1, int(cell.max()) + 1
     place = group * cells + cell
@@ -127,65 +184,139 @@ def cluster_bootstrap(
     )
     if groups < MIN_CLUSTERS or (sizes > 0).sum(axis=0).min() == 1:
         return None
-    counts = draws(groups, samples, seed)
+    counts = _draws(groups, samples, seed)
     drawn = counts @ sizes
     means = (counts @ sums / np.maximum(drawn, 1)).sum(axis=1) / (drawn > 0).sum(axis=1)
     if np.ptp(means) < _ROUNDING:
         return None
-    tail = expanded_tail(groups)
+    tail = _expanded_tail(groups)
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
 
 
-def expanded_tail(groups: int) -> float:
-    """The quantile of a bootstrap's draws that stands for 2.5 % where so many groups, at least two, were drawn from."""
-    return float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
+def mcnemar(a: Values, b: Values) -> float:
+    """Return the two-sided p-value of McNemar's exact test that neither run is right more often where they differ.
+
+    It takes items for independent: where question groups differ in which run they favour, it finds differences that are
+    not there, in 15 to 40 % of simulated runs instead of 5. With credits between 0 and 1 it is the sign test on the
+    items that differ.
+    """
+    from statsmodels.stats.contingency_tables import mcnemar as exact
+
+    gains = np.asarray(b, float) - np.asarray(a, float)
+    return float(exact([[0, (gains > 0).sum()], [(gains < 0).sum(), 0]], exact=True).pvalue)
 
 
-@lru_cache(maxsize=1)  # what is measured on the same items is measured on the same draws
-def draws(groups: int, samples: int, seed: int) -> NDArray[np.float64]:
-    """How often each resample holds each group where groups are drawn with replacement; of shape (samples, groups)."""
-    shares = np.full(groups, 1 / groups)
-    return np.random.default_rng(seed).multinomial(groups, shares, size=samples).astype(float)
+def holm(p: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for one another, so that the chance of any false finding keeps its level (Holm 1979)."""
+    from statsmodels.stats.multitest import multipletests
+
+    return [float(value) for value in multipletests(p, method="holm")[1]] if p else []
 
 
-def _cluster_wilson(
-    values: NDArray[np.float64], group: NDArray[np.intp], cell: NDArray[np.intp], mean: float
-) -> tuple[tuple[float, float], str]:
-    """Wilson's interval of a mean over cells with the jackknife's variance, and its name."""
-    n = len(values)
-    found = jackknife(influence(values, group, cell), group)
-    effective = min(n, mean * (1 - mean) / found.variance) if found.variance else n
-    ci95 = _wilson(mean, effective, float(stdtrit(found.freedom, 0.975)))
-    return ci95, "cluster_wilson" if found.groups else "wilson"
+def smallest_difference(
+    a: Values, b: Values, groups: Sequence[str], alpha: float = 0.05, power: float = 0.8
+) -> float | None:
+    r"""Return the smallest true difference between two runs that this many items would show.
+
+    McNemar's test needs n = (t_alpha sqrt(psi) + t_beta sqrt(psi - d^2))^2 / d^2 pairs to find a difference d with
+    discordant share psi (Connor 1987); here it is solved for d. Assumed are: a two-sided test at level `alpha`; psi as
+    found in these two runs (with one more discordant pair of two, after Agresti and Min), and no less than d; n items
+    divided by the design effect of their question groups, which is the variance of the difference between groups over
+    that between independent items, at least 1; and Student's t, by the number of groups, for both quantiles. It is
+    `None` where no difference would be found. Of several tests each has its share of `alpha`.
+    """
+    gains, group, cell = _columns(np.asarray(b, float) - np.asarray(a, float), groups)
+    variance, found = _variance_of_gain(gains, group, cell)
+    n = len(gains) * _variance_of_items(gains) / variance
+    t_alpha, t_beta = (float(stdtrit(found.freedom, share)) for share in (1 - alpha / 2, power))
+    room = n + t_beta**2 - t_alpha**2
+    if room < 0:
+        return None
+    # d = factor * sqrt(psi), and d itself where that is less than d.
+    factor = (t_alpha * math.sqrt(n) + t_beta * math.sqrt(room)) / (n + t_beta**2)
+    discordant = ((gains**2).sum() + 1) / (len(gains) + 2)
+    smallest = factor * max(math.sqrt(discordant), factor)
+    return smallest if smallest <= 1 else None
 
 
-def influence(values: NDArray[np.float64], group: NDArray[np.intp], cell: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Of each item, its part in how far the mean over cells moves when its question group is left out.
+def calibration(
+    margins: Sequence[float], scores: Sequence[float], groups: Sequence[str], samples: int, seed: int
+) -> dict[str, Any]:
+    """Return how far confidence can be trusted, each figure with its interval and what to read it beside.
 
-    A cell with a single question group cannot show how groups vary; its distance from the mean of all stands in.
+    The Brier score is the mean of (confidence - credit)^2 (Brier 1950); the expected calibration error the mean
+    distance between confidence and accuracy over ten bins of equal width (Guo et al. 2017, arXiv 1706.04599).
 
     Args:
-        values: One for each item.
-        group: Number of each item's group.
-        cell: Number of each item's cell.
+        margins: Log-odds that the choice of each judgement is the best response.
+        scores: The credit of each choice, in [0, 1].
+        groups: The question group of each.
+        samples: Resamples of question groups.
+        seed: Of the resampling.
+
+    Returns:
+        `n`; `confidence`, the mean, and `accuracy`; `brier` and beside it `brier_constant`, of a judge that always
+        states this accuracy; `ece` and beside it `ece_calibrated`, which a perfectly calibrated judge as sure as this
+        one would show on n judgements, since the error is never negative; and the `bins` that hold judgements.
     """
-    sizes, n = np.bincount(cell), len(values)
-    means = np.bincount(cell, values) / sizes
-    # What is left of an item's cell without its group; nothing where the cell has no other.
-    _, pair, pair_sizes = np.unique(cell * n + group, return_inverse=True, return_counts=True)
-    rest = sizes[cell] - pair_sizes[pair]
-    moved = np.where(rest > 0, (values - means[cell]) / np.maximum(rest, 1), (values - means.mean()) / sizes[cell])
-    return np.asarray(moved / len(sizes), float)
+    confidence, credit = expit(np.asarray(margins, float)), np.asarray(scores, float)
+    right = accuracy(credit, groups, samples, seed)
+    brier = accuracy((confidence - credit) ** 2, groups, samples, seed)
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    members = [np.flatnonzero(bins == place) for place in np.unique(bins)]
+    ece, interval = _calibration_error(confidence - credit, bins, groups, samples, seed)
+    # The mean distance between confidence and right answers, summed over a bin, where confidence is the truth.
+    noise = sum(math.sqrt(2 / math.pi * float((c * (1 - c)).sum())) for c in (confidence[index] for index in members))
+    return {
+        **right.as_dict(),
+        "confidence": float(confidence.mean()),
+        "brier": brier.value,
+        "brier_ci95": list(brier.ci95),
+        "brier_constant": right.value * (1 - right.value),
+        "ece": ece,
+        "ece_ci95": interval,
+        "ece_calibrated": noise / len(credit),
+        "bins": [
+            {
+                "confidence": float(confidence[index].mean()),
+                **accuracy(credit[index], [groups[i] for i in index.tolist()], samples, seed).as_dict(),
+            }
+            for index in members
+        ],
+    }
 
 
-class Jackknife(NamedTuple):
-    """Variance of a mean over question groups.
+def _calibration_error(
+    gaps: Floats, bins: Codes, groups: Sequence[str], samples: int, seed: int
+) -> tuple[float, list[float]]:
+    """Return the expected calibration error, and an interval for that of the bins' true means: a bootstrap over groups.
 
-    Args:
-        variance: Of the mean; 0 where it cannot be found.
-        groups: How many were left out in turn; 0 where there is a single one, and items are taken for independent.
+    Noise makes larger what is never negative, once in the error that is found and once more in every draw of it. So
+    the percentiles, expanded as in `cluster_bootstrap`, are moved: the upper one by what drawing adds, the lower one by
+    twice as much; and it is 0 where draws in which no bin is off on average reach the error. In simulation (groups
+    of 1 to 12 items, intraclass correlation .2, true errors of 0 to .25, 5 to 100 groups) the interval holds the truth
+    in 90 to 100 %; moved by what drawing adds alone, in 7 to 16 % where the true error is 0. With fewer groups than
+    `MIN_CLUSTERS` the interval is [0, 1].
     """
+    names, group = np.unique(groups, return_inverse=True)
+    sums = np.bincount(group * BINS + bins, gaps, minlength=len(names) * BINS).reshape(-1, BINS)
+    error = float(np.abs(sums.sum(axis=0)).sum() / len(gaps))
+    if len(names) < MIN_CLUSTERS:
+        return error, [0.0, 1.0]
+    counts = _draws(len(names), samples, seed)
+    drawn, sizes = counts @ sums, (counts @ np.bincount(group))
+    errors = np.abs(drawn).sum(axis=1) / sizes
+    without_gap = np.abs(drawn - sums.sum(axis=0)).sum(axis=1) / sizes
+    tail, added = _expanded_tail(len(names)), errors.mean() - error
+    low, high = np.quantile(errors, [tail, 1 - tail]) - [2 * added, added]
+    if error <= np.quantile(without_gap, 1 - tail):
+        low = 0.0
+    return error, [float(np.clip(low, 0, error)), float(np.clip(high, error, 1))]
+
+
+class _Jackknife(NamedTuple):
+    """Variance of a mean over question groups; `groups` is 0 with a single one, where items count as independent."""
 
     variance: float
     groups: int
@@ -196,38 +327,70 @@ class Jackknife(NamedTuple):
         return self.groups - 1 if self.groups else math.inf
 
 
-def jackknife(influence: NDArray[np.float64], group: NDArray[np.intp]) -> Jackknife:
-    """Variance of a mean whose groups are left out one at a time.
-
-    Args:
-        influence: Of each item; summed over a group, how far the mean moves when the group is left out.
-        group: Number of each item's group.
-    """
+def _jackknife(values: Floats, group: Codes, cell: Codes) -> _Jackknife:
+    """Return the variance of a mean over cells when question groups are left out one at a time."""
     groups = int(group.max()) + 1
     if groups == 1:
-        return Jackknife(0.0, 0)
-    moved = np.bincount(group, influence)
-    return Jackknife(float((moved**2).sum()) * (groups - 1) / groups, groups)
+        return _Jackknife(0.0, 0)
+    sizes, n = np.bincount(cell), len(values)
+    means = np.bincount(cell, values) / sizes
+    # What is left of an item's cell without its group. A cell with a single group cannot show how groups vary; its
+    # distance from the mean of all stands in.
+    _, pair, pair_sizes = np.unique(cell * n + group, return_inverse=True, return_counts=True)
+    rest = sizes[cell] - pair_sizes[pair]
+    moved = np.where(rest > 0, (values - means[cell]) / np.maximum(rest, 1), (values - means.mean()) / sizes[cell])
+    by_group = np.bincount(group, np.asarray(moved / len(sizes), float))
+    return _Jackknife(float((by_group**2).sum()) * (groups - 1) / groups, groups)
+
+
+def _variance_of_gain(gains: Floats, group: Codes, cell: Codes) -> tuple[float, _Jackknife]:
+    """Return the variance of the mean gain (of groups or of independent items, the greater), and the jackknife."""
+    found = _jackknife(gains, group, cell)
+    # Kish's design effect: items of small cells weigh more in a mean over cells; 1 where there is a single one.
+    sizes = np.bincount(cell)
+    weighting = len(gains) / len(sizes) ** 2 * float((1 / sizes).sum())
+    return max(found.variance, weighting * _variance_of_items(gains)), found
+
+
+def _variance_of_items(gains: Floats) -> float:
+    """Return the variance of a mean gain of independent pairs and two more, one discordant (Agresti and Min 2005)."""
+    n = len(gains) + 2
+    return float((gains**2).sum() + 1 - gains.sum() ** 2 / n) / n**2
 
 
 def _wilson(mean: float, n: float, quantile: float) -> tuple[float, float]:
-    """Wilson's interval for a share of n items."""
     weight = quantile**2 / n
     centre = (mean + weight / 2) / (1 + weight)
     reach = quantile * math.sqrt(mean * (1 - mean) / n + weight / (4 * n)) / (1 + weight)
     return max(0.0, centre - reach), min(1.0, centre + reach)
 
 
-def columns(scores: Floats, groups: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """Scores, and the number of each one's group."""
-    rows = list(zip(scores, groups, strict=True))
+def _mean(values: Floats, cell: Codes) -> float:
+    return float((np.bincount(cell, values) / np.bincount(cell)).mean())
+
+
+def _expanded_tail(groups: int) -> float:
+    """Return the quantile of a bootstrap's draws that stands for 2.5 %, for two groups or more."""
+    return float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
+
+
+@lru_cache(maxsize=1)  # what is measured on the same items is measured on the same draws
+def _draws(groups: int, samples: int, seed: int) -> Floats:
+    """Return how often each resample holds each group, of shape (samples, groups)."""
+    shares = np.full(groups, 1 / groups)
+    return np.random.default_rng(seed).multinomial(groups, shares, size=samples).astype(float)
+
+
+def _columns(scores: Values, groups: Sequence[str], cells: Sequence[str] | None = None) -> tuple[Floats, Codes, Codes]:
+    """Return scores, and the numbers of each one's group and cell."""
+    rows = list(zip(scores, groups, cells or [""] * len(scores), strict=True))
     if not rows:
         raise ValueError("no items to take the accuracy of")
-    return np.array([score for score, _ in rows], float), codes([group for _, group in rows])
+    values, names, cell_names = zip(*rows, strict=True)
+    return np.array(values, float), _codes(names), _codes(cell_names)
 
 
-def codes(names: Sequence[str]) -> NDArray[np.intp]:
-    """A number for each name, from 0."""
+def _codes(names: Sequence[str]) -> Codes:
     # Sorted, so that the order of items does not decide which group a draw stands for.
     numbers = {name: i for i, name in enumerate(sorted(set(names)))}
     return np.array([numbers[name] for name in names])

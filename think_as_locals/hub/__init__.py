@@ -1,1 +1,1 @@
-"""A trained model on the Hugging Face Hub: an allow-list of files, a model card, and what it was measured to be."""
+"""Push a trained model to the Hugging Face Hub: an allow-list of files, a leak scan, a model card, one commit."""

@@ -1,32 +1,33 @@
-"""The model card: what the model is, what it learnt from and what it was measured to be. Nothing in it is guessed."""
+"""Write the model card and `.eval_results/` from what a run's folder says, without guesses."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+import yaml
+from huggingface_hub import EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from think_as_locals.evaluation.judged import read_json
-from think_as_locals.evaluation.markdown import text
+from think_as_locals.config.schema import DataSection
 from think_as_locals.evaluation.pages import language_name
-from think_as_locals.evaluation.steering_report import NAMES
-from think_as_locals.hub.contents import CARD, HubFile
-from think_as_locals.hub.steered import SteeredRun
-from think_as_locals.hub.trained import JudgeRun, Measurement, TrainedRun, hub_data
+from think_as_locals.evaluation.tables import escape_markdown
+from think_as_locals.hub.files import CARD, RESULTS, HubFile
+from think_as_locals.hub.source_run import CarbResult, JudgeRun, SteeredRun, TrainedRun, hub_data
 from think_as_locals.judging import prompt_digest
-from think_as_locals.judging.render import culture_name
-from think_as_locals.schema import DataSection
+from think_as_locals.judging.prompt import culture_name
+from think_as_locals.runtime.files import read_json
+from think_as_locals.scpo.report import VARIANT_NAMES
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _DATA: Mapping[str, str] = {
     "culture_cards": "the culture cards of Think-as-Locals, written for that project (licence: Apache-2.0)",
     "opinion_cards": (
-        "preferences of simulated people, made of the culture cards of Think-as-Locals; nobody was asked "
+        "preferences of simulated people, generated from the culture cards of Think-as-Locals; nobody was asked "
         "(licence: Apache-2.0)"
     ),
     "prism": "PRISM, arXiv 2404.16019 (licence: prompts CC-BY-4.0, responses CC-BY-NC-4.0)",
@@ -38,49 +39,28 @@ _DATA: Mapping[str, str] = {
     "carb_open": "open rows for CARB's domains",
     "rewardbench2": "RewardBench 2, arXiv 2506.01937",
     "pairs": "pairs of chosen and rejected responses",
-    "jsonl": "items of its makers",
-}
-_SOURCES: Mapping[str, str] = {
-    "consistency": "J1 (the reward `consistency`): arXiv 2505.10320",
-    "length": "DAPO (the reward `length`): arXiv 2503.14476",
-}
-_PROBES: Mapping[str, str] = {
-    "CC": "another culture's answer in place of the best",
-    "RC": "without the culture's name",
-    "CL": "in another language",
-    "RP": "rephrased",
+    "jsonl": "the authors' own items",
 }
 
 
-def card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
-    """The `README.md` of a repository.
-
-    Args:
-        run: What was trained.
-        repo: Its Hub id, `owner/name`.
-        adapter: Whether the repository holds a judge's adapter by itself.
-    """
-    if isinstance(run, JudgeRun):
-        template, own = "judge.md.jinja", _of_judge(run, adapter)
-    else:
-        template, own = "steered.md.jinja", _of_steered(run)
-    body = _templates().get_template(template).render(_facts(run, repo) | own)
-    content = str(ModelCard(f"---\n{_metadata(run, adapter).to_yaml()}\n---\n\n{body}"))
-    return HubFile(CARD, content.encode(), generated=True)
-
-
-def _templates() -> Environment:
-    """The templates beside this module: whatever text is put into it means nothing to markdown or HTML."""
-    environment = Environment(
+def model_card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
+    """Return the `README.md` of a repository; `adapter`: it holds a judge's adapter alone."""
+    environment = Environment(  # text from outside means nothing to markdown or HTML
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
-        finalize=lambda value: Markup(text(_printable(value))) if type(value) is str else value,  # noqa: S704
+        finalize=lambda value: Markup(escape_markdown(_printable(value))) if type(value) is str else value,  # noqa: S704
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"culture": culture_name, "language": language_name}
-    return environment
+    if isinstance(run, JudgeRun):
+        template, facts = "judge.md.jinja", _judge_facts(run, adapter)
+    else:
+        template, facts = "steered.md.jinja", _steered_facts(run)
+    body = environment.get_template(template).render(_common_facts(run, repo) | facts)
+    content = str(ModelCard(f"---\n{_metadata(run, adapter).to_yaml()}\n---\n\n{body}"))
+    return HubFile(CARD, content.encode(), generated=True)
 
 
 def _printable(value: str) -> str:
@@ -88,88 +68,113 @@ def _printable(value: str) -> str:
 
 
 def _metadata(run: TrainedRun, adapter: bool) -> ModelCardData:
-    """What the Hub reads: only names that it knows, or it refuses the card."""
-    languages = {tag for measurement in run.measurements for tag in measurement.summary["by_language"]}
+    """Return the card's metadata, with names that the Hub knows: it refuses others."""
+    languages = {tag for result in run.results for tag in result.summary["by_language"]}
     data = hub_data(run.config.data)
-    judge = ("generative-reward-model", "llm-as-a-judge", "grpo")
+    judge = isinstance(run, JudgeRun)
     return ModelCardData(
         language=sorted(filter(_LANGUAGE.fullmatch, languages)) or None,
         library_name="peft" if adapter else "transformers",
-        pipeline_tag="text-generation" if isinstance(run, JudgeRun) else "text-classification",
+        pipeline_tag="text-generation" if judge else "text-classification",
         base_model=run.base,
         base_model_relation=("adapter" if adapter else "finetune") if run.base else None,
         datasets=[data["id"]] if data else None,
-        tags=["think-as-locals", "reward-model", *(judge if isinstance(run, JudgeRun) else ("scpo",))],
+        tags=[
+            *("think-as-locals", "reward-model"),
+            *(("generative-reward-model", "llm-as-a-judge", "grpo") if judge else ("scpo",)),
+        ],
     )
 
 
-def _facts(run: TrainedRun, repo: str) -> dict[str, Any]:
-    """What is told of any model."""
-    source, data = run.config.data.source, hub_data(run.config.data)
+# In all that follows, Markup is text of ours, which needs no escaping.
+
+
+def _common_facts(run: TrainedRun, repo: str) -> dict[str, Any]:
+    config = run.config
+    if config.model.scratch is not None:
+        base = "none: randomly initialised"
+    elif run.base is None:
+        base = "a local model, whose name is not published"
+    else:
+        base = f"{run.base}, revision {config.model.revision or 'not recorded'}"
     return {
-        "repo": Markup(repo),  # noqa: S704 - `upload` lets only names of repositories through
+        "repo": Markup(repo),  # noqa: S704 - `prepare` has checked it
         "run": run,
-        "config": run.config,
-        "base": _base(run),
-        "data": _data(run.config.data),
-        "data_id": data.group() if data else None,
-        "licensed": "licence" in _DATA[source],
-        "non_commercial": "-NC" in _DATA[source],
-        "measured": [_measured(measurement, run) for measurement in run.measurements],
+        "config": config,
+        "base": base,
+        **_data_facts(config.data),
+        "licensed": "licence" in _DATA[config.data.source],
+        "non_commercial": "-NC" in _DATA[config.data.source],
+        "results": [_result_facts(result, run) for result in run.results],
         "on_gpu": run.device not in (None, "cpu"),
     }
 
 
-def _of_judge(run: JudgeRun, adapter: bool) -> dict[str, Any]:
-    weighted = run.config.reward.weighted()
-    return {
-        "adapter": adapter,
-        "digest": Markup(prompt_digest(run.settings.prompt)),  # noqa: S704 - hexadecimal
-        "rewards": ", ".join(f"{weight:g} {name}" for name, weight in weighted.items()),
-        "sources": [Markup(_SOURCES[name]) for name in weighted if name in _SOURCES],  # noqa: S704
-    }
+def _judge_facts(run: JudgeRun, adapter: bool) -> dict[str, Any]:
+    digest = Markup(prompt_digest(run.settings.prompt))  # noqa: S704
+    return {"adapter": adapter, "digest": digest, "rewards": run.config.reward.weighted()}
 
 
-def _of_steered(run: SteeredRun) -> dict[str, Any]:
+def _steered_facts(run: SteeredRun) -> dict[str, Any]:
     config, keywords = run.config, run.config.model.chat_template_kwargs
     before, after = run.figures["rows"]
-    of_others = config.scpo.reference == "other_countries"
+    other_countries = config.scpo.reference == "other_countries"
     return {
-        "leg": run.leg,
-        "plan": run.leg.plan,
+        "result": run.result,
+        "spec": run.result.spec,
         "figures": run.figures,
         "before": before,
         "after": after,
-        "variant": Markup(NAMES[run.leg.plan.variant]),  # noqa: S704 - ours
-        "reference": "the mean of what other countries answered" if of_others else "the global reward model",
+        "variant": Markup(VARIANT_NAMES[run.result.spec.variant]),  # noqa: S704
+        "reference": "the mean of other countries' answers" if other_countries else "the global reward model",
         "chat": (run.model / "chat_template.jinja").is_file(),
         "template_kwargs": Markup(repr(keywords)) if keywords else "",  # noqa: S704 - one line, in a block of code
     }
 
 
-def _data(data: DataSection) -> Markup:
-    return Markup(_DATA[data.source])  # noqa: S704 - ours
+def _data_facts(data: DataSection) -> dict[str, Any]:
+    hub = hub_data(data)
+    return {"data": Markup(_DATA[data.source]), "data_id": hub.group() if hub else None}  # noqa: S704
 
 
-def _base(run: TrainedRun) -> str:
-    if run.config.model.scratch is not None:
-        return "none: made from nothing"
-    if run.base is None:
-        return "a local model, whose name is not told"
-    return f"{run.base}, revision {run.config.model.revision or 'not recorded'}"
-
-
-def _measured(measurement: Measurement, run: TrainedRun) -> dict[str, Any]:
-    config = run.config
-    summary, data = measurement.summary, hub_data(measurement.data)
-    probed = read_json(measurement.probes) if measurement.probes else {}
-    own = (config.data.split, config.seed, config.data)
-    held_out = isinstance(run, JudgeRun) and (summary["split"], summary["seed"], measurement.data) == own
+def _result_facts(result: CarbResult, run: TrainedRun) -> dict[str, Any]:
+    config, summary = run.config, result.summary
+    same_split = (summary["split"], summary["seed"], result.data) == (config.data.split, config.seed, config.data)
+    held_out = isinstance(run, JudgeRun) and same_split
     return {
-        "name": measurement.name,
+        "name": result.name,
         "summary": summary,
-        "data": _data(measurement.data),
-        "data_id": data.group() if data else None,
-        "met": not held_out and measurement.data.source == config.data.source,
-        "probes": [(name, edit, probed[name]) for name, edit in _PROBES.items() if name in probed],
+        **_data_facts(result.data),
+        "maybe_seen": not held_out and result.data.source == config.data.source,
+        "probes": read_json(result.probes) if result.probes else {},
     }
+
+
+def eval_results(results: Sequence[CarbResult]) -> list[HubFile]:
+    """Return `.eval_results/carb.yaml`, which the Hub shows beside a model; nothing if no result is on data of the Hub.
+
+    Each entry names the dataset on the Hub that it was measured on, see https://huggingface.co/docs/hub/eval-results.
+    """
+    entries = [entry for result in results if (entry := _eval_result(result))]
+    if not entries:
+        return []
+    content = yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, allow_unicode=True, width=120)
+    return [HubFile(RESULTS, content.encode(), generated=True)]
+
+
+def _eval_result(result: CarbResult) -> EvalResultEntry | None:
+    data, summary = hub_data(result.data), result.summary
+    if data is None:
+        return None
+    revision = data["revision"]
+    low, high = (100 * end for end in summary["ci95"])
+    return EvalResultEntry(
+        dataset_id=data["id"],
+        task_id=data["config"] or "default",  # the dataset's configuration
+        value=round(100 * summary["accuracy"], 2),
+        dataset_revision=revision if revision and _COMMIT.fullmatch(revision) else None,
+        notes=(
+            f"Accuracy in per cent, n={summary['n']}, 95 % interval {low:.1f} to {high:.1f}; {summary['protocol']}; "
+            f"items: {summary['split']}; parse failures {100 * summary['parse_failure']:.1f} %"
+        ),
+    )

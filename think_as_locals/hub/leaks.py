@@ -1,4 +1,4 @@
-"""What must not leave this machine: keys, and where things lie on it."""
+"""Scan files for what must not be published: keys, and paths of this machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from huggingface_hub import get_token
 
-from think_as_locals.hub.contents import HubFile
-from think_as_locals.hub.trained import TrainedRun
+from think_as_locals.hub.files import HubFile
+from think_as_locals.hub.source_run import TrainedRun
 from think_as_locals.types import ThinkAsLocalsError
 
 _START = rb"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4}))"
-"""Where a key may begin: not within a word, but right after what JSON writes a line's end as."""
+"""Where a key may begin: not inside a word, but right after a JSON escape such as `\\n`."""
 _SECRETS = {
     "a Hugging Face token": rb"(?:hf|api_org)_[A-Za-z0-9]{30,}",
     "a Weights & Biases key": rb"(?i:wandb)[^\n]{0,40}?\b[0-9a-f]{40}\b|wandb_v1_\w{20,}",
@@ -31,56 +31,47 @@ _SECRETS = {
 _VARIABLE = re.compile(r"(?:TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 """Names of environment variables that hold secrets."""
 _SHORTEST_KEY, _LONGEST_WORD = 8, 15
-"""Shorter values, such as EMPTY, and plain words are no secrets and stand in every vocabulary."""
+"""Shorter values, such as EMPTY, and plain words are not secret; every vocabulary has them."""
 
 
 class LeakError(ThinkAsLocalsError, ValueError):
-    """A file holds what must not be published: the message names file and kind, never the value."""
+    """A file holds something that must not be published; the message names the file and the kind, never the value."""
 
 
-def check(files: Iterable[HubFile], run: TrainedRun) -> None:
-    """See that no file holds a secret, or a path of this machine.
-
-    Raises:
-        LeakError: one does; the message names each such file.
-    """
-    patterns = [(kind, re.compile(pattern)) for kind, pattern in (*_SECRETS.items(), *_values(), *_places(run))]
-    found = [
-        f"{file.path}: {kind}"
-        for file in files
-        for text in [file.path.encode() + b"\n" + file.text()]
-        for kind, pattern in patterns
-        if pattern.search(text)
-    ]
+def check_leaks(files: Iterable[HubFile], run: TrainedRun) -> None:
+    """Raise `LeakError` if a file holds a secret or a path of this machine."""
+    patterns = [(kind, re.compile(pattern)) for kind, pattern in (*_SECRETS.items(), *_known_secrets(), *_paths(run))]
+    found: dict[str, None] = {}
+    for file in files:
+        text = file.path.encode() + b"\n" + file.text()
+        found |= {f"{file.path}: {kind}": None for kind, pattern in patterns if pattern.search(text)}
     if found:
-        raise LeakError(
-            f"nothing was uploaded, take these out first (values are not shown): {'; '.join(dict.fromkeys(found))}"
-        )
+        raise LeakError(f"nothing was uploaded, remove these first (values are not shown): {'; '.join(found)}")
 
 
-def _values() -> Iterator[tuple[str, bytes]]:
-    """The secrets of this environment and login themselves, whatever they look like."""
+def _known_secrets() -> Iterator[tuple[str, bytes]]:
+    """Yield the secrets of this environment and login themselves, whatever their form."""
     known = {f"the value of {name}": value for name, value in os.environ.items() if _VARIABLE.search(name)}
     known["the token of this login"] = get_token() or ""
     for kind, value in known.items():
         if len(value) >= _SHORTEST_KEY and not (value.isalpha() and len(value) <= _LONGEST_WORD):
-            yield kind, _anyhow(value)
+            yield kind, _plain_or_json(value)
 
 
-def _places(run: TrainedRun) -> Iterator[tuple[str, bytes]]:
-    """Where things lie on this machine; a vocabulary may well hold `/root`, but no file in it."""
+def _paths(run: TrainedRun) -> Iterator[tuple[str, bytes]]:
+    """Yield the home directory and the paths of the run; a vocabulary may hold `/root`, but no file in it."""
     if Path.home() != Path("/"):
-        yield "a path in the home directory", _anyhow(f"{Path.home()}/") + rb"(?:[\w.\x80-\xff-]|\\u)"
-    data = (run.config.data, *(measurement.data for measurement in run.measurements))
+        yield "a path in the home directory", _plain_or_json(f"{Path.home()}/") + rb"(?:[\w.\x80-\xff-]|\\u)"
+    data = (run.config.data, *(result.data for result in run.results))
     named = [Path(path).expanduser() for path in (run.config.model.path, *(each.path for each in data)) if path]
-    folders = {run.folder, *(measurement.path.parents[1] for measurement in run.measurements)}
-    absolute = {place for folder in folders for place in (folder.resolve(), folder.absolute())}
+    folders = {run.folder.path, *(result.path.parents[1] for result in run.results)}
+    absolute = {path for folder in folders for path in (folder.resolve(), folder.absolute())}
     absolute |= {path for path in named if path.is_absolute()}
     for path in sorted(map(str, absolute)):
-        yield "a path of the run", _anyhow(path) + rb"(?![\w.-])"
+        yield "a path of the run", _plain_or_json(path) + rb"(?![\w.-])"
 
 
-def _anyhow(value: str) -> bytes:
-    """A pattern for a value as it is, and as it stands in JSON."""
+def _plain_or_json(value: str) -> bytes:
+    """Return a pattern for a value as it is and as JSON writes it."""
     forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     return b"(?:" + b"|".join(re.escape(os.fsencode(form)) for form in sorted(forms)) + b")"

@@ -1,39 +1,48 @@
-"""`tal push`: what a run's folder gives, on the Hub or, for a look before, as text."""
+"""`tal push`: prepare the files of a run, show them, or upload them in one commit."""
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: of httpx or httpx2, as the version has it
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from think_as_locals.hub.card import card
-from think_as_locals.hub.contents import HubFile, contents
-from think_as_locals.hub.leaks import check
-from think_as_locals.hub.results import results
-from think_as_locals.hub.steered import FIGURES, read_steered
-from think_as_locals.hub.trained import read_run
-from think_as_locals.types import ConfigError
+from think_as_locals.hub.card import eval_results, model_card
+from think_as_locals.hub.files import HubFile, collect_files, is_pushed_path
+from think_as_locals.hub.leaks import check_leaks
+from think_as_locals.hub.source_run import SCPO_FIGURES, read_judge_run, read_steered_run
+from think_as_locals.types import ConfigError, ThinkAsLocalsError
+
+_WAITS_S = (1.0, 2.0, 4.0)
+_TRANSIENT = (408, 429, 500, 502, 503, 504)
+
+
+class HubError(ThinkAsLocalsError, RuntimeError):
+    """The Hub did not accept a push; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """What is to be pushed.
-
-    Args:
-        repo: Where to, `owner/name`.
-        files: All of them, scanned.
-        left_out: What lies in the run's folder of the model and is not among them, and why.
-    """
+    """Files to push: `files` have been scanned; `left_out` names the others in the model's folder with the reason."""
 
     repo: str
     files: tuple[HubFile, ...]
     left_out: tuple[str, ...]
 
-    def shown(self) -> Iterator[str]:
-        """Every file with its size in bytes and SHA-256, and the text of those that were made for the Hub."""
+    def lines(self) -> Iterator[str]:
+        """Yield every file with its size in bytes and SHA-256, and the text of those that were written for the Hub."""
         for file in self.files:
             yield f"{file.size:>14,}  {file.sha256()}  {file.path}"
         for reason in self.left_out:
@@ -43,22 +52,27 @@ class Push:
                 yield f"\n==== {file.path}\n{file.text().decode()}"
 
 
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A finished push."""
+
+    url: str  # of the commit; of the existing one if nothing was missing
+    private: bool
+    sent: tuple[str, ...]  # files that were missing or different
+    removed: tuple[str, ...]  # files of an earlier push that are not part of this one
+
+
 def prepare(
     run: Path, repo: str, *, model: str | None = None, adapter: bool = False, evaluations: Sequence[Path] = ()
 ) -> Push:
-    """What a push of a run consists of; no network is touched.
+    """Collect and scan the files of a push, without network.
 
     Args:
-        run: Folder of a training run that ended.
+        run: Folder of a finished training run.
         repo: `owner/name` on the Hub.
-        model: Of an SCPO run, which of its reward models, e.g. `TH/scpo-seed-0`.
-        adapter: Whether to push LoRA's adapter by itself, not the judge that it is merged into.
-        evaluations: Folders of evaluations that measured the model: their results go into the card.
-
-    Raises:
-        ConfigError: `repo` is no name of a repository, the run has no such model, or no adapter that could be used.
-        DataError: a file is missing or cannot be read; the message names it.
-        LeakError: a file holds a secret, or a path of this machine; the message names it.
+        model: Which reward model of an SCPO run, e.g. `TH/scpo-seed-0`.
+        adapter: Push the LoRA adapter alone, not the judge that it is merged into.
+        evaluations: Folders of evaluations of the model: their results go into the card.
     """
     try:
         validate_repo_id(repo)
@@ -66,9 +80,105 @@ def prepare(
         raise ConfigError(f"--repo: {error}") from error
     if "/" not in repo:
         raise ConfigError(f"--repo: got {repo!r}, expected owner/name")
-    steered = model is not None or (run / FIGURES).is_file()
-    trained = read_steered(run, model, evaluations) if steered else read_run(run, evaluations)
-    files, left_out = contents(trained, adapter)
-    files += [card(trained, repo, adapter), *results(trained.measurements)]
-    check(files, trained)
+    steered = model is not None or (run / SCPO_FIGURES).is_file()
+    source = read_steered_run(run, model, evaluations) if steered else read_judge_run(run, evaluations)
+    files, left_out = collect_files(source, adapter)
+    files += [model_card(source, repo, adapter), *eval_results(source.results)]
+    check_leaks(files, source)
     return Push(repo, tuple(sorted(files, key=lambda file: file.path)), tuple(left_out))
+
+
+def upload(
+    files: Sequence[HubFile], repo: str, *, public: bool, update: bool, revision: str | None, api: HfApi
+) -> Pushed:
+    """Upload what is missing, in one commit; called again after a failure, it sends the rest.
+
+    `create_commit` sends the very bytes that were scanned. `HfApi.upload_folder` would read a staging folder, and with
+    hf_xet it splits large folders over several commits.
+
+    Args:
+        files: The scanned files.
+        repo: `owner/name`; created if it does not exist.
+        public: Whether the repository may be public.
+        update: Whether to replace files that differ and to remove those of an earlier push.
+        revision: Branch, created if it does not exist; `None` for `main`.
+        api: Of the Hub; its token is that of `hf auth login` or HF_TOKEN.
+    """
+    if not (api.token or get_token()):
+        raise HubError("not logged in to the Hub: `hf auth login`, or set HF_TOKEN, with a token that may write")
+    waits = iter(_WAITS_S)
+    while True:  # the library itself does not repeat the requests that create repositories and commits
+        try:
+            return _upload(files, repo, public, update, revision, api)
+        except ThinkAsLocalsError:
+            raise
+        except (HTTPError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
+            # The library wraps what fails while it sends several large files.
+            cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
+            status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
+            transient = isinstance(cause, HTTPError) and (status is None or status in _TRANSIENT)
+            wait = next(waits, None)
+            if wait is None or not transient:
+                raise HubError(f"{repo}: {_message(cause)}") from error
+        time.sleep(wait)
+
+
+def _upload(
+    files: Sequence[HubFile], repo: str, public: bool, update: bool, revision: str | None, api: HfApi
+) -> Pushed:
+    try:
+        repository = api.model_info(repo)
+    except RepositoryNotFoundError:
+        api.create_repo(repo, private=not public, exist_ok=True)
+        repository = api.model_info(repo)
+    private = bool(repository.private)
+    if not private and not public:
+        raise ConfigError(f"{repo} is public: pass --public to push there, or choose another --repo")
+    if revision:
+        api.create_branch(repo, branch=revision, exist_ok=True)
+    head = api.model_info(repo, revision=revision or "main").sha
+    tree = api.list_repo_tree(repo, recursive=True, revision=head)
+    present = {file.path: file for file in tree if isinstance(file, RepoFile) and file.path != ".gitattributes"}
+    missing = [file for file in files if not _same(present.get(file.path), file)]
+    stale = sorted(path for path in present.keys() - {file.path for file in files} if is_pushed_path(path))
+    if not missing and not stale:
+        return Pushed(f"{api.endpoint}/{repo}/commit/{head}", private, (), ())
+    if present and not update:
+        first = ", ".join(sorted(present)[:3]) + (", ..." if len(present) > 3 else "")
+        raise HubError(f"{repo} holds {len(present)} files already ({first}): --update replaces what differs")
+    additions = [CommitOperationAdd(file.path, file.content) for file in missing]
+    commit = api.create_commit(
+        repo,
+        [*additions, *map(CommitOperationDelete, stale)],
+        commit_message="Upload a reward model with think-as-locals",
+        revision=revision,
+        parent_commit=head,  # a commit of somebody else in the meantime is not overwritten
+    )
+    return Pushed(commit.commit_url, private, tuple(file.path for file in missing), tuple(stale))
+
+
+def _same(present: RepoFile | None, file: HubFile) -> bool:
+    if present is None or present.size != file.size:
+        return False
+    if present.lfs:
+        return present.lfs.sha256 == file.sha256()
+    content = file.content if isinstance(file.content, bytes) else file.content.read_bytes()
+    git_sha = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
+    return present.blob_id == git_sha.hexdigest()
+
+
+def _message(cause: BaseException) -> str:
+    """Return what went wrong and what helps, without the request, whose headers hold the token."""
+    again = "the same command sends what is still missing"
+    if isinstance(cause, HfHubHTTPError):
+        status = cause.response.status_code
+        if status in (401, 403):
+            return f"the Hub refused ({status}): log in with a token that may write to it (`hf auth login`)"
+        if status == 412:
+            return f"somebody else committed in the meantime ({status}): {again}"
+        return f"the Hub answered {status} {cause.server_message or ''}: {again}"
+    if isinstance(cause, ValueError):
+        return f"the Hub refused: {cause}"
+    if isinstance(cause, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set: unset it to push"
+    return f"the upload was interrupted ({type(cause).__name__}): {again}"

@@ -1,1 +1,1 @@
-"""How others' frameworks use what is here; each module needs the framework it is named after."""
+"""A judge as a reward in TRL and verl, in RewardBench 2's runner, and in inspect-ai."""

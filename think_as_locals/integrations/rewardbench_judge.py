@@ -1,16 +1,9 @@
 """RewardBench 2: a judge behind an OpenAI-compatible server in its generative runner (rewardbench 0.1.4).
 
-    from rewardbench import generative_v2
-    from think_as_locals.integrations.rewardbench_judge import plug_in
-    plug_in(generative_v2, "owner/judge", "http://127.0.0.1:8000/v1")
-    from scripts.run_generative_v2 import main
-    main()  # python FILE --model owner/judge --dataset allenai/reward-bench-2 --do_not_save
-
-The runner asks models with a prompt of its own and takes the first of [[A]] to [[D]] for the verdict; a judge of ours
-knows another prompt and writes another verdict. So what is put in the place of the runner's calls asks with the judge's
-prompt and hands back what our parser reads. The subset Ties (with --score_w_ratings every one) is rated by the same
-model, asked with our `rewardbench2_ratings`. Data, shuffling and scores stay the runner's. `tal run recipes/carb.yaml
-data=rewardbench2 rms.NAME=judge` measures the same without the runner.
+The runner has its own prompt and takes the first of [[A]] to [[D]] as the verdict; our judges know another prompt and
+format. So `plug_in` replaces the runner's calls by ones that use the judge's prompt and return what our parser reads.
+The subset Ties (with --score_w_ratings every subset) is rated by the same model with our prompt `rewardbench2_ratings`.
+Data, shuffling and scores stay the runner's.
 """
 
 from __future__ import annotations
@@ -19,41 +12,34 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from think_as_locals.integrations.conversations import Messages, question, response
-from think_as_locals.models.generative_rm import GenerativeRM
-from think_as_locals.models.group_reward import GroupReward, item_of
-from think_as_locals.models.policy_rows import Question
-from think_as_locals.models.protocols import JudgingProtocol
-from think_as_locals.models.reward_model import Answer
+from think_as_locals.reward_models.group import GroupReward, Messages, Question, item_of, question, response
+from think_as_locals.reward_models.judge import Judge
+from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.types import LABELS, DataError
 
-_ERROR, _NO_RATING = "error", -1  # what the runner has for a verdict and for a rating that cannot be read
+_ERROR, _NO_RATING = "error", -1  # the runner's values for a verdict and a rating that cannot be parsed
 
 
 def plug_in(runner: ModuleType, path: str, base_url: str, **options: Any) -> None:
-    """Have RewardBench's runner ask a judge of ours where it would ask a provider's model called `path`.
+    """Let RewardBench's runner call a judge where it would call a provider's model named `path`.
 
     Args:
-        runner: `rewardbench.generative_v2`, before `scripts.run_generative_v2` takes its functions.
+        runner: `rewardbench.generative_v2`, before `scripts.run_generative_v2` imports its functions.
         path: Directory or Hub id of the judge, or the server's name for it.
         base_url: Of the server.
-        **options: Others of `GenerativeRM.served`.
-
-    Raises:
-        ConfigError, ModelError, ServerError: as `GenerativeRM.served`.
+        **options: Other arguments of `Judge.load`.
     """
-    listwise = JudgingProtocol(kind="listwise", orders=1, convention="strict")
     pointwise = JudgingProtocol(kind="pointwise", orders=1, convention="rewardbench2")
-    ratings = {**options, "prompt": "rewardbench2_ratings"}
-    vars(runner)["run_judge_four"] = four_way(GenerativeRM.served(path, base_url, listwise, **options))
-    vars(runner)["run_judge_ratings_multi"] = rated(GenerativeRM.served(path, base_url, pointwise, **ratings))
+    ratings = {**options, "prompt": "rewardbench2_ratings", "protocol": pointwise}
+    vars(runner)["run_judge_four"] = _choose(Judge.load(path, base_url=base_url, **options))
+    vars(runner)["run_judge_ratings_multi"] = _rate(Judge.load(path, base_url=base_url, **ratings))
     vars(runner)["API_MODEL_LIST"] = (*vars(runner)["API_MODEL_LIST"], path)
 
 
-def four_way(judge: GenerativeRM) -> Callable[..., tuple[str, str, str]]:
-    """The runner's `run_judge_four`: of four conversations the label of the best, the prompt, and what was said.
+def _choose(judge: Judge) -> Callable[..., tuple[str, str, str]]:
+    """Return `run_judge_four`: four conversations -> label of the best, prompt, and the judge's text.
 
-    The label is `error` where the verdict cannot be read, and where two of the four say the same or one says nothing.
+    The label is `error` for a parse failure, and if two of the four responses are the same or one is blank.
     """
 
     def run_judge_four(
@@ -64,29 +50,28 @@ def four_way(judge: GenerativeRM) -> Callable[..., tuple[str, str, str]]:
             item = item_of(Question(asked, None, "en"), [response(answer[-1:]) for answer in (a, b, c, d)])
         except DataError as error:
             return _ERROR, asked, str(error)
-        (request,) = judge.requests(item)
-        answers: dict[int, Answer] = {}
-        judge.ask([request], answers.__setitem__)
-        judgement = judge.read(request, answers[0]).judgement
-        label = _ERROR if judgement.verdict is None else LABELS[request.order[judgement.verdict]]
+        (scored,) = judge.predict([item])
+        judgement, label = scored.judgement, _ERROR
+        if judgement.verdict is not None:
+            label = LABELS[item.responses.index(scored.presented.responses[judgement.verdict])]
         return label, asked, judgement.text
 
     return run_judge_four
 
 
-def rated(judge: GenerativeRM) -> Callable[..., tuple[list[int] | str, list[str], dict[str, list[int]]]]:
-    """The runner's `run_judge_ratings_multi`: the places of the highest rating, the prompts, and all ratings.
+def _rate(judge: Judge) -> Callable[..., tuple[list[int] | str, list[str], dict[str, list[int]]]]:
+    """Return `run_judge_ratings_multi`: conversations -> indices of the highest rating, prompts, and all ratings.
 
-    A rating that cannot be read is -1; where all are, `error` stands for the places.
+    A rating that cannot be parsed is -1; if all are, the indices are `error`.
     """
 
     def run_judge_ratings_multi(
         prompt: str, answers: Sequence[Messages], *model: object, **others: object
     ) -> tuple[list[int] | str, list[str], dict[str, list[int]]]:
         asked = [question(answer[:-1]) for answer in answers]
-        found = GroupReward(judge).score(asked, [response(answer[-1:]) for answer in answers])
-        ratings = [_NO_RATING if rating is None else int(rating) for rating in found]
-        places = [place for place, rating in enumerate(ratings) if rating == max(ratings)]
-        return _ERROR if max(ratings) == _NO_RATING else places, asked, {"ratings": ratings}
+        scores = GroupReward(judge).score(asked, [response(answer[-1:]) for answer in answers])
+        ratings = [_NO_RATING if score is None else int(score) for score in scores]
+        best = [place for place, rating in enumerate(ratings) if rating == max(ratings)]
+        return _ERROR if max(ratings) == _NO_RATING else best, asked, {"ratings": ratings}
 
     return run_judge_ratings_multi

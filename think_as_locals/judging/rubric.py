@@ -1,4 +1,4 @@
-"""What can be measured of a rubric without a model: the part that may be priced, overlap, use and script."""
+"""What can be measured of a rubric without a model: the part that `criteria_gain` scores, overlap, use and script."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cache
 from babel import Locale
 from babel.core import UnknownLocaleError, get_global, parse_locale
 
-from think_as_locals.judging.grammar import SECTIONS
+from think_as_locals.judging.formats import SECTIONS
 from think_as_locals.types import LABELS, DataError, Item, Judgement, Rubric
 
 OF_ITEM = "item"
-"""The language of a rubric where it shall be that of the item's prompt."""
+"""A setting of the rubric's language: that of the item's prompt."""
 
 _GRAM = 3  # characters: works alike with and without spaces between words
 _OVERLAP = 0.5
@@ -29,22 +29,16 @@ _SCRIPTS = {  # first words of Unicode's names, where the script's English name 
 
 
 def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
-    r"""The part of a completion that `criteria_gain` may price: its beginning, through `</rubric>`.
+    r"""Return the part of a completion that `criteria_gain` may score: its beginning, through `</rubric>`.
 
-    It ends before the first line that names a response: that holds one of the labels on offer as a word of its own, in
-    upper case (so a line with the article "A" ends it as well), or a tag of the grammar. So no rubric can raise the
-    price of a verdict by naming it so; what points to one otherwise ("response b", "the second one") is not seen.
+    It ends before the first line that names a response: that contains one of the labels on offer as a word of its own,
+    in upper case (so a line with the article "A" ends it as well), or a tag of the grammar. So no rubric can raise the
+    probability of a verdict by naming it so; other references ("response b", "the second one") are not detected.
 
-    Args:
-        judgement: As parsed from the completion.
-        num_responses: N, how many labels were on offer.
-
-    Returns:
-        A prefix of the completion, or `None` where there is nothing to price: no readable rubric, text before it, or
-        a response named before the first criterion ends.
+    `None` if there is nothing to score: no parsed rubric, text before it, or a response named in the first criterion.
 
     Example:
-        >>> from think_as_locals.judging.parse import parse
+        >>> from think_as_locals.judging.formats import parse
         >>> text = "<rubric>\n- 60 | Custom | Done there.\n- 40 | Verdict | Hence B.\n</rubric>"
         >>> rubric_span(parse(text, 2), 2)
         '<rubric>\n- 60 | Custom | Done there.\n'
@@ -64,10 +58,10 @@ def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
 
 
 def distinct_share(rubric: Rubric) -> float:
-    """Share of the criteria that say something that none before them says. Range: (0, 1].
+    """Return the share of the criteria that no earlier one repeats. Range: (0, 1].
 
-    Two criteria say the same where half of the shorter one's character trigrams (name and description, without case
-    and punctuation) stand in the other.
+    A criterion repeats another if they share half of the shorter one's character trigrams (name and description,
+    without case and punctuation).
     """
     grams = [_grams(f"{criterion.name} {criterion.description}") for criterion in rubric.criteria]
     distinct = sum(all(_overlap(one, before) < _OVERLAP for before in grams[:i]) for i, one in enumerate(grams))
@@ -75,21 +69,19 @@ def distinct_share(rubric: Rubric) -> float:
 
 
 def used_share(rubric: Rubric, analysis: str | None) -> float:
-    """Share of the criteria whose name stands in the analysis as it is written, but for case and white space.
+    """Return the share of the criteria whose name is in the analysis, up to case and white space. Range: [0, 1]."""
 
-    Range: [0, 1].
-    """
-    said = _fold(analysis or "")
-    return sum(_stands_in(_fold(criterion.name), said) for criterion in rubric.criteria) / len(rubric.criteria)
+    def fold(text: str) -> str:
+        return " ".join(text.casefold().split())
+
+    text = fold(analysis or "")
+    return sum(_contains_words(text, fold(criterion.name)) for criterion in rubric.criteria) / len(rubric.criteria)
 
 
 def script_share(rubric: Rubric, language: str) -> float:
-    """Share of a rubric's letters that belong to the script of a language. Range: [0, 1]; 0 without letters.
+    """Return the share of a rubric's letters that belong to the script of a language. Range: [0, 1]; 0 without letters.
 
-    A check of the script, not of the language: it tells Thai from English, not German from English.
-
-    Raises:
-        DataError: as for `scripts`.
+    This checks the script, not the language: it tells Thai from English, not German from English.
     """
     expected = scripts(language)
     texts = [text for criterion in rubric.criteria for text in (criterion.name, criterion.description)]
@@ -99,25 +91,17 @@ def script_share(rubric: Rubric, language: str) -> float:
 
 @cache
 def scripts(language: str) -> tuple[str, ...]:
-    """How Unicode's names of a language's letters begin, by its script.
-
-    Raises:
-        DataError: as for `script`.
-
-    Example:
-        >>> scripts("th"), scripts("sr-Latn")
-        (('THAI',), ('LATIN',))
-    """
+    """Return the prefixes of the Unicode names of a language's letters."""
     code = script(language)
     return _SCRIPTS.get(code) or (Locale("en").scripts[code].upper().split()[0],)
 
 
 @cache
 def script(language: str) -> str:
-    """ISO 15924 code of a language's script: that of the tag, or CLDR's likely one.
+    """Return the ISO 15924 code of a language's script: that of the tag, or CLDR's likely one.
 
     Raises:
-        DataError: the tag is none of BCP-47, or CLDR knows no script for it.
+        DataError: the tag is not BCP-47, or CLDR knows no script for it.
 
     Example:
         >>> script("th"), script("zh"), script("zh-TW"), script("sr-Latn")
@@ -127,7 +111,7 @@ def script(language: str) -> str:
         name, territory, code, *_ = parse_locale(language, sep="-")
         likely = get_global("likely_subtags")
         code = code or parse_locale(likely.get(f"{name}_{territory}") or likely[name])[2]
-        Locale("en").scripts[code]  # a script that CLDR has no name for is none that can be checked
+        Locale("en").scripts[code]  # a script without a name in CLDR cannot be checked
         return str(code)
     except (ValueError, TypeError, KeyError, AttributeError, UnknownLocaleError):
         raise DataError(
@@ -136,11 +120,7 @@ def script(language: str) -> str:
 
 
 def check_languages(language: str | None, items: Iterable[Item]) -> None:
-    """See before training that the script of every rubric can be checked.
-
-    Raises:
-        DataError: names the language, and the item where the language is that of the item.
-    """
+    """Raise a DataError, before training, for a language whose script is not known."""
     if language == OF_ITEM:
         for item in items:
             try:
@@ -155,14 +135,14 @@ def _names_response(line: str, labels: str) -> bool:
     folded = line.casefold()
     if any(f"{name}>" in folded for name in SECTIONS):
         return True
-    # Full-width, circled and mathematical letters are read as the letters they stand for, one by one: to normalise the
-    # whole line takes time quadratic in a run of combining marks.
+    # Full-width, circled and mathematical letters become plain letters, one by one: normalising the whole line takes
+    # time quadratic in a run of combining marks.
     plain = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in line)
-    return any(_stands_in(label, plain) for label in labels)
+    return any(_contains_words(plain, label) for label in labels)
 
 
-def _stands_in(words: str, text: str) -> bool:
-    """Whether words stand in a text, and not inside a longer word."""
+def _contains_words(text: str, words: str) -> bool:
+    """Return whether a text contains words, not as part of a longer word."""
     start = text.find(words)
     while start >= 0:
         end = start + len(words)
@@ -173,12 +153,8 @@ def _stands_in(words: str, text: str) -> bool:
 
 
 def _joins(neighbour: str) -> bool:
-    """Whether a character makes one word with a letter beside it; those of scripts without case (and spaces) do not."""
+    """Return whether a character is part of a neighbouring letter's word; not in scripts without case (and spaces)."""
     return neighbour.isdigit() or neighbour.lower() != neighbour.upper() or unicodedata.combining(neighbour) > 0
-
-
-def _fold(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 def _grams(text: str) -> frozenset[str]:

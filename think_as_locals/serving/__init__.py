@@ -1,1 +1,1 @@
-"""A trained judge behind HTTP: requests that come together are answered by one call of one engine."""
+"""A judge behind HTTP: requests that arrive together are answered by one call of one engine."""

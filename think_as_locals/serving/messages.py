@@ -1,4 +1,4 @@
-"""What goes over the wire: requests and answers of /judge and /score."""
+"""Requests and answers of /judge and /score."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from think_as_locals.data.names import culture_code
-from think_as_locals.serving.faults import Refusal, shown
+from think_as_locals.data.languages import culture_code
+from think_as_locals.serving.errors import RequestError, short_repr
 from think_as_locals.types import LABELS, Item
 
 Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
@@ -22,9 +22,9 @@ class Message(BaseModel):
 
 
 class JudgeItem(Message):
-    """A prompt and the responses to choose from; of an `Item` what a client can know.
+    """A prompt and the responses to choose from.
 
-    `culture` has to be said, if only as null: a judge that is not told judges for nowhere in particular.
+    `culture` is required, but may be null: a judge that knows no culture judges for nowhere in particular.
     """
 
     prompt: Text
@@ -36,11 +36,7 @@ class JudgeItem(Message):
     domain: Name = "any"
 
     def item(self, place: int) -> Item:
-        """As the judge takes it.
-
-        Raises:
-            DataError: two responses are the same text, or one is blank.
-        """
+        """Return it as an `Item`; a `DataError` if two responses are the same text or one is blank."""
         name = f"items[{place}]"
         return Item(id=name, best=0, group=name, source="request", **self.model_dump())
 
@@ -60,16 +56,16 @@ class WeightedCriterion(Message):
 
 
 class Verdict(Message):
-    """What the judge made of one item.
+    """The judgement of one item.
 
     Args:
-        verdict: Index of the chosen response in the request's own order; null where there is no verdict.
-        label: What the judge calls it.
-        order: Indices of the responses as the judge was shown them: the first is its A, and so on. Rubric and analysis
-            speak of these labels.
-        rubric: Its criteria; null where they cannot be read.
-        analysis: Its reasons.
-        issues: The rules of the grammar that it broke; without a verdict at least one.
+        verdict: Index of the chosen response in the order of the request; null without a verdict.
+        label: The judge's label for it.
+        order: Indices of the responses in the order in which the judge saw them: the first is its A, and so on. Rubric
+            and analysis use these labels.
+        rubric: The criteria; null if they cannot be parsed.
+        analysis: The analysis.
+        issues: The rules of the format that the judge broke; at least one without a verdict.
     """
 
     verdict: int | None
@@ -92,7 +88,7 @@ class Label(Message):
     Args:
         culture: Code or English name of a country.
         language: BCP-47 tag.
-        question: What the user asked, where `prompts` carry a chat template as well.
+        question: The user's question, if `prompts` carry a chat template.
         reference: A response that competes with those of the policy; empty for none.
     """
 
@@ -103,43 +99,38 @@ class Label(Message):
 
     @classmethod
     def read(cls, value: str | Label | None, place: str) -> Self:
-        """A label as it is sent: an object, the same as JSON text, a culture, or nothing (null or an empty text).
-
-        Raises:
-            Refusal: it is none of these, or the culture is not known.
+        """Read a label: an object, the same as JSON text, a culture, or nothing (null or an empty text).
 
         Example:
             >>> Label.read("Thailand", "labels[0]").culture, Label.read('{"language": "th"}', "labels[1]").language
             ('TH', 'th')
         """
         try:
-            fields = value.model_dump() if isinstance(value, Label) else _fields(value or "")
+            fields: object = {"culture": value} if value else {}
+            if isinstance(value, Label):
+                fields = value.model_dump()
+            elif value and value.lstrip().startswith("{"):
+                fields = json.loads(value)
             label = cls.model_validate(fields)
         except (ValueError, RecursionError) as error:
-            said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "no JSON"
-            expected = f"an object with {', '.join(cls.model_fields)}, a culture, or null ({said})"
-            raise Refusal(422, place, shown(value), expected) from None
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "no JSON"
+            expected = f"an object with {', '.join(cls.model_fields)}, a culture, or null ({reason})"
+            raise RequestError(422, place, short_repr(value), expected) from None
         if label.culture is None:
             return label
         code = culture_code(label.culture)
         if code is None:
-            raise Refusal(422, place, shown(label.culture), "ISO 3166 code or English name of a country")
+            raise RequestError(422, place, short_repr(label.culture), "ISO 3166 code or English name of a country")
         return label.model_copy(update={"culture": code})
 
 
-def _fields(text: str) -> object:
-    if text.lstrip().startswith("{"):
-        return json.loads(text)
-    return {"culture": text} if text else {}
-
-
 class ScoreRequest(Message):
-    """OpenRLHF's request to a remote reward model; the lists are as long as one another.
+    """OpenRLHF's request to a remote reward model; the lists have the same length.
 
     Args:
         query: Prompt and response, as one text.
-        prompts: How each of them begins; what follows is the response.
-        labels: What is known about each prompt (`Label`); null where nothing is known of any.
+        prompts: The beginning of each; what follows is the response.
+        labels: What is known about each prompt (`Label`); null if nothing is known of any.
     """
 
     query: Annotated[list[str], Field(min_length=1)]
@@ -148,10 +139,10 @@ class ScoreRequest(Message):
 
 
 class ExtraLogs(Message):
-    """What is logged beside rewards.
+    """What OpenRLHF logs beside rewards.
 
     Args:
-        judged: 0 where nothing can be read of what the judge wrote about a response; its reward is 1/2 then.
+        judged: 0 if nothing could be parsed of what the judge wrote about a response; its reward is then 1/2.
         group_size: How many responses were judged together.
     """
 
@@ -160,10 +151,10 @@ class ExtraLogs(Message):
 
 
 class ScoreAnswer(Message):
-    """OpenRLHF's answer of a remote reward model, a number for each query.
+    """The answer of a remote reward model to OpenRLHF, a number for each query.
 
     Args:
-        rewards: From 0 to 1: the share of duels won, or the rating from its lowest to its highest.
+        rewards: From 0 to 1: the share of comparisons won, or the rating on its scale.
         scores: The same; OpenRLHF filters prompts by these.
         extra_logs: What OpenRLHF logs.
     """

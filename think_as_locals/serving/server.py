@@ -1,4 +1,4 @@
-"""The server: a key where others can reach it, a judge, and an end that lets requests under way be answered."""
+"""`tal serve`: configuration, key and address, and a shutdown that finishes requests in flight."""
 
 from __future__ import annotations
 
@@ -8,27 +8,55 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 
 import uvicorn
 
-from think_as_locals.models.load import load_judge
-from think_as_locals.serve_schema import ServeConfig
+from think_as_locals.config.checks import prompt_faults, validate_as
+from think_as_locals.config.compose import ASSETS, compose_recipe, quoted
+from think_as_locals.config.schema import ServeConfig
+from think_as_locals.reward_models.load import load_judge
 from think_as_locals.serving.app import create_app
 from think_as_locals.types import ConfigError
 
 KEY_VARIABLE = "TAL_API_KEY"
-_SHORTEST_KEY = 16  # characters
+_MIN_KEY_LENGTH = 16
+
+
+def load_server(model: str, overrides: Sequence[str] = ()) -> ServeConfig:
+    """Compose conf/serve.yaml with a judge's directory or Hub id and overrides, and validate it as `load_recipe` does.
+
+    Example:
+        >>> load_server("runs/mine/model", ["port=9000"]).port
+        9000
+    """
+    values = compose_recipe(ASSETS / "conf" / "serve.yaml", [f"judge.path={quoted(model)}", *overrides])
+    return validate_as(ServeConfig, values, _faults)
+
+
+def _faults(config: ServeConfig) -> list[str]:
+    """Return what several keys get wrong together."""
+    judge, score, limits = config.judge, config.score, config.limits
+    faults = prompt_faults("judge.prompt", judge.prompt) + prompt_faults("score.prompt", score.prompt)
+    if (judge.protocol, judge.orders) != ("listwise", 1):
+        faults.append(f"judge.protocol: got {judge.protocol} in {judge.orders} orders, expected listwise in one")
+    if score.protocol == "pointwise" and (score.orders != 1 or score.prompt is None):
+        faults.append("score.protocol: pointwise needs score.orders=1 and score.prompt=rewardbench2_ratings")
+    if score.group_size > limits.responses:
+        most = limits.responses
+        faults.append(f"score.group_size: got {score.group_size}, expected at most limits.responses, {most}")
+    return faults
 
 
 def serve(config: ServeConfig) -> None:
-    """Load a judge and answer requests until SIGTERM or SIGINT; those under way have `grace_s` then.
+    """Load a judge and answer requests until SIGTERM or SIGINT; requests in flight then have `grace_s` to finish.
 
     Raises:
-        ConfigError: others could reach the server without a key, the key is none, or the address cannot be taken.
+        ConfigError: others could reach the server without a key, the key is unusable, or so is the address.
     """
-    key = key_for(config.host)
-    _check_address(config.host, config.port)  # a model may take minutes to load
-    # Uvicorn raises the signal again when it is done; this ends the process as a whole, engines included.
+    key = required_key(config.host)
+    _check_address(config.host, config.port)  # before the model, which may take minutes to load
+    # Uvicorn raises the signal again at its end; this ends the whole process, engines included.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(
         create_app(load_judge(config.judge, config.seed), config, key),
@@ -36,15 +64,15 @@ def serve(config: ServeConfig) -> None:
         port=config.port,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # else a client could say that it is another one
-        http="h11",  # bounds the headers of a request, which come before any key; httptools takes any amount
+        proxy_headers=False,  # else a client could claim another address
+        http="h11",  # limits the headers of a request, which come before any key; httptools does not
         ws="none",
         timeout_graceful_shutdown=math.ceil(config.grace_s),
     )
 
 
 def _check_address(host: str, port: int) -> None:
-    """See that a server can listen there."""
+    """Raise a `ConfigError` unless a server can listen there."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, address in found[:1]:
@@ -53,38 +81,25 @@ def _check_address(host: str, port: int) -> None:
                 listener.bind(address)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen at host={host} port={port} ({error.strerror}): set port (0 takes any that is free), and as "
+            f"cannot listen at host={host} port={port} ({error.strerror}): set port (0 takes any free one), and as "
             "host an address of this machine"
         ) from error
 
 
-def key_for(host: str) -> str | None:
-    """The key that requests have to carry: `TAL_API_KEY`, where it is set or has to be.
-
-    Raises:
-        ConfigError: it is not set and others could reach the host, or it can be none.
-    """
+def required_key(host: str) -> str | None:
+    """Return the key from `TAL_API_KEY`, which requests must carry; `None` for an unset key on loopback."""
     key = os.environ.get(KEY_VARIABLE)
     if key is None:
-        if is_loopback(host):
+        try:
+            loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            loopback = False
+        if loopback:
             return None
         raise ConfigError(
-            f"host={host} can be reached from elsewhere: put a key into {KEY_VARIABLE} "
+            f"host={host} can be reached from other machines: put a key into {KEY_VARIABLE} "
             f"(export {KEY_VARIABLE}=$(openssl rand -hex 32)), or stay on host=127.0.0.1"
         )
-    if len(key) < _SHORTEST_KEY or not (key.isascii() and key.isprintable()) or " " in key:
-        raise ConfigError(f"{KEY_VARIABLE} holds no key: expected {_SHORTEST_KEY} or more printable ASCII characters")
+    if len(key) < _MIN_KEY_LENGTH or not (key.isascii() and key.isprintable()) or " " in key:
+        raise ConfigError(f"{KEY_VARIABLE} holds no key: expected {_MIN_KEY_LENGTH} or more printable ASCII characters")
     return key
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; of a name other than localhost nobody knows.
-
-    Example:
-        >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("judge.example")
-        (True, True, False, False)
-    """
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,4 +1,4 @@
-"""Overrides with several values -> combinations, in Hydra's own grammar."""
+"""Overrides with several values -> combinations, in Hydra's own grammar, or as optuna proposes them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from think_as_locals.composition import ASSETS, read_override
-from think_as_locals.sweeps.settings import SweepSection
+from think_as_locals.config.compose import ASSETS, read_override
 from think_as_locals.types import ConfigError
 
 if TYPE_CHECKING:
@@ -21,22 +20,13 @@ Combination = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What a sweep varies, and what all of its jobs share.
+    """What a sweep varies, and what all of its jobs share."""
 
-    Args:
-        fixed: Overrides with one value.
-        swept: Those with several, or with an interval.
-    """
-
-    fixed: tuple[str, ...]
-    swept: tuple[Override, ...]
+    fixed: tuple[str, ...]  # overrides with one value
+    swept: tuple[Override, ...]  # those with several values or an interval
 
     def combinations(self, search: str) -> list[Combination]:
-        """Every combination of the values; of an interval its two ends, which only a search can use.
-
-        Raises:
-            ConfigError: a key without any value, or an interval, where all combinations are to be run.
-        """
+        """Return every combination of the values; of an interval its two ends, which only a search can use."""
         values = []
         for override in self.swept:
             key = override.get_key_element()
@@ -52,15 +42,7 @@ class Space:
 
 
 def parse(overrides: Sequence[str]) -> Space:
-    """Read overrides as Hydra does: `a=1,2`, `choice(...)`, `range(...)`, `glob(...)`, `interval(...)`.
-
-    Raises:
-        ConfigError: Hydra cannot read one, or a key that names the sweep, or another key twice, is to vary.
-
-    Example:
-        >>> parse(["seed=1,2", "grpo.beta=0"]).combinations("grid")
-        [('seed=1',), ('seed=2',)]
-    """
+    """Read overrides as Hydra does: `a=1,2`, `choice(...)`, `range(...)`, `glob(...)`, `interval(...)`."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -80,28 +62,25 @@ def parse(overrides: Sequence[str]) -> Space:
 
 
 def suggest(
-    space: Space, section: SweepSection, run: Callable[[list[Combination]], Sequence[float | None] | None]
+    space: Space,
+    run: Callable[[list[Combination]], Sequence[float | None] | None],
+    num_trials: int,
+    trials_at_once: int,
+    seed: int,
 ) -> None:
-    """Let optuna propose combinations (TPE, seeded): the same results give the same proposals, so a sweep can go on.
+    """Let optuna propose combinations (TPE); the same results give the same proposals, so that a sweep can continue.
 
-    Args:
-        space: What varies.
-        section: How many trials, how many together, which seed.
-        run: Runs combinations; returns what each scored (more is better, `None`: failed), or `None` to stop.
-
-    Raises:
-        ConfigError: optuna is not installed.
+    `run` returns the score of each combination (more is better, `None`: failed), or `None` to stop.
     """
     try:
         import optuna
     except ImportError as error:
         raise ConfigError("sweep=optuna: optuna is not installed; pip install 'think-as-locals[sweep]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=section.seed))
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
     distributions = {override.get_key_element(): _distribution(override) for override in space.swept}
-    for done in range(0, section.num_trials, section.trials_at_once):
-        together = min(section.trials_at_once, section.num_trials - done)
-        trials = [study.ask(distributions) for _ in range(together)]
+    for done in range(0, num_trials, trials_at_once):
+        trials = [study.ask(distributions) for _ in range(min(trials_at_once, num_trials - done))]
         scores = run([tuple(f"{key}={value}" for key, value in trial.params.items()) for trial in trials])
         if scores is None:
             return

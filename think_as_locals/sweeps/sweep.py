@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from think_as_locals.preflight import packages
-from think_as_locals.schema import RunConfig
-from think_as_locals.sweeps import jobs
-from think_as_locals.sweeps.jobs import JOBS, Job
-from think_as_locals.sweeps.launcher import launch, stop_signals
-from think_as_locals.sweeps.settings import Settings, load_settings, split
+from think_as_locals.config.schema import RunConfig
+from think_as_locals.evaluation.tables import Table, escape_markdown
+from think_as_locals.machine.preflight import packages
+from think_as_locals.runtime.files import read_json, write_json, write_text
+from think_as_locals.runtime.run_folder import RunFolder, check_resumable, lock_run_dir
+from think_as_locals.sweeps.jobs import JOBS, LOG, STATUS, Job, State, freeze, job_state, make_jobs, read_status
+from think_as_locals.sweeps.launcher import Settings, launch, load_settings, split_overrides, stop_signals
 from think_as_locals.sweeps.space import Combination, Space, parse, suggest
-from think_as_locals.sweeps.summary import Row, read_rows, table, write_summary
 from think_as_locals.types import ConfigError, PreflightError, RunStoppedError
-from think_as_locals.workspace import alone, check_resumable
+
+_METRICS = {"flips": "CARB accuracy on flip sets", "all": "CARB accuracy on all items"}
+_STATES: tuple[State, ...] = ("done", "stopped", "failed")  # in the order of the table
 
 
 def sweep(recipe: str, overrides: Sequence[str]) -> bool:
@@ -27,29 +31,31 @@ def sweep(recipe: str, overrides: Sequence[str]) -> bool:
         Whether all jobs are done.
 
     Raises:
-        ConfigError: an override or a combination does not hold, or the folder exists; no job was started.
-        PreflightError: what jobs train with is not installed; no job was started.
-        RunStoppedError: a signal stopped it, or a job.
+        ConfigError: an override or a combination is invalid, or the folder exists; no job was started.
+        PreflightError: what training needs is not installed; no job was started.
+        RunStoppedError: a signal stopped the sweep or a job.
     """
     if missing := packages("train"):
         raise PreflightError("\n".join(missing))
-    ours, theirs = split(overrides)
+    ours, theirs = split_overrides(overrides)
     settings, space = load_settings(ours), parse(theirs)
-    # For a search this is what it may propose at most, so that its jobs do not fail one by one.
-    possible = jobs.make_jobs(recipe, space, space.combinations(settings.section.search))
+    section = settings.section
+    # For a search these are the extremes of what it may propose: better to fail here than job by job.
+    possible = make_jobs(recipe, space, space.combinations(section.search))
     folder = _open(possible[0].config)
     console = Console(markup=False, highlight=False)
-    with alone(folder), stop_signals(folder) as received:
-        this = _Sweep(recipe, space, settings, folder, received, console)
-        if settings.section.search == "grid":
+    with lock_run_dir(folder), stop_signals(folder) as received:
+        this = Sweep(recipe, space, settings, folder, received, console)
+        if section.search == "grid":
             this.run(possible)
         else:
-            suggest(space, settings.section, this.score)
+            suggest(space, this.score, section.num_trials, section.trials_at_once, section.seed)
     metric, rows = this.rows()
-    write_summary(folder, metric, rows)
-    console.print(table(folder, metric, rows))
-    for row in (row for row in rows if row.state == "failed"):
-        console.print(f"failed: {' '.join(row.combination)}: {folder / row.log}", soft_wrap=True)
+    table, caption = write_summary(folder, metric, rows)
+    console.print(table.terminal(folder.name, caption))
+    for row in rows:
+        if row.state == "failed":
+            console.print(f"failed: {' '.join(row.combination)}: {folder / row.log}", soft_wrap=True)
     console.print(f"table {folder / 'sweep.md'}", soft_wrap=True)
     if received or any(row.state == "stopped" for row in rows):
         raise RunStoppedError(f"{folder.name} was stopped: continue it with run.name={folder.name} run.resume=auto")
@@ -57,7 +63,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> bool:
 
 
 def _open(config: RunConfig) -> Path:
-    """The folder of a sweep, made or come back to."""
+    """Make the folder of a sweep, or return to it."""
     folder = Path(config.run.dir).expanduser().resolve() / config.run.name
     if folder.exists() and config.run.resume == "never":
         raise ConfigError(f"{folder} exists: choose another run.name, or continue it with run.resume=auto")
@@ -67,17 +73,11 @@ def _open(config: RunConfig) -> Path:
     return folder
 
 
-class _Sweep:
-    """The jobs of one sweep, as they become known."""
+class Sweep:
+    """A sweep at work, with the jobs that are known so far."""
 
     def __init__(
-        self,
-        recipe: str,
-        space: Space,
-        settings: Settings,
-        folder: Path,
-        received: Sequence[int],
-        console: Console,
+        self, recipe: str, space: Space, settings: Settings, folder: Path, received: Sequence[int], console: Console
     ) -> None:
         self._recipe = recipe
         self._space = space
@@ -85,46 +85,100 @@ class _Sweep:
         self._folder = folder
         self._received = received
         self._console = console
-        self._known: dict[str, Combination] = {}
+        self.combinations: dict[str, Combination] = {}  # by the name of a job
 
-    def run(self, wanted: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[Job]) -> None:
         """Run the jobs that are not done."""
-        self._known |= {job.name: job.combination for job in wanted}
-        open_ones = [job for job in wanted if not self._done(job)]
-        for job in open_ones:
-            jobs.freeze(job, self._folder)
-        if skipped := len(wanted) - len(open_ones):
-            self._console.print(f"{skipped} of {len(wanted)} jobs are done already")
-        if open_ones:
-            launch([job.name for job in open_ones], self._folder, self._settings, self._received, self._say)
+        self.combinations |= {job.name: job.combination for job in jobs}
+        pending = [job for job in jobs if not self._is_done(job)]
+        for job in pending:
+            freeze(job, self._folder)
+        if skipped := len(jobs) - len(pending):
+            self._console.print(f"{skipped} of {len(jobs)} jobs are done already")
+        if pending:
+            launch([job.name for job in pending], self._folder, self._settings, self._received, self.print_end)
 
     def score(self, combinations: list[Combination]) -> list[float | None] | None:
-        """Run proposals; what each scored, or `None` where the sweep is to stop."""
-        wanted = jobs.make_jobs(self._recipe, self._space, combinations)
-        self.run(list({job.name: job for job in wanted}.values()))
+        """Run proposals and return the score of each, or `None` where the sweep is to stop."""
+        jobs = make_jobs(self._recipe, self._space, combinations)
+        self.run(list({job.name: job for job in jobs}.values()))
         if self._received:
             return None
         _, rows = self.rows()
-        found = {row.name: row.measured.accuracy if row.measured and row.state == "done" else None for row in rows}
-        return [found[job.name] for job in wanted]
+        scores = {row.name: row.measured["accuracy"] for row in rows if row.measured and row.state == "done"}
+        return [scores.get(job.name) for job in jobs]
 
     def rows(self) -> tuple[str, list[Row]]:
-        """What is known of all jobs."""
-        return read_rows(self._folder, self._known, bool(self._received))
+        """Return the metric, and a row for each job."""
+        return read_rows(self._folder, self.combinations, bool(self._received))
 
-    def _done(self, job: Job) -> bool:
-        """Whether a job is done; one that is not leaves no word of how it ended."""
-        folder = self._folder / JOBS / job.name
-        if (self._folder / job.name / "config.yaml").is_file():
-            check_resumable(job.config, self._folder / job.name)
-        if jobs.ended(folder) == 0:
+    def _is_done(self, job: Job) -> bool:
+        """Return whether a job is done; the exit status of one that is not is removed."""
+        folder, run = self._folder / JOBS / job.name, RunFolder(self._folder / job.name)
+        if run.config.is_file():
+            check_resumable(job.config, run)
+        if read_status(folder) == 0:
             return True
-        (folder / jobs.ENDED).unlink(missing_ok=True)
+        (folder / STATUS).unlink(missing_ok=True)
         return False
 
-    def _say(self, name: str) -> None:
-        said = " ".join(self._known[name])
-        with suppress(
-            OSError, SystemExit
-        ):  # a terminal that is gone, as rich says it; the jobs go on, or stop in order
-            self._console.print(f"{jobs.state(jobs.ended(self._folder / JOBS / name))}  {said}")
+    def print_end(self, name: str) -> None:
+        """Print how a job ended. Where the terminal is gone (rich exits then), jobs continue or stop in order."""
+        state = job_state(read_status(self._folder / JOBS / name))
+        with suppress(OSError, SystemExit):
+            self._console.print(f"{state}  {' '.join(self.combinations[name])}")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The result of one job."""
+
+    name: str
+    combination: Combination
+    state: State
+    status: int | None  # exit status; None: it left none
+    measured: dict[str, Any] | None  # its last CARB: accuracy, ci95, n and step
+    log: str
+
+
+def read_rows(sweep: Path, combinations: Mapping[str, Combination], stop_requested: bool) -> tuple[str, list[Row]]:
+    """Return the metric by which jobs are compared, and a row for each job, best first, failed ones last.
+
+    The metric is accuracy on flip sets, where a judge blind to the culture is at chance; on all items if a job has no
+    flip sets.
+    """
+    runs = {name: list(RunFolder(sweep / name).carb_steps().values()) for name in combinations}
+    summaries = {name: read_json(paths[-1]) for name, paths in runs.items() if paths}
+    metric = "flips" if all(summary["flips"]["n"] for summary in summaries.values()) else "all"
+    rows = []
+    for name, combination in combinations.items():
+        measured = None
+        if summary := summaries.get(name):
+            part = summary["flips"] if metric == "flips" else summary
+            measured = {**{key: part[key] for key in ("accuracy", "ci95", "n")}, "step": summary["step"]}
+        status = read_status(sweep / JOBS / name)
+        state = job_state(status, stop_requested)
+        rows.append(Row(name, combination, state, status, measured, f"{JOBS}/{name}/{LOG}"))
+    rows.sort(key=lambda r: (_STATES.index(r.state), -r.measured["accuracy"] if r.measured else 1.0, r.name))
+    return metric, rows
+
+
+def write_summary(sweep: Path, metric: str, rows: Sequence[Row]) -> tuple[Table, str]:
+    """Write `sweep.json` and `sweep.md` into a sweep's folder; return the table for a terminal, and its caption."""
+    write_json(sweep / "sweep.json", {"sweep": sweep.name, "metric": metric, "jobs": [asdict(row) for row in rows]})
+    caption = f"{_METRICS[metric]} after the last step, with n and 95 % intervals by question group; best first."
+    headings = ("job", "accuracy", "95 % interval", "n", "step", "ended")
+    cells = [_cells(row) for row in rows]
+    with_logs = Table([*headings, "log"], [[*c, r.log] for c, r in zip(cells, rows, strict=True)])
+    write_text(sweep / "sweep.md", f"# {escape_markdown(sweep.name)}\n\n{caption}\n\n{with_logs.markdown()}\n")
+    return Table(headings, cells), caption
+
+
+def _cells(row: Row) -> list[str]:
+    name = " ".join(row.combination) or row.name
+    ended = f"failed, status {row.status or 'unknown'}" if row.state == "failed" else row.state
+    if (found := row.measured) is None:
+        return [name, "", "", "", "", ended]
+    low, high = found["ci95"]
+    interval = f"[{100 * low:.1f}, {100 * high:.1f}]"
+    return [name, f"{100 * found['accuracy']:.1f} %", interval, str(found["n"]), str(found["step"]), ended]

@@ -1,7 +1,7 @@
-"""An adapter on its way to an engine: alone where that applies LoRA itself, else merged; the base stays as it was.
+"""An adapter as an engine needs it: alone where the engine applies LoRA, else merged; the base is never changed.
 
 PEFT merges into the base weights and subtracts again afterwards, which leaves a rounding error behind at every weight
-sync, large in half precision (huggingface/trl#6688). Here a layer merges into copies and gets its own tensors back.
+sync, large in half precision (huggingface/trl#6688). Here a layer merges into copies and its own tensors are restored.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from torch import Tensor, nn
 
-from think_as_locals.generation.vllm_engine import AdapterLimits
+from think_as_locals.engines.vllm_engine import AdapterLimits
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]
 """Makes sharded parameters whole; every rank enters it with the same ones."""
 
-# What vLLM reads of PEFT's configuration, and what says nothing about the weights. It ignores some of the rest silently
-# (alpha_pattern), and other ways to initialise (PiSSA) change the base weights.
+# Fields of PEFT's configuration that vLLM reads, and those that do not affect the weights. It ignores some others
+# silently (alpha_pattern), and some initialisations (PiSSA) change the base weights.
 _UNDERSTOOD = {
     *("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("lora_dropout", "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
@@ -33,17 +33,13 @@ _UNDERSTOOD = {
 }
 
 
-def why_not_alone(model: PeftModel, limits: AdapterLimits | None = None) -> str | None:
-    """Why vLLM cannot apply this adapter to the base weights itself, or `None`: it takes plain LoRA on linear layers.
-
-    Args:
-        model: Has the adapter.
-        limits: What this engine takes; `None` for any that vLLM can be.
+def lora_unsupported_reason(model: PeftModel, limits: AdapterLimits | None = None) -> str | None:
+    """Return why vLLM cannot apply this adapter to the base weights, or `None`: it takes plain LoRA on linear layers.
 
     Example:
         >>> from transformers import Qwen3Config, Qwen3ForCausalLM
         >>> judge = Qwen3ForCausalLM(Qwen3Config(hidden_size=8, intermediate_size=8, num_hidden_layers=1, vocab_size=8))
-        >>> why_not_alone(PeftModel(judge, LoraConfig(target_modules=["q_proj"], use_dora=True)))
+        >>> lora_unsupported_reason(PeftModel(judge, LoraConfig(target_modules=["q_proj"], use_dora=True)))
         'vLLM knows no adapter with use_dora=True'
     """
     config, plain = model.active_peft_config, LoraConfig()
@@ -65,7 +61,7 @@ def why_not_alone(model: PeftModel, limits: AdapterLimits | None = None) -> str 
 
 
 def adapter_tensors(model: PeftModel, gather: Gather) -> dict[str, Tensor]:
-    """The adapter's own tensors on the CPU, under the names that PEFT saves them by."""
+    """Return the adapter's own tensors on the CPU, under the names that PEFT saves them by."""
     own = {name: parameter for name, parameter in model.named_parameters() if model.prefix in name}
     with gather(list(own.values())):
         copies = {name: parameter.detach().to("cpu", copy=True).contiguous() for name, parameter in own.items()}
@@ -80,7 +76,7 @@ def save_adapter(model: PeftModel, tensors: Mapping[str, Tensor], folder: str) -
 
 
 def base_parameters(model: PeftModel, gather: Gather, without: Collection[int] = ()) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of the base model as if there were no adapter, but for those with these `id`s."""
+    """Return every weight of the base model without the adapter, except those with these `id`s."""
     for name, parameter in model.named_parameters():
         if id(parameter) not in without and (kept := _base_name(name, model.prefix)):
             with gather([parameter]):
@@ -88,7 +84,7 @@ def base_parameters(model: PeftModel, gather: Gather, without: Collection[int] =
 
 
 def merged_parameters(model: PeftModel, gather: Gather) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of the base model with its adapter merged, under the base model's names, a layer at a time."""
+    """Return every weight of the base model with its adapter merged, under the base model's names, layer by layer."""
     layers: dict[str, BaseTunerLayer] = {}
     for name, module in model.named_modules():  # outer layers first
         if isinstance(module, BaseTunerLayer) and not any(name.startswith(f"{outer}.") for outer in layers):
@@ -120,7 +116,7 @@ def _merged(layer: BaseTunerLayer) -> Iterator[None]:
 
 
 def _base_name(name: str, adapter_prefix: str) -> str | None:
-    """What the base model calls a parameter; `None` for the adapter's own, and for those another one stands in for."""
+    """Return a parameter's name in the base model; `None` for the adapter's own, and for those that it replaces."""
     if adapter_prefix in name or "original_module" in name:
         return None
     name = name.removeprefix("base_model.model.").replace(".base_layer", "")

@@ -1,13 +1,13 @@
-"""What a rubric does for the right verdict: the log-probabilities behind the `criteria_gain` reward.
+"""How much a rubric raises the log-probability of the right verdict: what the `criteria_gain` reward is computed from.
 
 For question q, responses y, rubric z and right verdict j, R_appr of arXiv 2509.21798 is
 
     log pi(j | q, y, z) - log pi(j | q, y)
 
 Both verdicts are forced in the judge's own format, after the rubric and where the completion would begin; the label is
-what is scored. The paper does not say who scores; here it is the policy itself, or the reference model. All rubrics of
-a group and the verdict without one continue the same prompt, which a packed pass computes once; off policy, the same
-pass computes the old log-probabilities of the group's rollouts.
+scored. The paper does not say by which model; here it is the policy itself, or the reference model. All rubrics of a
+group and the verdict without one continue the same prompt, which a packed pass computes once; off policy, the same pass
+computes the old log-probabilities of the group's rollouts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,45 +25,54 @@ from transformers import PreTrainedTokenizerBase
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
-from think_as_locals.generation import Chat
-from think_as_locals.judging.grammar import forced_verdict
-from think_as_locals.training.rewards import GainQuery
+from think_as_locals.engines import Chat
+from think_as_locals.judging.formats import forced_verdict
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 from think_as_locals.types import LABELS
 
 
-class RubricPricer:
-    """Prices the rubrics of rollouts with a trainer's policy or its reference model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainQuery:
+    """A rollout whose rubric is to be scored."""
 
-    Args:
-        trainer: The trainer; its data set's rows have the prompts.
-        chat: Encodes them as every other part of the program does.
-        scorer: `policy` or `reference` (TRL loads one where `beta` is above 0).
-    """
+    row: int  # of the training data set, which has the prompt
+    completion_ids: Sequence[int]
+    rubric: str | None  # its `rubric_span`, a prefix of its text; None where there is nothing to score
+    verdict: int  # the best response as presented
+
+
+LogProbPair = tuple[float, float]
+"""Log-probabilities of the right verdict, in nats: with the rubric, and without."""
+
+
+class CriteriaGainScorer:
+    """Scores the rubrics of rollouts with a trainer's policy or its reference model."""
 
     def __init__(self, trainer: SharedPrefixTrainer, chat: Chat, scorer: str) -> None:
         self._trainer = trainer
         self._chat = chat
         self._scorer = scorer
 
-    def __call__(self, queries: Sequence[GainQuery]) -> list[tuple[float, float] | None]:
-        """Log-probabilities, in nats, of the right verdict with each rubric and without; `None` where there is none.
+    def score(self, queries: Sequence[GainQuery]) -> list[LogProbPair | None]:
+        """Return the log-probabilities for each query, `None` where its rubric is; a collective, so call on all ranks.
 
         They are those of the distribution that rollouts are sampled from: at the trainer's temperature.
         """
-        prompts = self._prompts(queries)
-        prices: list[tuple[float, float] | None] = []
+        rows = sorted({query.row for query in queries})
+        messages = [self._trainer.train_dataset[row]["prompt"] for row in rows]
+        prompts = dict(zip(rows, self._chat.encode(messages), strict=True))
+        scores: list[LogProbPair | None] = []
         with self._model() as model, torch.no_grad():
             size = self._trainer.args.per_device_train_batch_size
             for start in range(0, len(queries), size):
-                prices += self._price(model, queries[start : start + size], prompts)
-        return prices
+                scores += self._score_batch(model, queries[start : start + size], prompts)
+        return scores
 
-    def _price(
+    def _score_batch(
         self, model: nn.Module, queries: Sequence[GainQuery], prompts: dict[int, list[int]]
-    ) -> list[tuple[float, float] | None]:
+    ) -> list[LogProbPair | None]:
         """One pass: for each prompt its verdict alone, for each rollout its rubric, and itself where that is wanted."""
-        tokenizer, branches = self._chat.tokenizer, list[tuple[int, str, list[int]]]()  # query, what, tokens
+        tokenizer, branches = self._chat.tokenizer, list[tuple[int, str, list[int]]]()  # query, kind, tokens
         for i, query in enumerate(queries):
             if i == 0 or query.row != queries[i - 1].row:
                 branches.append((i, "alone", force(tokenizer, "", query.verdict)))
@@ -73,30 +83,25 @@ class RubricPricer:
         log_probs = self._log_probs(
             model, [prompts[queries[i].row] for i, *_ in branches], [ids for *_, ids in branches]
         )
-        if rollouts := [place for place, (_, what, _) in enumerate(branches) if what == "rollout"]:
-            self._trainer.take_old_log_probs(log_probs[rollouts])
+        if rollouts := [place for place, (_, kind, _) in enumerate(branches) if kind == "rollout"]:
+            self._trainer.add_old_log_probs(log_probs[rollouts])
         labels = log_probs.gather(1, torch.tensor([[len(ids) - 1] for *_, ids in branches], device=log_probs.device))
-        found = {(i, what): value for (i, what, _), [value] in zip(branches, labels.tolist(), strict=True)}
-        prices: list[tuple[float, float] | None] = []
+        found = {(i, kind): value for (i, kind, _), [value] in zip(branches, labels.tolist(), strict=True)}
+        scores: list[LogProbPair | None] = []
         alone = math.nan
         for i in range(len(queries)):
             alone = found.get((i, "alone"), alone)
-            prices.append((found[i, "rubric"], alone) if (i, "rubric") in found else None)
-        return prices
+            scores.append((found[i, "rubric"], alone) if (i, "rubric") in found else None)
+        return scores
 
     def _log_probs(self, model: nn.Module, prompts: list[list[int]], completions: list[list[int]]) -> Tensor:
-        """Log-probabilities of completions, (rows, tokens of the longest)."""
-        device = self._trainer.accelerator.device
+        """Return log-probabilities of completions, (rows, tokens of the longest)."""
         before, before_mask = _padded(prompts, "left")
         after, after_mask = _padded(completions, "right")
+        device = self._trainer.accelerator.device
         ids, mask = torch.cat([before, after], 1).to(device), torch.cat([before_mask, after_mask], 1).to(device)
         log_probs, _, _ = self._trainer._get_per_token_logps_and_entropies(model, ids, mask, after.shape[1])
         return log_probs
-
-    def _prompts(self, queries: Sequence[GainQuery]) -> dict[int, list[int]]:
-        rows = sorted({query.row for query in queries})
-        messages = [self._trainer.train_dataset[row]["prompt"] for row in rows]
-        return dict(zip(rows, self._chat.encode(messages), strict=True))
 
     @contextmanager
     def _model(self) -> Iterator[nn.Module]:
@@ -114,7 +119,7 @@ class RubricPricer:
 
 
 def force(tokenizer: PreTrainedTokenizerBase, rubric: str, verdict: int) -> list[int]:
-    r"""Tokens of a rubric and the verdict forced behind it, through the one that holds the label.
+    r"""Return the tokens of a rubric and the verdict forced after it, up to and with the one that holds the label.
 
     Example:
         >>> # tokenizer.decode(force(tokenizer, "", 1))  ->  '\n<verdict>B'
@@ -128,7 +133,7 @@ def force(tokenizer: PreTrainedTokenizerBase, rubric: str, verdict: int) -> list
 
 
 def _padded(rows: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
-    """Rows of token ids as one tensor, and 1 where there is a token."""
+    """Return rows of token ids as one tensor, and a mask of its tokens."""
     tensors = [torch.tensor(row) for row in rows]
     ids = pad_sequence(tensors, batch_first=True, padding_side=side)
     return ids, pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)

@@ -2,60 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from peft import LoraConfig
+from torch import Tensor
 from transformers import AutoTokenizer
-from trl import GRPOConfig
+from trl import GRPOConfig, RewardConfig, SFTConfig
 from trl.trainer.utils import RepeatSampler
 
-from think_as_locals.generation import Chat, eos_token_ids
-from think_as_locals.generation.vllm_engine import generation_config
-from think_as_locals.judging import COMPONENTS, Component, present, render
-from think_as_locals.judging.own import load_own
-from think_as_locals.schema import RunConfig
-from think_as_locals.training import probe
-from think_as_locals.training.arguments import trl_arguments
+from think_as_locals.config.schema import RunConfig, ScpoConfig, SftSection, TrlSection
+from think_as_locals.engines import Chat, eos_token_ids
+from think_as_locals.engines.vllm_engine import generation_config
+from think_as_locals.judging import COMPONENTS, Component, render, shuffle_responses
+from think_as_locals.judging.custom_rewards import load_custom_rewards
+from think_as_locals.runtime.ranks import device_arguments, shards
+from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints
-from think_as_locals.training.criteria_gain import RubricPricer
+from think_as_locals.training.criteria_gain import CriteriaGainScorer
 from think_as_locals.training.faults import StepGuard
-from think_as_locals.training.resume import ResumableTrainer
-from think_as_locals.training.rewards import Rewards
+from think_as_locals.training.resume import CheckpointedTrainer, Values
+from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.training.rollouts import rollout_arguments, rollout_engine
-from think_as_locals.training.sampler import BothOrdersSampler
-from think_as_locals.types import Item
+from think_as_locals.training.shared_prefix import SharedPrefixTrainer
+from think_as_locals.training.sync_check import PROMPTS
+from think_as_locals.types import ConfigError, Item
 
 
-class JudgeTrainer(ResumableTrainer):
-    """Both orders of an item in one group, and an end where loss or gradient is not finite.
+class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
+    """A GRPOTrainer whose prompts are items and whose rewards are ours, which continues exactly where it stopped.
 
-    Args:
-        both_orders: Whether the data set has two rows for each item, one after the other.
-        faults: Folder for batches that ended the run.
-        settings: ResumableTrainer's.
+    Attributes:
+        chat: The judge's tokenizer and chat template.
+        rewards: What scores its rollouts.
     """
 
-    def __init__(self, *, both_orders: bool, faults: Path, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._both_orders = both_orders
-        self._guard = StepGuard(self.accelerator, faults)
-        self.add_callback(self._guard)
+    def __init__(
+        self,
+        config: RunConfig,
+        model: str,
+        items: Sequence[Item],
+        folder: RunFolder,
+        checkpoints: Checkpoints,
+        components: Mapping[str, Component] = COMPONENTS,
+    ) -> None:
+        self.chat = load_chat(config, model)
+        self._both_orders = config.reward.both_orders
+        orders = (False, True) if self._both_orders else (False,)
+        rows = [(item, reverse) for item in items for reverse in orders]
+        presented = [shuffle_responses(item, config.seed, reverse) for item, reverse in rows]
+        components = {**components, **load_custom_rewards(config.reward.own)}
+        self.rewards = Rewards(config, presented, self.chat, components, folder.faults)
+        arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config)}
+        dataset = prompt_dataset(config, rows, self.chat)
+        gain_scorer = config.reward.criteria_gain.scorer
+        with rollout_engine(config, self.chat, dataset["prompt"][:PROMPTS], folder, self.log_rollouts):
+            super().__init__(
+                checkpoints=checkpoints,
+                scores_rubrics="criteria_gain" in self.rewards.weights and gain_scorer == "policy",
+                model=model,
+                reward_funcs=self.rewards.functions(),
+                args=GRPOConfig(**arguments, reward_weights=list(self.rewards.weights.values())),
+                train_dataset=dataset,
+                processing_class=self.chat.tokenizer,
+                peft_config=LoraConfig(**config.lora.model_dump()) if config.lora else None,
+            )
+        self._gain_scorer = CriteriaGainScorer(self, self.chat, gain_scorer)
+        self._step_guard = StepGuard(self.accelerator, folder.faults)
+        self.add_callback(self._step_guard)
+
+    def log_rollouts(self, name: str, value: float) -> None:
+        """Add a metric to what is logged for the current step."""
+        self._metrics["train"][name].append(value)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """TRL's loss, which has to be finite on every rank."""
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        self._guard.check_loss(loss, inputs, self.state.global_step + 1)
+        self._step_guard.check_loss(loss, inputs, self.state.global_step + 1)
         return loss
 
+    def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
+        """Add the place in the window of rollouts, those still to be used, and metrics that were not logged yet."""
+        values, tensors = super().rank_state()
+        window = self.args.steps_per_generation * self.num_iterations
+        batches = (self._buffered_inputs or []) if self._step % window else []
+        values |= {
+            "micro_step": self._step,
+            "metrics": self._metrics["train"],
+            "rollouts": [{k: v for k, v in batch.items() if not isinstance(v, Tensor)} for batch in batches],
+            "rewards": self.rewards.guard.state(),
+        }
+        for number, batch in enumerate(batches):
+            # Micro-batches may be views of one tensor, which safetensors does not store.
+            tensors |= {f"{number}/{k}": v.clone().contiguous() for k, v in batch.items() if isinstance(v, Tensor)}
+        return values, tensors
+
+    def load_rank_state(self, values: Values, tensors: dict[str, Tensor]) -> None:
+        """Restore these, and the order of the items of this epoch."""
+        super().load_rank_state(values, tensors)
+        self._step = values["micro_step"]
+        for name, numbers in values["metrics"].items():
+            self._metrics["train"][name] = numbers
+        batches: list[dict[str, Any]] = values["rollouts"]
+        for name, tensor in tensors.items():
+            number, _, key = name.partition("/")
+            batches[int(number)][key] = tensor
+        self._buffered_inputs = batches or None
+        self.rewards.guard.load_state(values["rewards"])
+        if self.shuffle_dataset:
+            for _ in range(int(self.state.epoch or 0)):  # TRL's sampler would begin with the order of the first epoch
+                torch.randperm(self._order.num_samples, generator=self._order.generator)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        """Score the rollouts once; TRL then reads and gathers the components."""
+        rows = [example["index"] for example in inputs]
+        step, score_gains = int(self.state.global_step), self._gain_scorer.score
+        self.rewards.score(completion_ids_list, rows, step, self._log_metric, score_gains)
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return rewards
+
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
-        self.order = super()._get_train_sampler(dataset)
+        self._order = super()._get_train_sampler(dataset)
         if self._both_orders:
-            self.order = BothOrdersSampler(
+            self._order = BothOrdersSampler(
                 len(self.train_dataset if dataset is None else dataset),
                 self.num_generations,
                 batch_size=self.args.generation_batch_size // self.num_generations,
@@ -63,68 +137,37 @@ class JudgeTrainer(ResumableTrainer):
                 shuffle=self.shuffle_dataset,
                 seed=self.args.seed,
             )
-        return self.order
+        return self._order
 
 
-def make_trainer(
-    config: RunConfig,
-    model: str,
-    items: Sequence[Item],
-    folder: Path,
-    components: Mapping[str, Component] = COMPONENTS,
-) -> tuple[JudgeTrainer, Rewards]:
-    """A GRPOTrainer whose prompts are items and whose rewards are ours.
+class BothOrdersSampler(RepeatSampler):
+    """TRL's RepeatSampler over items of two rows: item i is row 2i, then row 2i + 1, for G / 2 rollouts each.
 
-    Args:
-        config: The run.
-        model: Directory or Hub id of the judge to start from.
-        items: Training items.
-        folder: The run's: checkpoints go to its `checkpoints`, batches that end the run to its `faults`.
-        components: What computes each reward component, besides those of the user's own.
+    Epochs, windows, repeats and the split over processes are TRL's: only which row of the item a place gets is ours.
 
-    Raises:
-        ConfigError: a component of the user's own cannot be loaded.
+    Example:
+        >>> list(BothOrdersSampler(4, num_generations=4, shuffle=False))
+        [0, 0, 1, 1, 2, 2, 3, 3]
     """
-    components = {**components, **load_own(config.reward.own)}
-    checkpoints = Checkpoints(folder / "checkpoints", config.grpo.save_total_limit)
-    arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config)}
-    chat = load_chat(config, model)
-    orders = (False, True) if config.reward.both_orders else (False,)
-    rows = [(item, reverse) for item in items for reverse in orders]
-    shown = [present(item, config.seed, reverse) for item, reverse in rows]
-    rewards = Rewards(config, shown, chat, components, folder / "faults", lambda queries: pricer(queries))
-    dataset = _dataset(config, rows, chat)
 
-    def log(name: str, value: float) -> None:
-        trainer._metrics["train"][name].append(value)
+    def __init__(self, num_rows: int, num_generations: int, **settings: Any) -> None:
+        super().__init__(range(num_rows // 2), mini_repeat_count=num_generations, **settings)
 
-    with rollout_engine(config, chat, dataset["prompt"][: probe.PROMPTS], folder, log):
-        trainer = JudgeTrainer(
-            both_orders=config.reward.both_orders,
-            faults=folder / "faults",
-            checkpoints=checkpoints,
-            stateful={"rewards": rewards.guard},
-            model=model,
-            reward_funcs=rewards.functions(),
-            args=GRPOConfig(**arguments, reward_weights=rewards.weights()),
-            train_dataset=dataset,
-            processing_class=chat.tokenizer,
-            peft_config=LoraConfig(**config.lora.model_dump()) if config.lora else None,
-        )
-    scorer = config.reward.criteria_gain.scorer
-    pricer = RubricPricer(trainer, chat, scorer)
-    trainer.prices_rubrics = "criteria_gain" in config.reward.weighted() and scorer == "policy"
-    return trainer, rewards
+    def __iter__(self) -> Iterator[int]:
+        for place, item in enumerate(super().__iter__()):
+            reverse = place % self.mini_repeat_count >= self.mini_repeat_count // 2
+            yield 2 * item + reverse
 
 
 def load_chat(config: RunConfig, model: str) -> Chat:
-    """The tokenizer of a judge and how this run calls its template."""
+    """Load the tokenizer of a judge, and how this run calls its chat template."""
     tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, padding_side="left")
     ends = eos_token_ids(tokenizer, generation_config(model, config.model.revision))
     return Chat(tokenizer, config.model.chat_template_kwargs, ends)
 
 
-def _dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:
+def prompt_dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:
+    """Return the prompts of items and orders, each with the number of its row."""
     special = chat.special_tokens
     return Dataset.from_list(
         [
@@ -132,3 +175,46 @@ def _dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -
             for index, (item, reverse) in enumerate(rows)
         ]
     )
+
+
+def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
+    """Return keyword arguments for GRPOConfig, SFTConfig or RewardConfig."""
+    # For nearly every weight an update of 1e-6 is less than half of the last digit of bfloat16: rounded away, the
+    # policy would stand still. So trained weights are float32, computed with in `model.dtype` by autocast. DeepSpeed
+    # and FSDP have float32 copies, PEFT's adapters are float32.
+    adapter = config.lora is not None and not isinstance(section, SftSection)
+    float32 = config.model.dtype == "bfloat16" and not adapter and not shards()
+    return {
+        "output_dir": str(output_dir),
+        "seed": config.seed,
+        **device_arguments(),
+        "bf16": config.model.dtype == "bfloat16",
+        "disable_tqdm": True,  # `LiveView` shows progress
+        "save_strategy": "steps",
+        "report_to": [],
+        "project": "think-as-locals",  # the project's name at trackio, and as WANDB_PROJECT at W&B
+        "run_name": config.run.name,
+        "model_init_kwargs": {
+            "dtype": "float32" if float32 else config.model.dtype,
+            "attn_implementation": config.model.attn_implementation,
+            "revision": config.model.revision,
+        },
+        **section.model_dump(exclude=set(section.OURS)),
+    }
+
+
+def check_arguments(config: RunConfig | ScpoConfig) -> None:
+    """Check all of TRL's settings with TRL's own configurations, before a run has a folder or trains its first stage.
+
+    What fits depends on the number of processes, so these have to have joined.
+    """
+    kinds = {"grpo": GRPOConfig, "sft": SFTConfig, "scpo": RewardConfig, "global_rm": RewardConfig}
+    faults = []
+    for name, kind in kinds.items():
+        if (section := getattr(config, name, None)) is not None:
+            try:
+                kind(**trl_arguments(config, section, Path(config.run.dir)))  # it makes no folder
+            except (ValueError, TypeError, ImportError) as error:
+                faults.append(f"\n  - {name}.*: {error}")
+    if faults:
+        raise ConfigError(f"TRL does not take this configuration:{''.join(faults)}")

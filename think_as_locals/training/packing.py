@@ -1,4 +1,4 @@
-"""Rows that share a prompt -> one row that holds the prompt once, and the attention such a row needs.
+"""Rows that share a prompt as one row that holds the prompt once, and the attention that such a row needs.
 
 Rollouts of a group, prompt `p q r` and completions `a b` and `c d e`, become
 
@@ -31,54 +31,30 @@ ARGUMENT = "shared_prefix"
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Where a group lies in a packed row.
-
-    Args:
-        trunk: Where its trunk lies.
-        branches: Where its branches lie, one after the other.
-        num_branches: How many there are.
-        longest: Tokens of the longest branch.
-        scatter: Index of each branch token in the padded block (num_branches x longest); `None` where all are as long.
-    """
+    """Where a group lies in a packed row."""
 
     trunk: slice
-    branches: slice
+    branches: slice  # one after the other
     num_branches: int
-    longest: int
-    scatter: Tensor | None
+    longest: int  # tokens of the longest branch
+    scatter: Tensor | None  # index of each branch token in the padded block (num_branches x longest), if any is padded
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One row of L tokens for a model.
+    """One row of L tokens for a model."""
 
-    Args:
-        tokens: Token ids, (1, L).
-        positions: Position of each token in its own sequence, (1, L).
-        labels: What the branch tokens predict, (1, L').
-        scored: Index of the L' branch tokens in the row.
-        groups: Where the groups lie.
-        rows, columns: Which row and which of its completion tokens each label is.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    labels: Tensor
-    scored: Tensor
+    tokens: Tensor  # (1, L)
+    positions: Tensor  # of each token in its own sequence, (1, L)
+    labels: Tensor  # what the branch tokens predict, (1, L')
+    scored: Tensor  # index of the L' branch tokens in the row
     groups: tuple[Group, ...]
-    rows: Tensor
-    columns: Tensor
+    rows: Tensor  # which row each label is of ...
+    columns: Tensor  # ... and which of its completion tokens it is
 
 
 def pack(prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> Packed:
     """Pack sequences; neighbours with equal prompts share a trunk.
-
-    Args:
-        prompts: Token ids of each row's prompt, at least one.
-        completions: Token ids of each row's completion; rows without any are left out.
-
-    Raises:
-        ValueError: there is nothing to score, or a prompt is empty.
 
     Example:
         >>> packed = pack([torch.tensor([5, 6, 7])] * 2, [torch.tensor([1, 2]), torch.tensor([3, 4, 8])])
@@ -132,12 +108,7 @@ def _group(start: int, trunk: int, lengths: Sequence[int], device: torch.device)
 
 
 def log_probs(model: nn.Module, packed: Packed) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities of the labels, and entropies of what predicts them where the model's head has them, (L',) each.
-
-    Args:
-        model: A model that `prepare` and TRL's `add_fused_lm_head` have seen, wrapped or not.
-        packed: What to score.
-    """
+    """Return log-probabilities of the labels, and entropies where the model's head computes them, (L',) each."""
     outputs = model(
         input_ids=packed.tokens,
         position_ids=packed.positions,
@@ -151,9 +122,9 @@ def log_probs(model: nn.Module, packed: Packed) -> tuple[Tensor, Tensor | None]:
 
 
 def prepare(model: PreTrainedModel) -> None:
-    """Let a model take packed rows; rows of the usual kind are computed as before.
+    """Let a model take packed rows; ordinary rows are computed as before.
 
-    Its attention kernel learns of packed rows, and its backbone hands only the scored positions to the LM head.
+    Its attention kernel becomes a `PackedAttention`, and its backbone passes only the scored positions to the LM head.
     """
     name = model.config._attn_implementation
     kernel = ALL_ATTENTION_FUNCTIONS[name]
@@ -170,12 +141,7 @@ def _keep_scored(module: nn.Module, args: Any, kwargs: dict[str, Any], output: A
 
 
 class PackedAttention:
-    """An attention kernel of transformers that also knows packed rows.
-
-    Args:
-        name: What transformers calls the kernel.
-        kernel: The kernel, which computes all rows of the usual kind.
-    """
+    """An attention kernel of transformers that also computes packed rows."""
 
     def __init__(self, name: str, kernel: Callable[..., tuple[Tensor, Tensor | None]]) -> None:
         self._name = name
@@ -227,7 +193,7 @@ class PackedAttention:
 
 
 def _grouped_heads_are_fast(query: Tensor) -> bool:
-    """Whether SDPA takes fewer heads of keys than of queries without a kernel that writes all scores to memory."""
+    """Whether SDPA takes fewer key heads than query heads without a kernel that writes all scores to memory."""
     return query.device.type == "cpu" or (query.dtype != torch.float32 and query.shape[-1] <= 256)
 
 

@@ -1,13 +1,13 @@
-"""A GRPOTrainer that computes what a group's rollouts share once: TRL's loss, several times faster for long prompts.
+"""A GRPOTrainer that computes the prompt of a group once: TRL's loss, several times faster for long prompts.
 
 TRL repeats a group's prompt for each of its G rollouts, in every forward and backward pass, and pads all rows to the
 longest of the generation batch. `SharedPrefixTrainer` overrides three of its methods, none of which holds its loss:
 
 - `_prepare_inputs` keeps groups together in micro-batches and trims their padding;
-- `_get_per_token_logps_and_entropies`, which every pass (old, reference, loss) asks, packs what it computes;
+- `_get_per_token_logps_and_entropies`, which every pass (old, reference, loss) calls, packs what it computes;
 - `_compute_loss` notes which rollouts carry no gradient, so that they are left out of the pass.
 
-On policy, the old log-probabilities by which TRL corrects for vLLM's are those of the loss: no pass of their own.
+On policy, the old log-probabilities by which TRL corrects for vLLM's are those of the loss: no extra pass is needed.
 """
 
 from __future__ import annotations
@@ -17,36 +17,39 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PretrainedConfig, PreTrainedModel
 from trl import GRPOTrainer
+from trl.trainer.utils import nanmax, nanmin
 
-from think_as_locals.training import importance, packing
-from think_as_locals.training.micro_batches import micro_batches
+from think_as_locals.training import packing
 
 _logger = logging.getLogger(__name__)
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
+"""Largest difference of log-probabilities between packed and separate rows."""
 _HALF_PRECISION_TOLERANCE = 5e-2
-"""Largest difference of log-probabilities between the two paths; in half precision the largest mean difference."""
+"""Largest mean difference in half precision."""
 
 
 class SharedPrefixTrainer(GRPOTrainer):
-    """TRL's GRPOTrainer with packed groups; takes the same arguments.
+    """TRL's GRPOTrainer with packed groups; takes the same arguments. Prefix grouping: arXiv 2506.05433.
 
     Where a model or setting is not supported, or the first group's log-probabilities differ from TRL's own, it computes
-    as TRL does and says why, once. Source of the idea: prefix grouping (arXiv 2506.05433).
+    as TRL does and logs the reason once.
+
+    With `scores_rubrics`, rubrics are scored by the policy between sampling and loss; off policy, that pass also
+    computes the rollouts' old log-probabilities and hands them to `add_old_log_probs`.
 
     Attributes:
         unshared_reason: Why prefixes are not shared; `None` where they are.
-        prices_rubrics: Whether a pass between sampling and loss scores rubrics anyway: off policy, it is then to
-            hand over the rollouts' log-probabilities as well, by `take_old_log_probs`.
     """
 
     _buffered_inputs: list[dict[str, Any]] | None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, scores_rubrics: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.prices_rubrics = False
+        self._scores_rubrics = scores_rubrics
         self._old_log_probs: list[Tensor] | None = None
         self._inputs: dict[str, Any] | None = None
         self._gradient_rows: list[bool] | None = None
@@ -54,48 +57,48 @@ class SharedPrefixTrainer(GRPOTrainer):
         self._checked = False
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         bare = [model.get_base_model() if hasattr(model, "get_base_model") else model for model in models]
-        self.unshared_reason = next((reason for model in bare if (reason := unsupported(model, self))), None)
+        self.unshared_reason = next((reason for model in bare if (reason := _unsupported_reason(model, self))), None)
         if self.unshared_reason is not None:
-            self._say(self.unshared_reason)
+            self._warn_unshared()
             return
         for model in bare:
             packing.prepare(model)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """The micro-batch of this step: neighbouring rows of a generation batch, without the padding of the others."""
+        """Return the micro-batch of this step: whole groups of the generation batch, without common padding."""
         if not self.model.training or self._is_vlm:
             return super()._prepare_inputs(generation_batch)
         parts = self.args.steps_per_generation
         if self._step % (parts * self.num_iterations) == 0 or self._buffered_inputs is None:
-            elsewhere = importance.waits(self) or (self.prices_rubrics and not importance.on_policy(self))
+            elsewhere = self._can_defer() or (self._scores_rubrics and not self._on_policy)
             self._skip_pass = elsewhere and self.unshared_reason is None
             self._old_log_probs = [] if self._skip_pass else None
             batch = self._generate_and_score_completions(generation_batch)
             if self._old_log_probs is not None:
-                importance.put_off(self, batch, self._old_log_probs)
+                self._defer_correction(batch, self._old_log_probs)
                 self._old_log_probs = None
             self._buffered_inputs = micro_batches(batch, parts)
         return self._buffered_inputs[self._step % parts]
 
     @property
     def wants_old_log_probs(self) -> bool:
-        """Whether the pass that prices rubrics is to compute the rollouts' log-probabilities too."""
-        return self._old_log_probs is not None and not importance.on_policy(self)
+        """Whether the pass that scores rubrics must compute the rollouts' old log-probabilities too."""
+        return self._old_log_probs is not None and not self._on_policy
 
-    def take_old_log_probs(self, log_probs: Tensor) -> None:
-        """Take those of the next rollouts, (rows, tokens)."""
+    def add_old_log_probs(self, log_probs: Tensor) -> None:
+        """Add the old log-probabilities of the next rollouts, (rows, tokens)."""
         if self._old_log_probs is not None:
             self._old_log_probs.append(log_probs)
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        """TRL's loss; where nothing but the advantage can move the policy, rows whose advantage is 0 need no pass."""
-        exact = (
+        """TRL's loss; where only the advantage can move the policy, rows with advantage 0 need no pass."""
+        advantage_only = (
             self.beta == 0.0
             and not self._entropy_bonus_enabled
             and self.top_entropy_quantile >= 1.0
             and inputs["advantages"].dim() == 1
         )
-        self._gradient_rows = (inputs["advantages"] != 0).tolist() if exact else None
+        self._gradient_rows = (inputs["advantages"] != 0).tolist() if advantage_only else None
         self._inputs = inputs = dict(inputs)
         try:
             loss: Tensor = super()._compute_loss(model, inputs)
@@ -114,45 +117,35 @@ class SharedPrefixTrainer(GRPOTrainer):
         compute_aux_loss: bool = False,
         **images: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Log-probabilities and entropies of the completions, (B, C) each; 0 where there is no token to score."""
-
-        def dense(rows: slice) -> Any:
-            return super(SharedPrefixTrainer, self)._get_per_token_logps_and_entropies(
-                model,
-                input_ids[rows],
-                attention_mask[rows],
-                logits_to_keep,
-                batch_size,
-                compute_entropy,
-                compute_aux_loss,
-                **images,
-            )
-
+        """Return log-probabilities and entropies of the completions, (B, C) each; 0 where there is no token."""
         if self._skip_pass:  # the first pass after sampling is that of the old log-probabilities
             self._skip_pass = False
             return torch.full((len(input_ids), logits_to_keep), torch.nan, device=input_ids.device), None, None
+        trls = super()._get_per_token_logps_and_entropies
         if self.unshared_reason is None and not self._checked:
-            self._check(model, input_ids, attention_mask, logits_to_keep, dense)
+            first = slice(0, min(len(input_ids), self.num_generations))
+            rows = (input_ids[first], attention_mask[first], logits_to_keep)
+            with torch.no_grad():
+                expected = trls(model, *rows, batch_size, compute_entropy, compute_aux_loss, **images)[0]
+            self._check(model, rows, expected)
         if self.unshared_reason is not None:
-            logps, entropies, aux_loss = dense(slice(None))
-            self._make_up(logps, None)
-            return logps, entropies, aux_loss
-        size = batch_size or len(input_ids)
-        chunks = [
-            self._packed_log_probs(model, input_ids[i : i + size], attention_mask[i : i + size], logits_to_keep)
-            for i in range(0, len(input_ids), size)
-        ]
-        logps, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
-        self._make_up(logps, self._gradient_rows)
-        return logps, entropies if compute_entropy else None, None
-
-    def _make_up(self, logps: Tensor, computed: list[bool] | None) -> None:
-        """In the pass of the loss: what the correction for vLLM's log-probabilities waited for."""
-        if self._inputs is not None and "importance_sampling_ratio" not in self._inputs and importance.waits(self):
-            importance.make_up(self, self._inputs, logps, computed)
+            options = (batch_size, compute_entropy, compute_aux_loss)
+            logps, entropies, aux_loss = trls(model, input_ids, attention_mask, logits_to_keep, *options, **images)
+            computed = None
+        else:
+            size = batch_size or len(input_ids)
+            chunks = [
+                self._packed_log_probs(model, input_ids[i : i + size], attention_mask[i : i + size], logits_to_keep)
+                for i in range(0, len(input_ids), size)
+            ]
+            logps, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+            entropies, aux_loss, computed = entropies if compute_entropy else None, None, self._gradient_rows
+        if self._inputs is not None and "importance_sampling_ratio" not in self._inputs and self._can_defer():
+            self._apply_correction(self._inputs, logps, computed)
+        return logps, entropies, aux_loss
 
     def _packed_log_probs(self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies (B, C) of rows of B x (P+C) tokens, in one pass of one packed row."""
+        """Return log-probabilities and entropies (B, C) of B x (P+C) tokens, from one pass of one packed row."""
         seen = mask.bool()
         wanted = self._gradient_rows or [True] * len(ids)
         prompts = [row[real] for row, real in zip(ids[:, :-num_labels], seen[:, :-num_labels], strict=True)]
@@ -160,10 +153,9 @@ class SharedPrefixTrainer(GRPOTrainer):
             row[real] if want else row[:0]
             for row, real, want in zip(ids[:, -num_labels:], seen[:, -num_labels:], wanted, strict=True)
         ]
+        # Nothing to compute: a pass over one token, weighted by 0, keeps this rank in step with the others.
         idle = not any(len(completion) for completion in completions)
-        if (
-            idle
-        ):  # a pass over one token, weighted by 0, keeps this rank in step with those that have something to compute
+        if idle:
             prompts = completions = [ids[0, -1:]]
         packed = packing.pack(prompts, completions)
         with self.accelerator.autocast():
@@ -179,16 +171,14 @@ class SharedPrefixTrainer(GRPOTrainer):
         # TRL logs the mean entropy: rows without a pass take that of the others; NaN, above, is left out of its log.
         return logps, entropy.mean().detach().expand(shape).index_put(at, entropy)
 
-    def _check(self, model: nn.Module, ids: Tensor, mask: Tensor, num_labels: int, dense: Any) -> None:
-        """Compare the first rows with TRL's own path, on all ranks; where they differ, share no prefixes."""
-        rows = slice(0, min(len(ids), self.num_generations))
+    def _check(self, model: nn.Module, rows: tuple[Tensor, Tensor, int], expected: Tensor) -> None:
+        """Compare the first group with TRL's own path, on all ranks; where they differ, share no prefixes."""
         gradient_rows, self._gradient_rows = self._gradient_rows, None
         with torch.no_grad():
-            expected = dense(rows)[0]
-            got, _ = self._packed_log_probs(model, ids[rows], mask[rows], num_labels)
+            got, _ = self._packed_log_probs(model, *rows)
         self._gradient_rows = gradient_rows
-        scored = mask[rows, -num_labels:].bool()
-        difference = (got - expected)[scored].abs().float()
+        _, mask, num_labels = rows
+        difference = (got - expected)[mask[:, -num_labels:].bool()].abs().float()
         full_precision = self.accelerator.mixed_precision == "no"
         exact = _TOLERANCE.get(next(model.parameters()).dtype) if full_precision else None
         compared = difference.numel()
@@ -197,15 +187,80 @@ class SharedPrefixTrainer(GRPOTrainer):
         worst, self._checked = float(found[:, 0].max()), bool(found[:, 1].any())
         if not worst <= (exact or _HALF_PRECISION_TOLERANCE):
             self.unshared_reason = f"log-probabilities differ by {worst:.1e} from those of separate rows"
-            self._say(self.unshared_reason)
+            self._warn_unshared()
 
-    def _say(self, reason: str) -> None:
+    def _warn_unshared(self) -> None:
         if self.accelerator.is_main_process:
-            _logger.warning("prefixes are not shared, updates take as long as TRL's: %s", reason)
+            _logger.warning("prefixes are not shared, updates take as long as TRL's: %s", self.unshared_reason)
+
+    # TRL computes the policy's log-probabilities of vLLM's completions in a pass of their own, to weight them by
+    # pi(token) / pi_vllm(token). On policy that pass equals the one of the loss, so the correction is deferred to it.
+
+    @property
+    def _on_policy(self) -> bool:
+        """Whether every update uses rollouts of the very policy it updates."""
+        window = self.args.steps_per_generation * self.num_iterations
+        return bool(self.args.gradient_accumulation_steps % window == 0)
+
+    def _can_defer(self) -> bool:
+        """Whether TRL would compute old log-probabilities for this correction alone."""
+        return bool(self.use_vllm and self.vllm_importance_sampling_correction and self._on_policy)
+
+    def _defer_correction(self, batch: dict[str, Any], old: list[Tensor]) -> None:
+        """Remove from a generation batch, and from TRL's metrics, what it derived from log-probabilities of NaN.
+
+        Off policy, `old` holds the log-probabilities of the B rollouts from the pass that scored rubrics.
+        """
+        for name in ("old_per_token_logps", "importance_sampling_ratio"):
+            batch.pop(name, None)
+        for name, values in self._metrics["train"].items():
+            if name.startswith("sampling/"):
+                values.pop()
+        if self._on_policy:
+            return
+        if not old:
+            raise RuntimeError("off policy, scoring rubrics computes old log-probabilities, but it did not run")
+        width = batch["completion_ids"].shape[1]
+        batch["old_per_token_logps"] = torch.cat([pad(part[:, :width], (0, width - part.shape[1])) for part in old])
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            self._apply_correction(batch, batch["old_per_token_logps"], None)
+
+    def _apply_correction(self, inputs: dict[str, Any], log_probs: Tensor, computed: list[bool] | None) -> None:
+        """Add importance weights to a micro-batch, given the policy's log-probabilities (B, C), and log them.
+
+        Rows that are not `computed` carry no gradient and get the weight 1; `None`: all are.
+        """
+        rows = torch.tensor(computed or [True] * len(log_probs), device=log_probs.device)[:, None]
+        mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1) * rows).bool()
+        difference = log_probs.detach() - inputs["sampling_per_token_logps"]  # NaN where vLLM could not score a token
+        level, _, form = self.vllm_importance_sampling_mode.partition("_")
+        exponent = difference.nan_to_num(nan=0.0) * mask
+        ratio = (exponent.sum(-1, keepdim=True) if level == "sequence" else exponent).exp()  # (B, 1) or (B, C)
+        low, high = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
+        clipped = ratio if low is None and high is None else ratio.clamp(min=low, max=high)
+        ratio = clipped if form == "truncate" else ratio * (clipped == ratio)
+        inputs["importance_sampling_ratio"] = torch.where(rows, ratio, 1.0)
+        self._log_correction(difference[mask & ~difference.isnan()].abs(), ratio, mask)
+
+    def _log_correction(self, difference: Tensor, ratio: Tensor, mask: Tensor) -> None:
+        """Log what TRL logs of the correction, under its names."""
+        gather, metrics = self.accelerator.gather, self._metrics["train"]
+        nothing = ratio.new_full((1,), torch.nan)
+        tokens = difference if difference.numel() else nothing
+        weights = ratio[mask.any(-1)].flatten() if ratio.shape[1] == 1 else ratio[mask]
+        weights = weights if weights.numel() else nothing
+        for name, value, over_ranks in (
+            ("sampling_logp_difference/mean", tokens.mean(), torch.nanmean),
+            ("sampling_logp_difference/max", tokens.max(), nanmax),
+            ("importance_sampling_ratio/min", weights.min(), nanmin),
+            ("importance_sampling_ratio/mean", weights.mean(), torch.nanmean),
+            ("importance_sampling_ratio/max", weights.max(), nanmax),
+        ):
+            metrics[f"sampling/{name}"].append(over_ranks(gather(value.reshape(1))).item())
 
 
-def unsupported(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
-    """Why a model cannot take packed rows, or `None`."""
+def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
+    """Return why a model cannot take packed rows, or `None`."""
     config: PretrainedConfig = model.config.get_text_config()
     kernel = config._attn_implementation
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
@@ -228,3 +283,27 @@ def unsupported(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
     if trainer.aux_loss_enabled:
         return "the router's auxiliary loss counts padding; set grpo.router_aux_loss_coef=0"
     return None
+
+
+def micro_batches(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """Split a generation batch into equal parts: groups in random order but whole, each part without common padding.
+
+    `batch` is what TRL's `_generate_and_score_completions` returns: B rows, prompts padded left, completions right.
+    """
+    ids = batch["prompt_ids"]
+    starts = torch.cat([ids.new_ones(1, dtype=torch.bool), (ids[1:] != ids[:-1]).any(1)])  # of runs of equal prompts
+    group = starts.cumsum(0).cpu() - 1
+    order = torch.randperm(int(group[-1]) + 1)[group].argsort(stable=True).to(ids.device)
+    prompts, completions = ids.shape[1], batch["completion_ids"].shape[1]
+    parts = []
+    for rows in order.chunk(count):
+        part = {key: value[rows] if torch.is_tensor(value) and value.dim() else value for key, value in batch.items()}
+        left = prompts - int(part["prompt_mask"].sum(1).max())
+        right = max(1, int(part["completion_mask"].sum(1).max()))
+        for key, value in part.items():
+            if key.startswith("prompt_"):
+                part[key] = value[:, left:]
+            elif torch.is_tensor(value) and value.dim() == 2 and value.shape[1] == completions:
+                part[key] = value[:, :right]
+        parts.append(part)
+    return parts

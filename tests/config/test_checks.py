@@ -1,0 +1,545 @@
+"""A composed configuration of any kind -> a validated one, or one message that says what is wrong."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from config.messages import CARB, GRPO, HEAD, OPINIONS, PRISM, QUICKSTART, SCPO, a_recipe, message
+
+from think_as_locals.config.checks import load_config, load_items, load_recipe, validate
+from think_as_locals.config.compose import group_options, recipes
+from think_as_locals.config.schema import EvaluationConfig, RunConfig, ScpoConfig, Variant
+from think_as_locals.runtime.run_folder import open_run
+from think_as_locals.scpo.report import DIFFERENCES
+from think_as_locals.types import ConfigError, DataSource
+
+NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
+APART = {"rm", "sweep", "mode", "global_rm"}
+"""Groups of which only an evaluation, a sweep or SCPO chooses; the last two are tested below."""
+RM_NEEDS = {
+    "judge": ["path=x"],
+    "server": ["url=http://127.0.0.1:8000/v1", "model=x"],
+    "classifier": ["path=x"],
+    "implicit": ["path=x", "reference=y"],
+    "constant": [],
+}
+NEEDS["reward", "full"] = ["reward.length.cache=60"]  # the cold start's completions are shorter than its default
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Any]:
+    """A configuration that holds, as a mapping."""
+    return load_recipe(QUICKSTART, ["run.name=whole"]).model_dump()
+
+
+Fault = Callable[..., str]
+
+
+@pytest.fixture
+def fault(whole: dict[str, Any]) -> Fault:
+    """What `validate` says of the configuration with one key, or several, set to something else."""
+
+    def say(**changes: Any) -> str:
+        values = copy.deepcopy(whole)
+        for place, value in changes.items():
+            *path, last = place.split("__")
+            part = values
+            for name in path:
+                part = part[name]
+            part[last] = value
+        with pytest.raises(ConfigError) as caught:
+            validate(values)
+        return str(caught.value)
+
+    return say
+
+
+def loaded(path: Path, overrides: Sequence[str] = ()) -> ScpoConfig:
+    found = load_config(path, overrides)
+    assert isinstance(found, ScpoConfig)
+    return found
+
+
+# --- valid configurations ---
+
+
+@pytest.mark.parametrize("path", recipes(), ids=lambda path: path.stem)
+def test_every_recipe_loads_and_is_called_after_its_file(path: Path) -> None:
+    loaded = load_config(path)
+    assert loaded.recipe == path.stem
+    assert loaded.run.name.startswith(f"{path.stem}-")
+
+
+def test_there_are_recipes_and_options_to_test() -> None:
+    assert {path.stem for path in recipes()} >= {"quickstart", "tal_grpo"}
+    assert sum(map(len, group_options().values())) >= 12
+
+
+@pytest.mark.parametrize("turn", range(max(map(len, group_options().values()))))
+def test_every_option_of_every_group_loads(turn: int) -> None:
+    # In each turn one option of every group, so that all have had theirs in the end.
+    groups = {group: options for group, options in group_options().items() if group not in APART}
+    groups["model"] = [option for option in groups["model"] if not option.endswith("_rm")]  # SCPO's
+    chosen = [(group, options[turn % len(options)]) for group, options in groups.items()]
+    needed = [override for choice in chosen for override in NEEDS.get(choice, [])]
+    loaded = load_recipe(GRPO, [*(f"{group}={option}" for group, option in chosen), *needed])
+    assert isinstance(loaded, RunConfig)
+
+
+@pytest.mark.parametrize("kind", group_options()["rm"])
+def test_every_kind_of_reward_model_loads_beside_the_others(kind: str) -> None:
+    loaded = load_config(CARB, [f"rms.mine={kind}", *(f"rms.mine.{key}" for key in RM_NEEDS[kind])])
+    assert isinstance(loaded, EvaluationConfig)
+    assert {name: rm.kind for name, rm in loaded.rms.items()} == {"constant": "constant", "mine": kind}
+    assert validate(yaml.safe_load(yaml.safe_dump(loaded.model_dump()))) == loaded
+
+
+def test_a_resolved_configuration_validates_to_itself(whole: dict[str, Any]) -> None:
+    there = validate(whole)
+    assert validate(yaml.safe_load(yaml.safe_dump(there.model_dump()))) == there
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    loaded = load_recipe(GRPO)
+    with pytest.raises(ValueError, match="frozen"):
+        loaded.seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("data", ["quickstart_cards", "culture_cards", "blend", "jsonl"])
+def test_the_quick_start_asks_for_what_a_judge_from_nothing_can_learn_whatever_the_data(data: str) -> None:
+    choice = [f"data={data}", *([] if data.endswith("_cards") else ["data.path=somewhere"])]
+    chosen = load_recipe(QUICKSTART, choice).data
+    assert (chosen.split, chosen.languages, chosen.max_groups) == ("pairing", ["en"], 16)
+    assert load_recipe(GRPO, choice).data.max_groups is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "components"),
+    [
+        ("correctness_structure", ["correctness", "structure"]),
+        ("paper", ["correctness", "criteria_gain"]),
+        ("rm_r1", ["correctness"]),
+        ("j1", ["correctness", "consistency"]),
+        ("full", ["correctness", "criteria_gain", "structure", "rubric_quality", "consistency", "length"]),
+    ],
+)
+def test_each_choice_of_rewards_weighs_its_components(weights: str, components: list[str]) -> None:
+    reward = load_recipe(GRPO, [f"reward={weights}"]).reward
+    assert list(reward.weighted()) == components
+    assert reward.both_orders == ("consistency" in components)
+
+
+def test_the_flagship_is_paid_as_in_the_paper_and_the_quick_start_for_structure() -> None:
+    assert load_recipe(GRPO).reward.weights == {"correctness": 1.0, "criteria_gain": 0.5}
+    assert load_recipe(QUICKSTART).reward.weights == {"correctness": 1.0, "structure": 0.2}
+
+
+def test_a_component_of_weight_zero_needs_nothing(whole: dict[str, Any]) -> None:
+    weights = {"correctness": 1.0, "consistency": 0.0, "length": 0.0}
+    there = validate(whole | {"reward": whole["reward"] | {"weights": weights}})
+    assert there.reward.weighted() == {"correctness": 1.0}
+
+
+@pytest.mark.parametrize("name", ["a", "run-1", "v1.2_final", "2025-01-01", "x" * 100, "7"])
+def test_a_plain_run_name_is_taken(whole: dict[str, Any], name: str) -> None:
+    assert validate(whole | {"run": whole["run"] | {"name": name}}).run.name == name
+
+
+def test_data_alone_is_composed_without_a_run() -> None:
+    config = load_items(["data=jsonl", "data.path=mine.jsonl", "data.test_share=0.5", "seed=3"])
+    assert (config.data.source, config.data.path, config.data.test_share, config.seed) == (
+        "jsonl",
+        "mine.jsonl",
+        0.5,
+        3,
+    )
+    with pytest.raises(ConfigError, match=r"grpo: no such key"):
+        load_items(["grpo.beta=0.1"])
+    with pytest.raises(ConfigError, match=r"data\.path: got 'x', but culture_cards is embedded"):
+        load_items(["data.path=x"])
+
+
+# --- wrong keys and values ---
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "expected"),
+    [
+        ("sede", 3, "sede: no such key; did you mean 'seed'?"),
+        ("data__pathh", 3, "data.pathh: no such key; did you mean 'data.path'?"),
+        ("run__nam", 3, "run.nam: no such key; did you mean 'run.name'?"),
+        ("model__scratch__hiden_size", 3, "did you mean 'model.scratch.hidden_size'?"),
+        ("eval__evry_steps", 3, "did you mean 'eval.every_steps'?"),
+        ("rollout__backends", 3, "did you mean 'rollout.backend'?"),
+        ("zzz", 3, "zzz: no such key"),
+        ("seed", "three", "seed: got 'three', expected a valid integer"),
+        ("seed", 1.5, "seed: got 1.5, expected a valid integer"),
+        ("seed", True, "seed: got True, expected a valid integer"),
+        ("seed", None, "seed: got None"),
+        ("seed", "3", "seed: got '3'"),
+        ("seed", -1, "seed: got -1, expected greater than or equal to 0"),
+        ("seed", 2**32, "seed: got 4294967296, expected less than 4294967296"),
+        ("grpo__beta", "0.1", "grpo.beta: got '0.1', expected a valid number"),
+        ("grpo__beta", True, "grpo.beta: got True"),
+        ("grpo__beta", -0.1, "grpo.beta: got -0.1, expected greater than or equal to 0"),
+        ("grpo__learning_rate", 0, "grpo.learning_rate: got 0, expected greater than 0"),
+        ("grpo__temperature", -1.0, "grpo.temperature: got -1.0, expected greater than 0"),
+        ("grpo__num_generations", 1, "grpo.num_generations: got 1, expected greater than or equal to 2"),
+        ("grpo__max_steps", -2, "grpo.max_steps: got -2"),
+        ("grpo__save_steps", 0, "grpo.save_steps: got 0"),
+        ("grpo__report_to", "wandb", "grpo.report_to: got 'wandb', expected a valid list"),
+        ("grpo__gradient_checkpointing", 1, "grpo.gradient_checkpointing: got 1, expected a valid boolean"),
+        ("sft__biased_wrong", 1.1, "sft.biased_wrong: got 1.1"),
+        ("data__test_share", 0.0, "data.test_share: got 0.0"),
+        ("data__test_share", 1, "data.test_share: got 1"),
+        ("data__num_responses", 1, "data.num_responses: got 1"),
+        ("data__num_responses", 9, "data.num_responses: got 9"),
+        ("data__sets_per_group", 0, "data.sets_per_group: got 0"),
+        ("data__sets_per_group", -5, "data.sets_per_group: got -5"),
+        ("data__languages", "en", "data.languages: got 'en', expected a valid list"),
+        ("data__languages", [], "data.languages: got []"),
+        ("data__groups", [7], "data.groups.0: got 7, expected a valid string"),
+        ("data__split", "grouped", "data.split: got 'grouped', expected 'group' or 'pairing'"),
+        ("data__shuffle_labels", "yes", "data.shuffle_labels: got 'yes', expected a valid boolean"),
+        ("data__path", 7, "data.path: got 7"),
+        ("eval__bootstrap_samples", -2000, "eval.bootstrap_samples: got -2000"),
+        ("eval__max_items", 0, "eval.max_items: got 0"),
+        ("model__dtype", "fp32", "model.dtype: got 'fp32', expected 'float32', 'bfloat16' or 'float16'"),
+        ("model__scratch__num_hidden_layers", 0, "model.scratch.num_hidden_layers: got 0"),
+        ("rollout__gpu_memory_utilization", 1.5, "rollout.gpu_memory_utilization: got 1.5"),
+        (
+            "rollout__backend",
+            "vLLM",
+            "rollout.backend: got 'vLLM', expected 'transformers', 'vllm_colocate' or 'vllm_server'",
+        ),
+        ("run__resume", "always", "run.resume: got 'always', expected 'never' or 'auto'"),
+        ("grpo", None, "grpo: got None"),
+        ("data", [], "data: got []"),
+        (
+            "prompt__template",
+            "listwize",
+            "prompt.template: no 'listwize'; did you mean 'listwise'?; available: compact",
+        ),
+        ("prompt__template", "../prompts/listwise", "prompt.template: no '../prompts/listwise'"),
+        ("sft", None, "sft: a model made from scratch needs a cold start (trainer=cold_start_grpo)"),
+        ("model__path", "some/model", "model: got both of model.path and model.scratch, expected one of them"),
+        ("model__scratch", None, "model: got neither of model.path and model.scratch, expected one of them"),
+    ],
+)
+def test_a_fault_is_named_with_what_was_got_and_expected(fault: Fault, place: str, value: Any, expected: str) -> None:
+    assert expected in fault(**{place: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"reward__weights": {"correctness": 0.0, "structure": 0.0}},
+            "reward.weights: all are 0 (correctness, structure)",
+        ),
+        ({"reward__weights": {"correctness": -1.0}}, "reward.weights.correctness: got -1.0"),
+        ({"reward__weights": {}}, "reward.weights: got {}"),
+        ({"reward__criteria_gain__clip": [1.0, -1.0]}, "reward.criteria_gain.clip: got [1.0, -1.0]"),
+        ({"reward__criteria_gain__clip": [1.0]}, "reward.criteria_gain.clip: got [1.0]"),
+        ({"reward__criteria_gain__scorer": "judge"}, "expected 'policy' or 'reference'"),
+        ({"reward__max_fault_share": 1.0}, "reward.max_fault_share: got 1.0, expected less than 1"),
+        ({"reward__timeout_s": 0.0}, "reward.timeout_s: got 0.0"),
+        ({"reward__timeout_s": float("inf")}, "reward.timeout_s: got inf, expected a finite number"),
+        ({"reward__fault_window": 0}, "reward.fault_window: got 0"),
+        ({"reward__length__cache": 0}, "reward.length.cache: got 0"),
+        (
+            {"reward__weights": {"length": 1.0}, "reward__length__cache": 73},
+            "reward.length.cache: got 73, expected at most grpo.max_completion_length (72)",
+        ),
+        ({"reward__weights": {"consistency": 0.1}}, "set reward.both_orders=true"),
+        (
+            {"reward__weights": {"criteria_gain": 0.5}, "reward__criteria_gain__scorer": "reference"},
+            "reward.criteria_gain.scorer: no reference model with grpo.beta=0",
+        ),
+        (
+            {"reward__both_orders": True, "grpo__num_generations": 7},
+            "grpo.num_generations: got 7, expected an even number with reward.both_orders=true",
+        ),
+        (
+            {"reward__weights": {"corectness": 1.0}},
+            "no component 'corectness'; did you mean 'correctness'?; available: correctness, criteria_gain, ",
+        ),
+        ({"reward__own": {"brief": "own.py:brief"}}, "reward.own.brief: has no weight: set reward.weights.brief"),
+        ({"reward__own": {"length": "own.py:f"}}, "reward.own.length: there is such a component already"),
+        ({"sft__biased_wrong": 0.6, "sft__biased_right": 0.6}, "sft.biased_right"),
+        (
+            {"grpo__report_to": ["wandbb"]},
+            "grpo.report_to.0: got 'wandbb', expected 'wandb', 'tensorboard' or 'trackio'",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_named(fault: Fault, changes: dict[str, Any], expected: str) -> None:
+    assert expected in fault(**changes)
+
+
+@pytest.mark.parametrize("prompt", ["rm_r1", "rewardbench2", "rewardbench2_ratings"])
+def test_a_prompt_that_rewards_cannot_score_is_refused(fault: Fault, prompt: str) -> None:
+    expected = f"prompt.template: got {prompt!r}, whose answers rewards cannot score, expected one of listwise, "
+    assert expected in fault(prompt__template=prompt)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("seed", "seed"),
+        ("grpo__beta", "grpo.beta"),
+        ("grpo__top_p", "grpo.top_p"),
+        ("sft__biased_share", "sft.biased_share"),
+        ("reward__weights", "reward.weights.correctness"),
+        ("model__chat_template_kwargs", "model.chat_template_kwargs.x"),
+        ("grpo__lr_scheduler_kwargs", "grpo.lr_scheduler_kwargs"),
+    ],
+)
+def test_no_number_may_be_infinite_or_none_at_all(fault: Fault, place: str, name: str, value: float) -> None:
+    wrapped = {
+        "reward__weights": {"correctness": value},
+        "model__chat_template_kwargs": {"x": value},
+        "grpo__lr_scheduler_kwargs": {"x": [value]},
+    }
+    said = fault(**{place: wrapped.get(place, value)})
+    assert f"  - {name}" in said
+    assert f"got {value}" in said
+
+
+@pytest.mark.parametrize("override", ["grpo.beta=nan", "grpo.temperature=inf", "grpo.learning_rate=1e400"])
+def test_no_override_may_be_infinite_or_none_at_all(override: str) -> None:
+    assert "expected a finite number" in message(GRPO, override)
+
+
+def test_not_a_number_in_a_recipe_is_found_too(tmp_path: Path) -> None:
+    said = message(a_recipe(tmp_path, HEAD + "grpo:\n  beta: .nan\n  temperature: -.inf\n"))
+    assert "grpo.beta: got nan, expected a finite number" in said
+    assert "grpo.temperature: got -inf, expected a finite number" in said
+
+
+def test_an_unquoted_country_code_that_yaml_reads_as_a_boolean_is_explained(tmp_path: Path) -> None:
+    said = message(a_recipe(tmp_path, HEAD + "data:\n  languages: [NO]\n"))
+    assert "data.languages.0: got the boolean false" in said
+    assert "NO" in said
+    assert "quotes" in said
+    assert load_recipe(a_recipe(tmp_path, HEAD + 'data:\n  languages: ["NO"]\n')).data.languages == ["NO"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../elsewhere", "a/b", "/elsewhere/x", "..", ".", "", ".hidden", "a\\b", "a\n", "a b", "~", "x" * 101, "日本", 7],
+)
+def test_a_run_name_that_leaves_its_folder_or_is_no_plain_name_is_an_error(fault: Fault, name: Any) -> None:
+    assert f"run.name: got {name!r}" in fault(run__name=name)
+
+
+@pytest.mark.parametrize("url", ["http://user:hidden@host:8000", "https://hidden@host/v1", "host:8000", "http://"])
+def test_an_address_holds_no_secret_and_a_message_repeats_none(fault: Fault, url: str) -> None:
+    said = fault(rollout__url=url)
+    assert "rollout.url: expected http[s]://HOST[:PORT][/PATH] without user or key" in said
+    assert "hidden" not in said
+
+
+@pytest.mark.parametrize("recipe", [QUICKSTART, "recipes/carb.yaml", "recipes/scpo_quickstart.yaml"])
+def test_a_path_that_embedded_data_would_not_read_is_an_error(recipe: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.path: got 'mine\.jsonl', but .* is embedded: choose data=jsonl"):
+        load_config(recipe, ["data.path=mine.jsonl"])
+
+
+def test_an_unknown_key_of_a_recipe_is_an_error_too(tmp_path: Path) -> None:
+    said = message(a_recipe(tmp_path, HEAD + "grpo:\n  beta: 0.1\nevals:\n  every_steps: 3\n"))
+    assert "evals: no such key; did you mean 'eval'?" in said
+
+
+def test_a_missing_key_is_named(whole: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"data: missing[\s\S]*eval: missing"):
+        validate({key: value for key, value in whole.items() if key not in ("data", "eval")})
+
+
+def test_several_faults_are_told_in_one_message(fault: Fault) -> None:
+    said = fault(seed=-1, run__name="../x", data__pathh="y", grpo__beta=float("nan"), eval__batch_size="many")
+    lines = [line for line in said.splitlines() if line.startswith("  - ")]
+    assert len(lines) == 5
+    for place in ("seed", "run.name", "data.pathh", "grpo.beta", "eval.batch_size"):
+        assert sum(line.startswith(f"  - {place}: ") for line in lines) == 1
+
+
+def test_one_fault_is_told_once(fault: Fault) -> None:
+    assert fault(seed=float("nan")).count("  - seed: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override", "expected"),
+    [
+        (GRPO, "sft.max_steps=10", "sft: this recipe has no cold start (sft is null): choose trainer=cold_start_grpo"),
+        (
+            GRPO,
+            "model.scratch.hidden_size=64",
+            "model.scratch: null here (the model is loaded): choose model=quickstart",
+        ),
+        (PRISM, "global_rm.learning_rate=0.1", "global RM (global_rm is null): choose global_rm=pooled"),
+        (PRISM, "lora.r=4", "lora: this run trains all weights (lora is null): choose lora=rank16"),
+    ],
+)
+def test_a_key_of_a_section_that_is_off_says_what_turns_it_on(recipe: Path, override: str, expected: str) -> None:
+    found = message(recipe, override)
+    assert expected in found
+    assert found.count("\n") == 1
+
+
+# --- an evaluation ---
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rms.mine=clasifier"], "did you mean 'classifier'"),
+        (["rms.mine=judge"], "no default for rms.mine.path"),
+        (["rms.mine.kind=jud"], "rms.mine: got .*each added by rms.NAME=KIND: judge, server"),
+        (["rms.mine=judge", "rms.mine.path=x", "rms.mine.ordes=3"], "did you mean 'rms.mine.orders'"),
+        (["rms.mine=judge", "rms.mine.path=x", "rms.mine.prompt=lstwise"], "did you mean 'listwise'"),
+        (["rms.mine=judge", "rms.mine.path=x", "rms.mine.protocol=pairwise", "rms.mine.orders=3"], "at most 2"),
+        (["rms.mine=judge", "rms.mine.path=x", "rms.mine.orders=nan"], "rms.mine.orders: got nan"),
+        (["rms.mine=judge", "rms.mine.path=x", "rms.mine.protocol=pairwise", "eval.candidates=y"], "needs listwise"),
+        (["eval.every_steps=3"], "eval.every_steps: no such key"),
+    ],
+)
+def test_what_does_not_hold_in_an_evaluation_is_said(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config(CARB, overrides)
+
+
+def test_an_evaluation_of_nothing_is_refused() -> None:
+    values = load_config(CARB).model_dump() | {"rms": {}}
+    with pytest.raises(ConfigError, match=r"rms: got \{\}, expected reward models by name"):
+        validate(values)
+
+
+@pytest.mark.parametrize(("recipe", "does"), [(CARB, "evaluates reward models"), (SCPO, "steers a reward model")])
+def test_a_recipe_of_another_kind_trains_no_judge(recipe: Path, does: str) -> None:
+    with pytest.raises(ConfigError, match=f"{recipe.stem} {does} and trains no judge: `tal run` takes it"):
+        load_recipe(recipe)
+
+
+# --- SCPO ---
+
+
+def test_the_recipes_say_what_is_steered_on_what() -> None:
+    quick, prism, opinions = map(loaded, (SCPO, PRISM, OPINIONS))
+    assert [config.data.source for config in (quick, prism, opinions)] == ["opinion_cards", "prism", "globalopinionqa"]
+    assert (quick.model.path, prism.model.path) == (None, "OpenAssistant/reward-model-deberta-v3-base")
+    assert [config.scpo.reference for config in (quick, prism, opinions)] == [
+        "global_rm",
+        "global_rm",
+        "other_countries",
+    ]
+    assert [config.scpo.seeds for config in (quick, prism, opinions)] == [[0, 1, 2]] * 3
+    for config in (quick, prism, opinions):
+        assert (config.mode.name, config.scpo.filter_threshold, config.scpo.weight_temperature) == (
+            "corrected",
+            0.7,
+            1.1,
+        )
+        assert set(config.scpo.variants) == set(get_args(Variant))
+    for config in (prism, opinions):
+        assert set(config.data.countries or ()) == {"CL", "ZA", "NZ", "AU", "MX", "IL", "CA"}
+        assert config.data.test_share == 0.15
+        scpo = config.scpo
+        assert (scpo.learning_rate, scpo.per_device_train_batch_size, scpo.num_train_epochs) == (1e-6, 8, 3)
+        assert scpo.max_steps == 1024
+
+
+@pytest.mark.parametrize("group", ["data", "model", "mode", "lora"])
+def test_every_option_of_its_groups_loads(group: str) -> None:
+    for option in group_options()[group]:
+        path = ["data.path=null" if option.endswith("_cards") else "data.path=x"]
+        config = loaded(PRISM, [f"{group}={option}", *path, f"global_rm={needs(group, option)}"])
+        assert validate(yaml.safe_load(yaml.safe_dump(config.model_dump()))) == config
+
+
+def needs(group: str, option: str) -> str:
+    """The option of `global_rm` that goes with another one."""
+    return "pooled" if group == "model" and "quickstart" in option else "none"
+
+
+def test_global_rms_are_made_where_there_is_nothing_to_load() -> None:
+    assert set(group_options()["global_rm"]) == {"none", "pooled"}
+    assert loaded(PRISM, ["global_rm=none"]).global_rm is None
+    assert loaded(PRISM, ["model=quickstart_rm", "global_rm=pooled"]).global_rm is not None
+
+
+def test_each_difference_of_the_released_code_is_a_key_of_its_mode_and_has_a_sentence() -> None:
+    corrected, released = (loaded(SCPO, [f"mode={name}"]).mode.model_dump() for name in ("corrected", "as_released"))
+    differing = {(key, value) for key, value in released.items() if corrected[key] != value}
+    assert differing - {("name", "as_released")} == set(DIFFERENCES)
+    one = loaded(SCPO, ["mode.dropout=true"]).mode.model_dump()
+    assert one == corrected | {"dropout": True}
+
+
+def test_a_run_is_continued_with_its_own_settings_alone(tmp_path: Path) -> None:
+    where = [f"run.dir={tmp_path}", "run.name=run", "run.resume=auto"]
+    folder = open_run(loaded(SCPO, where)).path
+    assert yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["mode"]["name"] == "corrected"
+    assert open_run(loaded(SCPO, [*where, "scpo.ddp_timeout=60"])).path == folder
+    for changed, named in (
+        ("mode=as_released", "mode"),
+        ("scpo.seeds=[1]", "scpo"),
+        ("global_rm.max_steps=9", "global_rm"),
+    ):
+        with pytest.raises(ConfigError, match=f"started with another {named}"):
+            open_run(loaded(SCPO, [*where, changed]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["scpo.variants=[scpo,filters]"], "scpo.variants.1: got 'filters', expected 'full', 'filter', 'weight'"),
+        (["scpo.variants=[]"], "scpo.variants: got []"),
+        (["scpo.seeds=[]"], "scpo.seeds: got []"),
+        (["scpo.seeds=[-1]"], "scpo.seeds.0: got -1"),
+        (["scpo.pair_counts=[0]"], "scpo.pair_counts.0: got 0"),
+        (["scpo.filter_threshold=1.0"], "scpo.filter_threshold: got 1.0, expected less than 1"),
+        (["scpo.weight_temperature=0.0"], "scpo.weight_temperature: got 0.0, expected greater than 0"),
+        (["scpo.weight_temperature=nan"], "scpo.weight_temperature: got nan, expected a finite number"),
+        (["scpo.max_steps=-1"], "scpo.max_steps: got -1, expected greater than 0"),
+        (["scpo.max_steps=0"], "scpo.max_steps: got 0, expected greater than 0"),
+        (["global_rm.max_steps=-1"], "global_rm.max_steps: got -1, expected greater than 0"),
+        (["scpo.reference=others"], "scpo.reference: got 'others', expected 'global_rm' or 'other_countries'"),
+        (
+            ["scpo.filter_treshold=0.5"],
+            "scpo.filter_treshold: no such field of TRL's RewardConfig; did you mean 'filter",
+        ),
+        (["scpo.beta=0.1"], "scpo.beta: no such field of TRL's RewardConfig"),
+        (["global_rm.num_generations=4"], "global_rm.num_generations: no such field of TRL's RewardConfig"),
+        (["scpo.center_rewards_coefficient=high"], "scpo.center_rewards_coefficient: got 'high', expected"),
+        (["mode.dropuot=true"], "mode.dropuot: no such key; did you mean 'mode.dropout'?"),
+        (["mode.ties=none"], "mode.ties: got 'none', expected 'half' or 'wrong'"),
+        (["eval.every_steps=3"], "eval.every_steps: no such key"),
+        (["model.path=some/model"], "model: got both of model.path and model.scratch, expected one of them"),
+        (["model.scratch=null"], "model: got neither of model.path and model.scratch"),
+        (
+            ["global_rm=none"],
+            "global_rm: a reward model made from scratch needs global_rm=pooled, any other global_rm=none",
+        ),
+        (["scpo.variants=[scpo,scpo]"], "scpo.variants: got ['scpo', 'scpo'], expected each once"),
+        (["scpo.seeds=[1,1]"], "scpo.seeds: got [1, 1], expected each once"),
+        (["scpo.pair_counts=[5,5]"], "scpo.pair_counts: got [5, 5], expected each once"),
+        (["scpo.variants=[full]", "scpo.keep_models=[scpo]"], "scpo.keep_models: scpo is not among scpo.variants"),
+        (["scpo.reference=other_countries"], "scpo.reference: other_countries needs data=globalopinionqa, got opinion"),
+        (["data.split=pairing"], "data.split: got pairing, expected group: people are split, not pairings"),
+        (["lora=rank16", "lora.lora_dropout=0.1"], "lora.lora_dropout: mode=corrected turns all dropout off"),
+    ],
+)
+def test_a_fault_of_an_scpo_recipe_is_named(overrides: list[str], expected: str) -> None:
+    assert expected in message(SCPO, *overrides)
+
+
+def test_dropout_of_lora_may_be_on_where_dropout_is() -> None:
+    overrides = ["lora=rank16", "lora.lora_dropout=0.1", "mode=as_released"]
+    assert loaded(SCPO, overrides).lora is not None

@@ -1,0 +1,179 @@
+"""A recipe, conf/ and overrides -> plain values, or a message that says what Hydra cannot compose."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from config.messages import GRPO, HEAD, QUICKSTART, a_recipe, message
+from conftest import PLANTED
+
+from think_as_locals.config import compose as composition
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.compose import ASSETS, group_options
+from think_as_locals.types import ConfigError
+
+
+def test_overrides_are_set_and_the_last_one_wins() -> None:
+    loaded = load_recipe(GRPO, ["seed=1", "grpo.beta=0.5", "data.languages=[en,de]", "seed=7", "run.name=mine"])
+    assert (loaded.seed, loaded.grpo.beta, loaded.data.languages, loaded.run.name) == (7, 0.5, ["en", "de"], "mine")
+
+
+def test_a_recipe_says_how_it_differs_and_the_rest_comes_from_conf() -> None:
+    conf = yaml.safe_load((ASSETS / "conf" / "trainer" / "grpo.yaml").read_text(encoding="utf-8"))["grpo"]
+    loaded = load_recipe(GRPO)
+    assert loaded.model.path == "Qwen/Qwen2.5-7B-Instruct"
+    assert loaded.grpo.num_generations == conf["num_generations"]
+    assert loaded.sft is None
+    assert load_recipe(QUICKSTART).sft is not None
+
+
+def test_a_recipe_of_ones_own_may_lie_anywhere(tmp_path: Path) -> None:
+    loaded = load_recipe(a_recipe(tmp_path, HEAD + "seed: 11\ngrpo:\n  learning_rate: 2e-6\n"))
+    assert (loaded.recipe, loaded.seed, loaded.grpo.learning_rate) == ("mine", 11, 2e-6)
+
+
+def test_the_first_line_that_launches_a_recipe_is_no_key_of_it() -> None:
+    assert QUICKSTART.read_text(encoding="utf-8").startswith("if __name__")
+    assert "recipe" in load_recipe(QUICKSTART).model_dump()
+
+
+def test_a_path_below_the_checkout_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("recipes/quickstart.yaml").recipe == "quickstart"
+
+
+def test_two_runs_of_a_recipe_have_two_names() -> None:
+    assert load_recipe(GRPO).run.name != load_recipe(GRPO).run.name
+
+
+@pytest.mark.parametrize("name", ["7", "true", "1e3", "null"])
+def test_a_recipe_may_be_called_what_yaml_would_take_for_something_else(tmp_path: Path, name: str) -> None:
+    assert load_recipe(a_recipe(tmp_path, HEAD, f"{name}.yaml"), ["run.name=x"]).recipe == name
+
+
+@pytest.mark.parametrize("name", ["with space", "Größe", "a(1)", "it's"])
+def test_the_checkout_may_lie_in_a_folder_of_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for part in ("conf", "recipes"):
+        shutil.copytree(ASSETS / part, tmp_path / name / part)
+    monkeypatch.setattr(composition, "ASSETS", tmp_path / name)
+    assert load_recipe(tmp_path / name / "recipes" / "quickstart.yaml").recipe == "quickstart"
+
+
+def test_files_beside_a_recipe_do_not_take_the_place_of_conf(tmp_path: Path) -> None:
+    # A run's own folder holds a config.yaml; a project of one's own may hold folders called data or model.
+    a_recipe(tmp_path, "seed: 99\n", "config.yaml")
+    (tmp_path / "model").mkdir()
+    a_recipe(tmp_path / "model", "path: somebody/else\n", "qwen2_5_7b.yaml")
+    loaded = load_recipe(a_recipe(tmp_path, HEAD))
+    assert (loaded.seed, loaded.model.path) == (0, "Qwen/Qwen2.5-7B-Instruct")
+
+
+def test_an_unknown_option_in_a_recipe_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
+    said = message(a_recipe(tmp_path, HEAD.replace("qwen2_5_7b", "qwen3_8")))
+    assert "qwen3_8" in said
+    assert all(option in said for option in group_options()["model"])
+
+
+def test_an_unknown_recipe_is_an_error_that_suggests_the_nearest_and_lists_them() -> None:
+    said = message("recipes/quikstart.yaml")
+    assert "recipes/quikstart.yaml: no such recipe; did you mean 'recipes/quickstart.yaml'?" in said
+    assert "recipes/tal_grpo.yaml" in said
+    assert "did you mean 'recipes/quickstart.yaml'?" in message("quickstart")
+
+
+def test_a_recipe_that_is_not_there_is_not_taken_from_elsewhere(tmp_path: Path) -> None:
+    assert "no such recipe" in message(tmp_path / "quickstart.yaml")
+
+
+def test_no_value_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", PLANTED["HF_TOKEN"])
+    for value in ("${oc.env:HF_TOKEN}", "'x/${oc.decode:${oc.env:HF_TOKEN}}'", "${ oc.env:NO_SUCH_VARIABLE,x}"):
+        said = message(GRPO, f"data.path={value}")
+        assert "data.path: a value from the environment" in said
+        assert PLANTED["HF_TOKEN"] not in said
+    recipe = a_recipe(tmp_path, HEAD + "model:\n  chat_template_kwargs: {key: '${oc.env:HF_TOKEN}'}\n")
+    assert "mine.yaml: line 6: a value from the environment" in message(recipe)
+    said = message(a_recipe(tmp_path, HEAD.replace("qwen2_5_7b", "${oc.env:HF_TOKEN}")))
+    assert "line 3: a value from the environment" in said
+    assert PLANTED["HF_TOKEN"] not in said
+    assert load_recipe(a_recipe(tmp_path, HEAD + "# not ${oc.env:HF_TOKEN}\n")).seed == 0
+    assert load_recipe(GRPO, ["data=jsonl", "data.path=${recipe}/x"]).data.path == "tal_grpo/x"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model=qwen3_8", "did you mean 'qwen3_8b'?"),
+        ("trainer=grop", "did you mean 'grpo'?"),
+        ("data=nothing", "available: blend, carb, carb_open, care, culture_cards, globalopinionqa, helpsteer3, jsonl"),
+        ("eval=", "available: carb"),
+        ("seed=1,2", "several values are for a sweep only (tal run -m); a list is seed=[...]"),
+        ("model=qwen3_8b,qwen2_5_7b", "several values"),
+        ("seed=range(1,3)", "several values"),
+        ("hydra.run.dir=x", "hydra.run.dir=x: for a sweep only"),
+        ("++hydra/launcher=joblib", "for a sweep only"),
+        ("sweep.seed=3", "for a sweep only"),
+        ("recipe=../x", "recipe is the name of the recipe's file; use run.name"),
+        ("data.path=grüße", "override data.path: cannot be read"),
+        ("data.path=a=b", "'data.path=\"...\"'"),
+        ("=3", "override '=3': expected key=value"),
+        ("scpo.filter_threshold=0.5", "scpo.* belongs to a recipe that steers a reward model"),
+        ("rms.x=constant", "rms.* belongs to a recipe that evaluates reward models"),
+        ("reward.own.Mine=a.b:c", "reward.own.Mine: got the name 'Mine', expected lower-case letters"),
+        ("data=jsonl", "no default for data.path"),
+        ("data=nothing", "data=nothing: no such option"),
+        ("data.pathh=x", "data.pathh: no such key; did you mean 'data.path'?"),
+    ],
+)
+def test_a_faulty_override_is_named_with_a_remedy(override: str, expected: str) -> None:
+    assert expected in message(GRPO, override)
+
+
+@pytest.mark.parametrize("override", ["seed", "", "a b=3", "=3", "seed='", "run.name=${nope}", "data.languages=[en"])
+def test_an_override_that_cannot_be_read_is_an_error(override: str) -> None:
+    assert message(GRPO, override)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "just text",
+        "- a\n- b\n",
+        "a: [",
+        "seed: 1\nseed: 2\n",
+        "seed: 3\n",
+        HEAD + "seed: ${nope}\n",
+        HEAD + "\tseed: 3\n",
+        HEAD + "null: 3\n",
+        HEAD + f"seed: {'9' * 5000}\n",
+        HEAD + f"seed: {'[' * 3000}\n",
+    ],
+    ids=[
+        *("empty", "a text", "a list", "cut off", "a key twice", "no defaults", "a broken reference", "a tab"),
+        *("a key of null", "a long number", "a deep list"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_named(tmp_path: Path, text: str) -> None:
+    said = message(a_recipe(tmp_path, text))
+    assert re.search(r"mine\.yaml[ :]+\S", said)
+    assert "a_recipe" not in said
+
+
+def test_a_recipe_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_bytes(HEAD.encode() + b"# gr\xfc\xdfe\n")
+    assert "mine.yaml" in message(tmp_path / "mine.yaml")
+
+
+def test_a_recipe_called_as_the_defaults_are_does_not_go_round_in_circles(tmp_path: Path) -> None:
+    path = a_recipe(tmp_path, HEAD, "config.yaml")
+    try:
+        assert load_recipe(path).recipe == "config"
+    except ConfigError as error:
+        assert "config.yaml" in str(error)  # noqa: PT017

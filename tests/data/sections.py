@@ -1,0 +1,26 @@
+"""The `data` section of a run, for tests that set only what matters to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from think_as_locals.config.schema import DataSection
+
+
+def data_section(**changes: Any) -> DataSection:
+    """English culture cards, but for the changes."""
+    defaults: dict[str, Any] = {
+        "source": "culture_cards",
+        "path": None,
+        "split": "group",
+        "test_share": 0.2,
+        "languages": ["en"],
+        "groups": None,
+        "countries": None,
+        "num_responses": 4,
+        "sets_per_group": 5,
+        "max_groups": None,
+        "min_share_gap": None,
+        "shuffle_labels": False,
+    }
+    return DataSection(**defaults | changes)

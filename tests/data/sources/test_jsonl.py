@@ -1,0 +1,185 @@
+"""Our own rows: what is written is read back, and a bad row names its file and line."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from think_as_locals.data.faults import Row
+from think_as_locals.data.sources import jsonl
+from think_as_locals.types import DataError, Item
+
+quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+ROW: dict[str, Any] = {
+    "id": "th-1",
+    "prompt": "How do people greet an elder?",
+    "responses": ["With a bow.", "With a wai."],
+    "best": 1,
+    "culture": "TH",
+    "language": "en",
+    "domain": "value",
+    "group": "greeting",
+    "source": "mine",
+}
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip)
+
+
+@st.composite
+def items(draw: st.DrawFn) -> Item:
+    responses = tuple(draw(st.lists(texts, min_size=2, max_size=8, unique=True)))
+    return Item(
+        **{name: draw(texts) for name in ("id", "prompt", "language", "domain", "group", "source")},
+        responses=responses,
+        best=draw(st.integers(0, len(responses) - 1)),
+        culture=draw(st.none() | texts),
+        origins=draw(st.sampled_from([(), tuple(f"C{i}" for i in range(len(responses)))])),
+    )
+
+
+def an_item(**changes: Any) -> Item:
+    return Item(**ROW | changes)
+
+
+def write_lines(folder: Path, *rows: Any) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+@quick
+@given(st.lists(items(), max_size=5, unique_by=lambda item: item.id))
+def test_what_is_written_is_read_back(written: list[Item]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "items.jsonl"
+        assert jsonl.write(written, path) == len(written)
+        assert list(jsonl.read(path)) == written
+        # Lines end in a line feed alone, whatever separators the texts hold.
+        assert path.read_bytes().count(b"\n") == len(written)
+
+
+def test_a_name_that_cannot_be_printed_is_named_so_that_it_can() -> None:
+    (fault,) = jsonl.outcome(Row("r.jsonl", 1, ROW | {"\ud83d": 1}, "")).faults
+    assert fault.detail.startswith("unknown '\\ud83d'; fields: ")
+
+
+def test_origins_may_be_left_out_and_blank_lines_are_passed_over(tmp_path: Path) -> None:
+    path = write_lines(tmp_path, "", ROW, "  ", ROW | {"id": "th-2", "culture": None}, "")
+    first, second = jsonl.read(path)
+    assert (first.origins, first.culture, second.culture) == ((), "TH", None)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{not json", "not JSON"),
+        ('"a text"', "expected an object with the fields id, prompt, responses.*got str"),
+        ("[1, 2]", "expected an object.*got list"),
+        ("null", "expected an object.*got NoneType"),
+        ({name: value for name, value in ROW.items() if name not in ("best", "group")}, "missing best, group"),
+        (ROW | {"label": 1}, "unknown label"),
+        ({"id": "x", "chosen": "y"}, "missing best.*unknown chosen"),
+        (ROW | {"best": 2}, "best must be an index from 0 to 1"),
+        (ROW | {"best": "1"}, "best must be an index"),
+        (ROW | {"best": True}, "best must be an index"),
+        (ROW | {"prompt": " "}, "prompt must be a non-blank string"),
+        (ROW | {"culture": False}, "culture must be a non-blank string or None"),
+        (ROW | {"responses": ["one"]}, "expected 2 to 8 responses, got 1"),
+        (ROW | {"responses": ["one", "one"]}, "responses must be distinct"),
+        (ROW | {"responses": ["one", 2]}, r"responses\[1\]"),
+        (ROW | {"responses": [["one"], ["two"]]}, r"responses\[0\]"),
+        (ROW | {"responses": [{"text": "one"}, "two"]}, r"responses\[0\]"),
+        (ROW | {"responses": "AB"}, "responses and origins must be lists"),
+        (ROW | {"responses": {"A": "one", "B": "two"}}, "responses and origins must be lists"),
+        (ROW | {"origins": "TH"}, "responses and origins must be lists"),
+        (ROW | {"origins": ["TH"]}, "origins must be empty or name a culture per response"),
+        (ROW | {"origins": ["TH", None]}, "origins"),
+        (ROW | {"origins": [1, 2]}, "origins"),
+        (ROW | {"prompt": "half an emoji \ud83d"}, "prompt"),
+        (ROW | {"id": "ok"}, "id 'ok' is already in line 1"),
+    ],
+)
+def test_a_bad_row_names_file_line_and_fault(tmp_path: Path, row: Any, message: str) -> None:
+    path = write_lines(tmp_path, ROW | {"id": "ok"}, "", row)
+    with pytest.raises(DataError, match=message) as caught:
+        list(jsonl.read(path))
+    assert f"{path}:3: " in str(caught.value)
+
+
+def test_rows_before_a_bad_one_are_read(tmp_path: Path) -> None:
+    rows = jsonl.read(write_lines(tmp_path, ROW, "{"))
+    assert next(rows).id == "th-1"
+    with pytest.raises(DataError):
+        next(rows)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.jsonl"):
+        list(jsonl.read(tmp_path / "nowhere.jsonl"))
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=tmp_path.name):
+        list(jsonl.read(tmp_path))
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes(json.dumps(ROW | {"prompt": "Straße?"}, ensure_ascii=False).encode("latin-1"))
+    with pytest.raises(DataError, match=r"latin\.jsonl:1: not UTF-8"):
+        list(jsonl.read(path))
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl"
+    path.write_text("precious")
+    with pytest.raises(DataError, match="is there already"):
+        jsonl.write([an_item()], path)
+    assert path.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_is_overwritten_that_appears_while_items_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl"
+
+    def slow() -> Iterator[Item]:
+        yield an_item()
+        path.write_text("precious")
+
+    with pytest.raises(DataError, match="is there already"):
+        jsonl.write(slow(), path)
+    assert path.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+    assert jsonl.write([an_item()], tmp_path / "items.jsonl") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["items.jsonl"]
+
+
+def test_nothing_half_written_is_left_where_the_items_fail(tmp_path: Path) -> None:
+    def failing() -> Iterator[Item]:
+        yield an_item()
+        raise RuntimeError("the source broke off")
+
+    with pytest.raises(RuntimeError, match="broke off"):
+        jsonl.write(failing(), tmp_path / "items.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_is_readable_text_in_any_script(tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl"
+    jsonl.write([an_item(prompt="朝ごはんは？")], path)
+    assert "朝ごはんは？" in path.read_text(encoding="utf-8")

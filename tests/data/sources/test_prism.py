@@ -1,0 +1,308 @@
+"""PRISM: what people of a country score higher, from two tables of any form."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from data.tables import KINDS, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from think_as_locals import cli
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.data import load
+from think_as_locals.data import read as read_source
+from think_as_locals.data.faults import Outcome
+from think_as_locals.data.sources import jsonl, prism, recognise
+from think_as_locals.types import DataError, Item
+
+
+def person(user: Any, country: Any = "Chile", code: str = "CHL") -> dict[str, Any]:
+    location = {"birth_country": "Peru", "reside_country": country, "reside_countryISO": code}
+    return {"user_id": user, "age": "25-34 years old", "location": location}
+
+
+def utterance(number: int, score: Any, *, user: str = "user0", turn: int = 0, **changes: Any) -> dict[str, Any]:
+    row = {
+        "utterance_id": f"ut{number}",
+        "interaction_id": f"int{turn}",
+        "user_id": user,
+        "conversation_type": "values guided",
+        "user_prompt": f"What matters, {user}, {turn}?",
+        "model_response": f"Answer {number}.",
+        "score": score,
+    }
+    return row | changes
+
+
+SURVEY = [person("user0"), person("user1", "Korea, Republic of", "KOR"), person("user2", "New Zealand", "NZL")]
+UTTERANCES = [
+    utterance(0, 20),
+    utterance(1, 90),
+    utterance(2, 20),
+    utterance(3, 55),
+    utterance(4, 70, turn=1),
+    utterance(5, 71, turn=1),
+    utterance(6, 1, user="user1", turn=2),
+    utterance(7, 100, user="user1", turn=2),
+]
+PAIRS = {("ut1", "ut0"), ("ut1", "ut2"), ("ut1", "ut3"), ("ut3", "ut0"), ("ut3", "ut2"), ("ut5", "ut4"), ("ut7", "ut6")}
+
+
+def folder(
+    path: Path,
+    survey: list[dict[str, Any]] = SURVEY,
+    utterances: list[dict[str, Any]] = UTTERANCES,
+    kind: str = ".jsonl",
+) -> Path:
+    write(path / f"survey{kind}", survey)
+    write(path / f"utterances{kind}", utterances)
+    return path
+
+
+def read(path: str, countries: list[str] | None) -> Iterator[Item]:
+    """As any recipe with data=prism does."""
+    known = "null" if countries is None else f"[{','.join(countries)}]"
+    data = load_recipe("recipes/tal_grpo.yaml", ["data=prism", f"data.path={path}", f"data.countries={known}"]).data
+    return read_source(data)
+
+
+def defects(outcomes: list[Outcome]) -> dict[str, list[str]]:
+    return {
+        f"{Path(outcome.row.file).stem}:{outcome.row.number}": [str(fault.defect) for fault in outcome.faults]
+        for outcome in outcomes
+        if outcome.faults
+    }
+
+
+def flat(row: dict[str, Any]) -> dict[str, Any]:
+    return {"user_id": row["user_id"]} | {f"location.{name}": part for name, part in row["location"].items()}
+
+
+def as_text(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"location": repr(row["location"])}  # as pandas writes an object into a CSV file
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_two_responses_that_a_person_scored_differently_are_a_pair(tmp_path: Path, kind: str) -> None:
+    items = list(read(str(folder(tmp_path, kind=kind)), None))
+    assert {tuple(item.id.rpartition("/")[2].split("-")) for item in items} == PAIRS
+    assert len(items) == len(PAIRS)
+    scores = {row["model_response"]: row["score"] for row in UTTERANCES}
+    assert all(item.best == 0 and scores[item.responses[0]] > scores[item.responses[1]] for item in items)
+    first = next(item for item in items if item.id == "prism/int0/ut1-ut0")
+    assert (first.prompt, first.responses) == ("What matters, user0, 0?", ("Answer 1.", "Answer 0."))
+    assert (first.culture, first.group, first.language, first.domain) == ("CL", "user0", "en", "values guided")
+    assert {item.source for item in items} == {"prism"}
+
+
+@pytest.mark.parametrize("form", [flat, as_text], ids=["columns", "text"])
+@pytest.mark.parametrize("kind", [".jsonl", ".parquet", ".csv"])
+def test_the_residence_may_stand_in_columns_of_its_own_or_in_a_text(tmp_path: Path, kind: str, form: Any) -> None:
+    survey = [form(row) for row in SURVEY]
+    items = read(str(folder(tmp_path, survey, kind=kind)), None)
+    assert Counter(item.culture for item in items) == {"CL": 6, "KR": 1}
+
+
+def test_the_people_of_certain_countries_are_kept(tmp_path: Path) -> None:
+    path = str(folder(tmp_path))
+    assert [item.group for item in read(path, ["KR"])] == ["user1"]
+    with pytest.raises(DataError, match="no items of 'NZ'; there are items of: "):
+        list(read(path, ["NZ"]))
+
+
+def test_files_of_other_tables_and_kinds_of_conversation_are_no_matter(tmp_path: Path) -> None:
+    write(tmp_path / "conversations.jsonl", [{"conversation_id": "c0"}])
+    bare = [{name: row[name] for name in row if name != "conversation_type"} for row in UTTERANCES]
+    assert {item.domain for item in read(str(folder(tmp_path, utterances=bare)), None)} == {"conversation"}
+
+
+def test_responses_of_two_people_or_to_two_prompts_are_no_pair(tmp_path: Path) -> None:
+    rows = [utterance(0, 1), utterance(1, 2, user="user1"), utterance(2, 3, user_prompt="Another question?")]
+    outcomes = list(prism.outcomes(str(folder(tmp_path, utterances=rows))))
+    assert defects(outcomes) == {f"utterances:{number}": ["unpaired"] for number in (1, 2, 3)}
+
+
+def test_the_same_text_and_the_same_score_make_no_pair(tmp_path: Path) -> None:
+    rows = [
+        utterance(0, 1),
+        utterance(1, 9, model_response="Answer 0."),
+        utterance(2, 9, turn=1),
+        utterance(3, 9, turn=1),
+    ]
+    outcomes = list(prism.outcomes(str(folder(tmp_path, utterances=rows))))
+    assert defects(outcomes) == {f"utterances:{number}": ["unpaired"] for number in (1, 2, 3, 4)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model_response": " \n"}, ["no_response"]),
+        ({"model_response": "EMPTY STRING"}, ["no_response"]),
+        ({"model_response": 7}, ["wrong_type"]),
+        ({"score": "good"}, ["wrong_type"]),
+        ({"score": None}, ["missing_field"]),
+        ({"score": 0}, ["bad_rating"]),
+        ({"score": 100.5}, ["bad_rating"]),
+        ({"user_prompt": ""}, ["empty_prompt"]),
+        ({"utterance_id": "ut1"}, ["repeated_id"]),
+        ({"utterance_id": None, "interaction_id": " "}, ["empty_field", "missing_field"]),
+        ({"user_id": "nobody"}, ["unknown_user"]),
+        ({"user_id": "unsaid"}, ["no_country"]),
+        ({"user_id": "twice"}, []),
+        ({"user_id": "torn"}, ["unknown_user"]),
+    ],
+)
+def test_faults_of_utterances_are_named(tmp_path: Path, changes: dict[str, Any], expected: list[str]) -> None:
+    unsaid = "Prefer not to say"
+    survey = [*SURVEY, person("unsaid", unsaid, unsaid), *[person("twice")] * 2, {"user_id": "torn", "location": "{"}]
+    rows = [*UTTERANCES, utterance(8, 30, turn=3), utterance(9, 60, turn=3) | changes]
+    outcomes = list(prism.outcomes(str(folder(tmp_path, survey, rows))))
+    found = defects(outcomes)
+    assert {place: found[place] for place in found if place.startswith("survey")} == {
+        "survey:4": ["no_country"],
+        "survey:6": ["repeated_id"],
+        "survey:7": ["missing_field"],
+    }
+    # A person that scored one response has nothing to compare it with.
+    assert found.get("utterances:10") == (expected or ["unpaired"])
+    assert len([item for outcome in outcomes for item in outcome.items]) == len(PAIRS)
+    assert len(outcomes) == len(survey) + len(rows)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (person("user9", "Atlantis", ""), ["empty_field"]),
+        (person("user9", "Atlantis", "ATL"), ["no_country"]),
+        (person("user9", " ", "CHL"), ["empty_field"]),
+        (person("user9", None, "CHL"), ["missing_field"]),
+        (person(None), ["missing_field"]),
+        ({"user_id": "user9"}, ["missing_field"]),
+        (7, ["not_an_object"]),
+    ],
+)
+def test_faults_of_the_survey_are_named_and_the_others_are_read(tmp_path: Path, row: Any, expected: list[str]) -> None:
+    outcomes = list(prism.outcomes(str(folder(tmp_path, [*SURVEY, row]))))
+    assert defects(outcomes) == {"survey:4": expected}
+    assert sum(len(outcome.items) for outcome in outcomes) == len(PAIRS)
+
+
+def test_people_without_a_country_and_empty_responses_do_not_keep_the_others_from_training(tmp_path: Path) -> None:
+    survey = [*SURVEY, person("unsaid", "Prefer not to say", "Prefer not to say")]
+    rows = [*UTTERANCES, utterance(8, 3, user="unsaid"), utterance(9, 4, model_response="EMPTY STRING")]
+    assert len(list(read(str(folder(tmp_path, survey, rows)), None))) == len(PAIRS)
+
+
+def test_a_row_with_an_error_stops_training_with_its_place(tmp_path: Path) -> None:
+    path = folder(tmp_path, utterances=[*UTTERANCES, utterance(8, "good")])
+    with pytest.raises(DataError, match=r"utterances\.jsonl:9: score must be a number, got 'good'"):
+        list(read(str(path), None))
+
+
+def test_a_table_that_is_not_there_or_there_twice_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "survey.csv", [flat(row) for row in SURVEY])
+    with pytest.raises(DataError, match=r"expected one file utterances .*got none; PRISM is a folder with survey and"):
+        list(prism.outcomes(str(tmp_path)))
+    folder(tmp_path)
+    with pytest.raises(DataError, match=r"expected one file survey .*got 2 \(survey\.jsonl, survey\.csv\)"):
+        list(prism.outcomes(str(tmp_path)))
+
+
+words = st.sampled_from(
+    ["", " ", "user0", "ut1", "Chile", "EMPTY STRING", "half \ud83d", "{", "{'reside_country': 'Peru'}"]
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-4, 10**30) | st.floats() | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["reside_country", "x"]), inner),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_whatever_a_row_holds_it_is_in_a_pair_or_its_faults_are_named(data: st.DataObject) -> None:
+    survey, utterances = (
+        data.draw(st.lists(st.dictionaries(st.sampled_from(names), values) | values, min_size=1, max_size=4))
+        for names in ([*prism.PersonRow.FIELDS, "location"], [*prism.UtteranceRow.FIELDS, "conversation_type"])
+    )
+    with TemporaryDirectory() as name:
+        outcomes = list(prism.outcomes(str(folder(Path(name), [*SURVEY, *survey], [*UTTERANCES, *utterances]))))
+    assert len(outcomes) == len(SURVEY) + len(survey) + len(UTTERANCES) + len(utterances)
+    paired = {text for outcome in outcomes for item in outcome.items for text in item.responses}
+    for outcome in outcomes[len(SURVEY) + len(survey) :]:
+        assert outcome.faults or outcome.row.value["model_response"] in paired
+    json.dumps([fault.detail for outcome in outcomes for fault in outcome.faults])
+
+
+# --- from the Hub: what is not on this machine is the one thing that a test stands in for ---
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What `datasets.load_dataset` was asked for; it has PRISM's two configs."""
+    from datasets import Dataset, DatasetDict
+
+    calls: list[tuple[Any, ...]] = []
+
+    def load_dataset(path: str, name: str | None, *, split: str | None, revision: str | None) -> DatasetDict:
+        calls.append((path, name, split, revision))
+        return DatasetDict({"train": Dataset.from_list({"survey": SURVEY, "utterances": UTTERANCES}[str(name)])})
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    return calls
+
+
+def test_both_configs_of_a_hub_id_are_read_and_their_rows_told_apart(asked: list[tuple[Any, ...]]) -> None:
+    outcomes = list(prism.outcomes("owner/prism@v1"))
+    assert asked == [("owner/prism", name, None, "v1") for name in ("survey", "utterances")]
+    assert len([item for outcome in outcomes for item in outcome.items]) == len(PAIRS)
+    assert outcomes[0].row.place == "owner/prism@v1:survey:train:1"
+    assert outcomes[-1].row.place == "owner/prism@v1:utterances:train:8"
+
+
+def test_one_config_of_a_hub_id_is_not_enough(asked: list[tuple[Any, ...]]) -> None:
+    with pytest.raises(DataError, match=r"owner/prism:survey: .* are read both: give owner/name\[@revision\]"):
+        list(prism.outcomes("owner/prism:survey"))
+    assert asked == []
+
+
+# --- as a source like any other ---
+
+
+def test_the_folder_is_recognised_validated_and_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prism").mkdir()
+    path = folder(tmp_path / "prism", utterances=[*UTTERANCES, utterance(8, 0)])
+    assert recognise(str(path)) == "prism"
+    monkeypatch.setattr("sys.argv", ["tal", "data", "validate", str(path)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    said = capsys.readouterr().out
+    assert stop.value.code == 1
+    assert f"{path / 'utterances.jsonl'}:9: error: bad_rating: score must be from 1 to 100, got 0" in said
+    assert said.splitlines()[-1] == "12 rows = 11 imported (7 items) + 1 set aside"
+    out = tmp_path / "items.jsonl"
+    words = ["data=prism", f"data.path={path}", "data.countries=[KR]", f"out={out}"]
+    monkeypatch.setattr("sys.argv", ["tal", "data", "build", *words])
+    cli.main()
+    assert [item.id for item in jsonl.read(out)] == ["prism/int2/ut7-ut6"]
+    (aside,) = (tmp_path / "items.quarantine.jsonl").read_text().splitlines()
+    assert json.loads(json.loads(aside)["text"]) == utterance(8, 0)
+
+
+def test_nobody_is_in_both_parts_of_the_split(tmp_path: Path) -> None:
+    survey = [person(f"user{i}") for i in range(20)]
+    rows = [utterance(100 * i + j, j + 1, user=f"user{i}", turn=i) for i in range(20) for j in range(3)]
+    data = load_recipe("recipes/tal_grpo.yaml", ["data=prism", f"data.path={folder(tmp_path, survey, rows)}"]).data
+    both = load(data)
+    train, test = ({item.group for item in side} for side in (both.train, both.test))
+    assert not train & test
+    assert (len(train), len(test), len(both.train), len(both.test)) == (16, 4, 48, 12)

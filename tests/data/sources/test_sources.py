@@ -1,0 +1,72 @@
+"""The table of sources: complete, and all that a new source needs beside its module."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from conftest import ROOT
+from data.sections import data_section
+
+from think_as_locals.data import load
+from think_as_locals.data.sources import SOURCES, jsonl, recognise, row_by_row
+from think_as_locals.data.validate import build, validate
+from think_as_locals.types import DataSource
+
+GUIDE = (ROOT / "think_as_locals" / "data" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_schema_lists_exactly_the_sources_of_the_table_and_each_has_its_options() -> None:
+    assert set(get_args(DataSource)) == set(SOURCES)
+    assert set(SOURCES) <= {file.stem for file in (ROOT / "conf" / "data").glob("*.yaml")}
+
+
+def test_the_guide_names_the_fields_of_every_third_party_data_set() -> None:
+    in_table = set(re.findall(r"^\| `(\w+)` \|", GUIDE, re.MULTILINE))
+    assert in_table == {name for name, source in SOURCES.items() if source.outcomes} - {"blend", "jsonl"}
+
+
+def test_the_source_of_the_guide_is_recognised_validated_built_and_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "comparisons.py").write_text(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[0])
+    spec = importlib.util.spec_from_file_location("comparisons", tmp_path / "comparisons.py")
+    assert spec is not None
+    assert spec.loader is not None
+    comparisons = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(comparisons)
+    source = row_by_row(comparisons.outcome, comparisons.ComparisonRow.FIELDS)
+    monkeypatch.setitem(SOURCES, "comparisons", source)
+    sound = [
+        {"ask": f"Question {i}?", "left": f"yes {i}", "right": f"no {i}", "picked": side, "country": "Chile"}
+        for i, side in enumerate(("left", "right") * 5)
+    ]
+    rows = [*sound, sound[0] | {"picked": "neither"}, sound[0] | {"ask": " ", "country": "Atlantis"}, 7]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = data_section(path=str(file)).model_copy(update={"source": "comparisons"})
+
+    assert recognise(str(file)) == "comparisons"
+    tally = validate(data, strict=False, quarantine=None)
+    assert (tally.rows, tally.imported, tally.items, tally.set_aside) == (13, 10, 10, 3)
+    assert [line.removeprefix(f"{file}:") for line in tally.faults] == [
+        "11: skipped: tie: picked is 'neither'",
+        "12: error: empty_prompt: ask must be a non-blank string, got ' '",
+        "12: error: unknown_culture: country 'Atlantis': expected the English name of a country, or its code",
+        "13: error: not_an_object: expected an object with the fields ask, left, right, picked; got int",
+    ]
+
+    out = tmp_path / "items.jsonl"
+    build(data, out, strict=False)
+    items = list(jsonl.read(out))
+    assert [item.responses[item.best] for item in items[:2]] == ["yes 0", "no 1"]
+    assert {(item.culture, item.source) for item in items} == {("CL", "comparisons")}
+    assert len((tmp_path / "items.quarantine.jsonl").read_text().splitlines()) == 3
+
+    file.write_text("".join(json.dumps(row) + "\n" for row in sound))
+    splits = load(data)
+    assert sorted(item.id for item in (*splits.train, *splits.test)) == sorted(item.id for item in items)

@@ -1,0 +1,190 @@
+"""Names of languages and countries, and the language of a text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from think_as_locals.data.cards import cards
+from think_as_locals.data.languages import countries_named, culture_code, language_tag, other_language
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [
+        ("Arabic", "ar"),
+        ("Chinese", "zh"),
+        ("English", "en"),
+        ("German", "de"),
+        ("Japanese", "ja"),
+        ("Korean", "ko"),
+        ("Russian", "ru"),
+        ("Spanish", "es"),
+        ("Thai", "th"),
+        ("Vietnamese", "vi"),
+        (" thai ", "th"),
+        ("th", "th"),
+        ("zh-Hans", "zh"),
+        ("zh-Hant", "zh-Hant"),
+        ("zho_Hant", "zh-Hant"),
+        ("arb_Arab", "ar"),
+        ("pes_Arab", "fa"),
+        ("jpn_Jpan", "ja"),
+        ("pt-BR", "pt-BR"),
+        ("Klingonese", None),
+        ("python", None),
+        ("", None),
+    ],
+)
+def test_a_language_has_its_bcp_47_tag(name: str, tag: str | None) -> None:
+    assert language_tag(name) == tag
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("Thailand", "TH"),
+        ("South Korea", "KR"),
+        ("South_Korea", "KR"),
+        ("United States", "US"),
+        ("USA", "US"),
+        ("US", "US"),
+        ("us", "US"),
+        ("UK", "GB"),
+        ("UAE", "AE"),
+        ("Turkey", "TR"),
+        ("vietnam", "VN"),
+        ("Bosnia and Herzegovina", "BA"),
+        ("Trinidad & Tobago", "TT"),
+        ("Great Britain", "GB"),
+        ("S. Korea", "KR"),
+        ("ZAF", "ZA"),
+        ("Prefer not to say", None),
+        ("Northern Ireland", None),
+        ("Atlantis", None),
+        ("World", None),
+        ("European Union", None),
+        ("", None),
+    ],
+)
+def test_a_country_has_its_iso_3166_code(name: str, code: str | None) -> None:
+    assert culture_code(name) == code
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "codes"),
+    [
+        ("How do people in Thailand greet an elder?", "en", {"TH"}),
+        ("Wie begrüßt man in Südkorea und in Japan Ältere?", "de", {"KR", "JP"}),
+        ("Thailands Küche", "de", {"TH"}),
+        ("คนไทยในประเทศญี่ปุ่นทักทายอย่างไร", "th", {"TH", "JP"}),
+        ("在泰国怎么打招呼？", "zh", {"TH"}),
+        ("タイではどう挨拶しますか", "ja", {"TH"}),
+        ("タイトルは何ですか", "ja", set()),
+        ("한국에서는 어떻게 인사하나요?", "ko", {"KR"}),
+        ("집에 가나요?", "ko", set()),
+        ("Как здороваются в Японии и в России?", "ru", {"JP", "RU"}),
+        ("كيف يحيي الناس بعضهم في مصر؟", "ar", {"EG"}),
+        ("¿Cómo se saluda en España?", "es", {"ES"}),
+        ("Người ta chào nhau thế nào ở Việt Nam?", "vi", {"VN"}),
+        ("What do people in Vietnam eat?", "vi", {"VN"}),
+        ("Michael Jordan and a turkey", "en", set()),
+        ("Is an Indian elephant bigger?", "en", set()),
+        ("Equatorial Guinea", "en", {"GQ"}),
+        ("", "en", set()),
+        ("What do people in Thailand eat?", "tlh", {"TH"}),
+    ],
+)
+def test_the_countries_that_a_text_names_are_found(text: str, language: str, codes: set[str]) -> None:
+    assert countries_named(text, language) == codes
+
+
+# --- the language of a text ---
+
+
+TALES = {
+    "ar": "يأكل الناس في الصباح الخبز مع الزيتون والجبن، ويشربون الشاي مع النعناع في كل يوم.",
+    "bn": "মানুষ সকালে রুটি আর ডাল খায় এবং সঙ্গে চা পান করে প্রতিদিন।",
+    "de": "Morgens isst man hier Brötchen mit Butter und trinkt dazu eine Tasse Kaffee.",
+    "en": "In the morning people here eat bread rolls with butter and drink a cup of coffee.",
+    "es": "Por la mañana la gente desayuna pan con tomate y bebe una taza de café.",
+    "fr": "Le matin, les gens mangent du pain avec du beurre et boivent une tasse de café.",
+    "hi": "सुबह लोग रोटी और सब्ज़ी खाते हैं और चाय पीते हैं हर दिन।",
+    "ja": "朝はご飯と味噌汁を食べて、緑茶を飲む人が多いです。",
+    "ko": "아침에는 밥과 국을 먹고 커피를 마시는 사람이 많습니다. 주말에는 늦게 먹습니다.",
+    "ru": "Утром люди едят хлеб с маслом и пьют чашку крепкого кофе.",
+    "th": "ตอนเช้าคนที่นี่กินข้าวต้มกับไข่และดื่มกาแฟร้อนหนึ่งแก้ว",
+    "vi": "Buổi sáng người dân ở đây ăn phở và uống một tách cà phê sữa đá.",
+    "zh": "早上人们在家里吃稀饭和包子，然后喝一杯热豆浆再去公司上班。",
+}
+
+
+@pytest.mark.parametrize("said", TALES)
+@pytest.mark.parametrize("spoken", TALES)
+def test_the_language_of_a_sentence_is_known(spoken: str, said: str) -> None:
+    assert other_language(TALES[spoken], said) == (None if spoken == said else spoken)
+
+
+def test_no_text_of_the_culture_cards_is_taken_for_another_language() -> None:
+    texts = [(text, language) for card in cards() for fact in card.facts.values() for language, text in fact.items()]
+    texts += [(text.replace("{place}", ""), language) for card in cards() for language, text in card.question.items()]
+    assert [pair for pair in texts if other_language(*pair)] == []
+
+
+def test_nearly_every_question_of_the_culture_cards_is_told_from_another_language() -> None:
+    pairs = [(text, said) for card in cards() for tag, text in card.question.items() for said in TALES if said != tag]
+    found = sum(other_language(text.replace("{place}", ""), said) is not None for text, said in pairs)
+    assert found / len(pairs) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "de"),
+        ("1234567890 " * 20, "de"),
+        ("iPhone 15 Pro Max", "th"),
+        ("rice porridge", "zh"),
+        ("```python\nfor number in range(10):\n    print(number, 'is a number')\n```", "ja"),
+        ("https://example.org/a/long/address/with/many/letters/in/it", "ko"),
+        ("Der Satz „to be, or not to be, that is the question“ stammt aus Hamlet von Shakespeare.", "de"),
+        ("คำว่า hospitality หมายถึงการต้อนรับแขก", "th"),
+        ("坂本龍馬と西郷隆盛", "ja"),
+        ("徳川家康", "ja"),
+        ("The rest is in English, and there is plenty of it to be seen.", "ha"),
+        ("The rest is in English, and there is plenty of it to be seen.", "en-GB"),
+        ("這是繁體中文，大家早上都喝豆漿吃燒餅油條。", "zh-Hant"),
+    ],
+)
+def test_what_is_not_sure_is_not_reported(text: str, said: str) -> None:
+    assert other_language(text, said) is None
+
+
+def test_a_foreign_script_is_reported_where_the_language_is_not_sure() -> None:
+    assert other_language("Beggars can’t be choosers", "ru") in ("und", "en")
+    assert other_language("Xqzv wkrtl bnmpf ghjkd", "th") == "und"
+    assert other_language("Xqzv wkrtl bnmpf ghjkd", "de") is None
+
+
+def test_a_text_in_the_wrong_language_is_found_though_it_quotes_the_right_one() -> None:
+    assert other_language(f"The greeting is called ไหว้ there. {TALES['en'] * 3}", "th") == "en"
+
+
+def test_japanese_with_few_chinese_characters_is_told_from_chinese() -> None:
+    assert other_language("おにぎりと卵焼きを食べて、温かいお茶を飲みます。それからゆっくり散歩します。", "zh") == "ja"
+
+
+def test_a_text_without_a_latin_letter_is_in_no_language_that_is_written_in_them() -> None:
+    assert [other_language("烤鸭卷饼配甜面酱，油条和豆浆。", said) for said in ("en", "de", "vi")] == ["und"] * 3
+    assert other_language("ՀայաստանԲարեւՀայաստան բարեւ աշխարհ", "en") == "und"
+
+
+def test_a_response_of_a_few_sentences_is_told_from_another_language() -> None:
+    rng = random.Random(1)
+    facts = [fact for card in cards() for fact in card.facts.values()]
+    languages = list(facts[0])
+    texts = [(" ".join(fact[tag] for fact in rng.sample(facts, 4)), tag) for tag in languages for _ in range(30)]
+    assert [text for text, tag in texts if other_language(text, tag)] == []
+    wrong = [(text, said) for text, tag in texts for said in languages if said != tag]
+    missed = [pair for pair in wrong if other_language(*pair) is None]
+    assert len(missed) <= 0.005 * len(wrong), missed

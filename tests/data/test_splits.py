@@ -1,0 +1,261 @@
+"""Flip sets, splits of people, and the selection of items to evaluate on."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from items import make_item
+
+from think_as_locals.data import flip_sets
+from think_as_locals.data.splits import (
+    flip_set_combinations,
+    groups_to_test,
+    hash_fraction,
+    select,
+    shuffle_labels,
+    split_people,
+)
+from think_as_locals.types import DataError, Item
+
+quick = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+
+CULTURES = ("EG", "CN", "US", "DE", "JP", "KR", "RU", "ES", "TH", "VN")
+
+
+def an_item(best: int, responses: tuple[str, ...] = ("tea", "soup", "bread"), **changes: Any) -> Item:
+    return make_item(responses=responses, best=best, **{"id": f"{best}", "culture": CULTURES[best]} | changes)
+
+
+holds_too = st.dictionaries(
+    st.sampled_from(CULTURES), st.lists(st.sampled_from(CULTURES), max_size=3, unique=True), max_size=6
+).map(lambda also: {culture: [other for other in others if other != culture] for culture, others in also.items()})
+
+
+@quick
+@given(holds_too, st.integers(2, 8), st.one_of(st.none(), st.integers(1, 40)))
+def test_cultures_of_a_set_exclude_one_another(also: dict[str, list[str]], size: int, limit: int | None) -> None:
+    sets = flip_set_combinations(CULTURES, also, size, limit, key="k")
+    possible = [
+        chosen
+        for chosen in combinations(CULTURES, size)
+        if not any(b in also.get(a, ()) for a in chosen for b in chosen)
+    ]
+    assert set(sets) <= set(possible)
+    assert len(sets) == len(set(sets)) == (len(possible) if limit is None else min(limit, len(possible)))
+
+
+def test_without_overlaps_there_are_210_sets_of_four_of_ten() -> None:
+    assert len(flip_set_combinations(CULTURES, {}, 4, None, "k")) == 210
+
+
+@settings(quick, max_examples=25)
+@given(st.integers(5, 60), st.text(max_size=10))
+def test_sets_are_spread_evenly_over_the_cultures(limit: int, key: str) -> None:
+    used = Counter(culture for chosen in flip_set_combinations(CULTURES, {}, 4, limit, key) for culture in chosen)
+    counts = [used[culture] for culture in CULTURES]
+    assert sum(counts) == 4 * limit
+    assert max(counts) - min(counts) <= 3
+
+
+def test_the_key_decides_which_sets_are_taken() -> None:
+    taken = [flip_set_combinations(CULTURES, {}, 4, 10, key) for key in ("a", "a", "b")]
+    assert taken[0] == taken[1] != taken[2]
+
+
+def test_a_whole_set_is_found_whatever_the_order_of_items_and_responses() -> None:
+    members = [an_item(2), an_item(0), an_item(1, ("bread", "soup", "tea"))]
+    assert flip_sets(members) == [members]
+
+
+def test_a_set_that_lacks_an_item_does_not_count() -> None:
+    assert flip_sets([an_item(0), an_item(1)]) == []
+
+
+def test_a_set_in_which_two_items_have_the_same_best_does_not_count() -> None:
+    assert flip_sets([an_item(0), an_item(1), an_item(1, id="again", culture="TH")]) == []
+
+
+def test_items_of_another_question_do_not_complete_a_set() -> None:
+    assert flip_sets([an_item(0), an_item(1), an_item(2, group="other")]) == []
+
+
+def test_items_without_flips_are_left_out() -> None:
+    members = [an_item(i) for i in range(3)]
+    single = an_item(0, ("rice", "noodles"), id="single")
+    assert flip_sets([single, *members]) == [members]
+
+
+def test_no_items_have_no_flip_sets() -> None:
+    assert flip_sets([]) == []
+
+
+def test_the_same_set_asked_in_two_languages_is_two_sets() -> None:
+    english = [an_item(i, id=f"en-{i}") for i in range(3)]
+    local = [an_item(i, id=f"xx-{i}", language=("ar", "zh", "es")[i]) for i in range(3)]
+    sets = flip_sets([*english, *local])
+    assert sorted(len(members) for members in sets) == [3, 3]
+    for members in sets:
+        assert sorted(item.best for item in members) == [0, 1, 2]
+
+
+def test_shares_are_spread_evenly_from_0_to_1_and_depend_on_key_and_seed_alone() -> None:
+    shares = [hash_fraction(f"key {i}") for i in range(2000)]
+    assert all(0 <= value < 1 for value in shares)
+    tenths = Counter(int(value * 10) for value in shares)
+    assert all(140 < tenths[i] < 260 for i in range(10))
+    assert hash_fraction("key", 1) == hash_fraction("key", 1) != hash_fraction("key", 2)
+
+
+# --- splits of people ---
+
+
+def pair(person: str, culture: str | None, number: int = 0, size: int = 2) -> Item:
+    responses = tuple(f"response {i}" for i in range(size))
+    told = {"id": f"{person}/{culture}/{number}", "prompt": f"What about {number}?", "responses": responses}
+    return make_item(**told, culture=culture, group=person)
+
+
+def people(sizes: Mapping[str, int], pairs: int = 2) -> list[Item]:
+    """Some people of each country, and some pairs of each."""
+    return [pair(f"{c}-{i}", c, number) for c, size in sizes.items() for i in range(size) for number in range(pairs)]
+
+
+def drawn(items: Iterable[Item], share: float = 0.15, seed: int = 0, *, by_country: bool = True) -> frozenset[str]:
+    return groups_to_test(tuple(items), share, seed, by_country=by_country)
+
+
+def test_the_share_is_one_of_each_countrys_people_and_of_all_pairs_of_theirs() -> None:
+    splits = split_people(people({"TH": 40, "CL": 20, "EG": 10}, pairs=3), 0.15, 0, by_country=True)
+    assert Counter(item.culture for item in splits.test) == {"TH": 18, "CL": 9, "EG": 6}  # round(1.5) is 2
+    assert len(splits.train) + len(splits.test) == 210
+    assert {item.group for item in splits.train}.isdisjoint(item.group for item in splits.test)
+
+
+def test_pairs_keep_their_order() -> None:
+    items = people({"TH": 12, "CL": 12}, pairs=3)
+    splits = split_people(items, 0.2, 0, by_country=True)
+    for side in (splits.train, splits.test):
+        assert list(side) == [item for item in items if item in set(side)]
+
+
+def test_at_least_one_person_of_each_country_is_tested_on() -> None:
+    chosen = drawn(people({"TH": 2, "CL": 3, "EG": 2}), share=0.01)
+    assert Counter(group[:2] for group in chosen) == {"TH": 1, "CL": 1, "EG": 1}
+
+
+def test_together_takes_the_share_of_all_people_whatever_their_country() -> None:
+    items = people({"TH": 90, "CL": 10})
+    chosen = drawn(items, 0.3, by_country=False)
+    assert len(chosen) == 30
+    by_seed = {Counter(g[:2] for g in drawn(items, 0.3, seed, by_country=False))["CL"] for seed in range(6)}
+    assert len(by_seed) > 1  # by country it would be 3 with any seed
+    assert {Counter(g[:2] for g in drawn(items, 0.3, seed))["CL"] for seed in range(6)} == {3}
+
+
+@pytest.mark.parametrize("by_country", [True, False])
+def test_a_question_that_several_countries_were_asked_is_on_the_same_side_for_all(*, by_country: bool) -> None:
+    asked = [("TH", "CL"), ("CL", "EG"), ("EG", "TH")] * 4
+    shared = [pair(f"question-{n}", culture) for n, cultures in enumerate(asked) for culture in cultures]
+    alone = [pair(f"thai-{n}", "TH") for n in range(6)]
+    splits = split_people([*shared, *alone], 0.3, 2, by_country=by_country)
+    sides = [{item.group for item in side} for side in (splits.train, splits.test)]
+    assert sides[0].isdisjoint(sides[1])
+    if (
+        by_country
+    ):  # that share of all that are shared (country by country it would be 1 of 4, thrice), and of the others
+        assert Counter(group.partition("-")[0] for group in sides[1]) == {"question": 4, "thai": 2}
+    else:
+        assert len(sides[1]) == 5
+
+
+countries = st.dictionaries(st.sampled_from(["TH", "CL", "EG", "JP"]), st.integers(2, 12), min_size=1)
+
+
+@given(countries, st.floats(0.05, 0.6), st.integers(0, 99), st.booleans(), st.randoms(use_true_random=False))
+def test_nobody_is_on_both_sides_and_the_order_of_pairs_decides_nothing(
+    sizes: dict[str, int], share: float, seed: int, by_country: bool, rng: random.Random
+) -> None:
+    items = people(sizes)
+    try:
+        splits = split_people(items, share, seed, by_country=by_country)
+    except DataError:
+        assert not by_country  # together, a country may be on one side alone
+        return
+    learnt, kept = ({item.group for item in side} for side in (splits.train, splits.test))
+    assert learnt.isdisjoint(kept)
+    assert len(splits.train) + len(splits.test) == len(items)
+    for culture, size in sizes.items():
+        of_country = {group for group in kept if group.startswith(culture)}
+        assert 1 <= len(of_country) < size
+        if by_country:
+            assert len(of_country) == max(1, round(share * size))
+    shuffled = rng.sample(items, len(items))
+    assert set(split_people(shuffled, share, seed, by_country=by_country).test) == set(splits.test)
+
+
+def test_the_seed_decides_who() -> None:
+    items = people({"TH": 40, "CL": 40})
+    assert drawn(items) == drawn(items)
+    assert len({drawn(items, seed=seed) for seed in range(5)}) == 5
+
+
+def test_people_of_another_country_do_not_change_who_is_tested_on() -> None:
+    one, both = people({"TH": 40}), people({"TH": 40, "CL": 25})
+    assert drawn(one) == {group for group in drawn(both) if group.startswith("TH")}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share", "said"),
+    [
+        ({"TH": 5, "CL": 1}, 0.2, "CL: nobody to train on with a test share of 0.2: leave this country out"),
+        ({"TH": 5, "CL": 3}, 0.9, "CL: nobody to train on with a test share of 0.9"),
+    ],
+)
+def test_a_country_without_a_side_is_an_error(sizes: dict[str, int], share: float, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        split_people(people(sizes), share, 0, by_country=True)
+
+
+def test_together_a_country_may_have_nobody_to_test_on() -> None:
+    with pytest.raises(DataError, match=r"CL: nobody to test on with a test share of 0\.02: leave this country out"):
+        split_people(people({"TH": 60, "CL": 2}), 0.02, 0, by_country=False)
+
+
+def test_what_is_no_pair_or_of_no_country_is_an_error() -> None:
+    sound = people({"TH": 4})
+    with pytest.raises(DataError, match="item 'x/TH/0' has 3 responses: SCPO trains on pairs of people"):
+        split_people([*sound, pair("x", "TH", size=3)], 0.2, 0, by_country=True)
+    with pytest.raises(DataError, match="item 'x/None/0' has no culture"):
+        split_people([*sound, pair("x", None)], 0.2, 0, by_country=True)
+
+
+def test_no_pairs_at_all_are_an_error() -> None:
+    with pytest.raises(DataError, match=r"got no pairs, expected some .* data\.groups or data\.countries"):
+        split_people([], 0.2, 0, by_country=True)
+
+
+# --- the items to evaluate on ---
+
+
+def test_select_takes_whole_flip_sets_first(item: Item) -> None:
+    flips = [
+        replace(item, id=f"flip-{i}", culture=culture, best=i) for i, culture in enumerate(("US", "TH", "JP", "ES"))
+    ]
+    single = replace(item, id="single", responses=("a", "b", "c", "d"))
+    assert {chosen.id for chosen in select([single, *flips], 4)} == {f"flip-{i}" for i in range(4)}
+    assert len(select([single, *flips], None)) == 5
+
+
+def test_shuffled_labels_tell_nothing_and_keep_the_rest(item: Item) -> None:
+    items = [replace(item, id=str(i)) for i in range(2000)]
+    shuffled = shuffle_labels(items, seed=0)
+    assert sum(one.best == item.best for one in shuffled) / 2000 == pytest.approx(0.25, abs=0.04)
+    assert all(replace(one, best=item.best) == before for one, before in zip(shuffled, items, strict=True))

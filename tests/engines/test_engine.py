@@ -1,0 +1,183 @@
+"""Chats of any tokenizer and template, and files beside a model, in a directory and on a Hub."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import launch
+from reward_models.tiny import a_tokenizer, an_item
+
+from think_as_locals.engines import Chat, eos_token_ids
+from think_as_locals.engines.engine import model_file, special_tokens
+from think_as_locals.judging import CHAT_TOKENS, render
+from think_as_locals.types import ModelError
+
+THINKS = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('</think>')[-1] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|><think>' }}{% endif %}"
+)
+
+REFUSES = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
+)
+
+DROPS = (
+    "{% for m in messages %}{% if m.role != 'system' %}{{ '<|' + m.role + '|>' + m.content }}{% endif %}{% endfor %}"
+)
+
+
+def chat(template: str, *added: str) -> Chat:
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.add_tokens(list(added))
+    return Chat(tokenizer)
+
+
+@pytest.mark.parametrize("added", [("<think>", "</think>"), ()])
+def test_marks_that_the_template_knows_are_control_tokens_special_or_not(added: tuple[str, ...]) -> None:
+    thinking = chat(THINKS, *added, "<b>", "\n\n", "with palms")
+    assert {"<think>", "</think>", "<|end|>"} <= set(thinking.special_tokens)
+    assert not {"<b>", "\n\n", "with palms"} & set(thinking.special_tokens)
+    assert "</think>" not in chat(REFUSES, *added).special_tokens
+
+
+@pytest.mark.parametrize("template", [REFUSES, DROPS])
+def test_a_system_turn_that_the_template_does_not_take_opens_the_users(template: str) -> None:
+    system, user = render(an_item(1))
+    text = chat(template).text([system, user], add_generation_prompt=False)
+    assert text == f"<|user|>{system['content']}\n\n{user['content']}"
+
+
+def test_a_system_turn_that_the_template_takes_stays_one() -> None:
+    system, user = render(an_item(1))
+    text = Chat(a_tokenizer()).text([system, user], add_generation_prompt=True)
+    assert text == f"<|system|>{system['content']}<|user|>{user['content']}<|assistant|>"
+
+
+def test_no_conversations_are_no_tokens() -> None:
+    assert Chat(a_tokenizer()).encode([]) == []
+
+
+@pytest.mark.parametrize(("declared", "own", "ends"), [(None, None, set()), (3, None, {3}), ([3, 4], 5, {3, 4, 5})])
+def test_ends_are_those_that_are_known(declared: int | list[int] | None, own: int | None, ends: set[int]) -> None:
+    config, tokenizer = SimpleNamespace(eos_token_id=declared), SimpleNamespace(eos_token_id=own)
+    assert eos_token_ids(tokenizer, config) == ends
+
+
+def test_a_large_vocabulary_of_control_tokens_is_listed_once() -> None:
+    tokenizer = a_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<unused>"]})
+    asked = Chat(tokenizer)
+    assert asked.special_tokens is asked.special_tokens  # 20 ms for Gemma's, which each request would pay
+
+
+FILES = {
+    "/owner/judge/resolve/main/tal_judge.json": json.dumps({"prompt": "compact", "seed": 3}),
+    "/owner/judge/resolve/main/tokenizer.json": json.dumps(
+        {"added_tokens": [{"content": "<|end|>", "special": True}, {"content": "word", "special": False}]}
+    ),
+}
+
+PROGRAM = """
+import json, sys
+from think_as_locals import Judge
+from think_as_locals.types import ModelError
+
+def found(path, **changes):
+    try:
+        judge = Judge.load(path, base_url="http://127.0.0.1:9/v1", **changes)
+    except ModelError as error:
+        return str(error)
+    return [judge.settings.prompt, judge.settings.seed, list(judge.engine.special_tokens), judge.engine.model]
+
+print(json.dumps([found("owner/judge"), found("owner/chat-model"), found("owner/gone"),
+                  found("owner/gone", prompt="compact"), found("judge"), found("owner/judge", seed=9)]))
+assert "torch" not in sys.modules
+"""
+
+
+class _Hub(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, body: bool) -> None:
+        content = FILES.get(self.path, "").encode()
+        self.send_response(200 if content else 404)
+        if not content:
+            self.send_header("X-Error-Code", "RepoNotFound" if "gone" in self.path else "EntryNotFound")
+        self.send_header("ETag", f'"{sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", "0" * 40)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def load_judges(home: Path, **environment: str) -> list[Any]:
+    done = launch(sys.executable, "-c", PROGRAM, HF_HOME=str(home), **environment)
+    assert done.returncode == 0, done.stderr
+    answers: list[Any] = json.loads(done.stdout)
+    return answers
+
+
+def test_settings_and_tokens_come_of_the_hub_and_of_its_cache_without_it(hub: str, tmp_path: Path) -> None:
+    online = load_judges(tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="0")
+    judge, chat_model, gone, named, short, changed = online
+    common = [*CHAT_TOKENS]  # of a tokenizer that cannot be looked into
+    assert judge == ["compact", 3, ["<|end|>"], "owner/judge"]
+    assert chat_model == ["listwise", 0, common, "owner/chat-model"]
+    assert "'owner/gone' is no directory, and the Hub gives no tal_judge.json of it (RepositoryNotFoundError)" in gone
+    assert "give the judge's prompt as well" in gone
+    assert named == ["compact", 0, common, "owner/gone"]
+    assert short == ["listwise", 0, common, "judge"]
+    assert changed == ["compact", 9, ["<|end|>"], "owner/judge"]
+    offline = load_judges(tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")
+    assert offline[:2] == online[:2]  # that a file is missing is known as well
+    assert "(LocalEntryNotFoundError)" in offline[2]
+    assert offline[3:] == online[3:]
+
+
+def test_a_hub_that_cannot_be_asked_is_no_model_without_settings(tmp_path: Path) -> None:
+    assert "(LocalEntryNotFoundError)" in load_judges(tmp_path, HF_HUB_OFFLINE="1")[0]
+
+
+def test_files_of_a_directory(tmp_path: Path) -> None:
+    assert model_file(str(tmp_path), "tal_judge.json") is None
+    (tmp_path / "tokenizer.json").write_text(FILES["/owner/judge/resolve/main/tokenizer.json"])
+    assert model_file(str(tmp_path), "tokenizer.json") == tmp_path / "tokenizer.json"
+    assert special_tokens(str(tmp_path)) == ("<|end|>",)
+    assert control_tokens(tmp_path, "tokenizer_config.json", json.dumps({"chat_template": "{{ m.split('</think>') }}"}))
+    assert control_tokens(tmp_path, "chat_template.jinja", "{{ m.split('</think>') }}")
+    assert not control_tokens(tmp_path, "chat_template.jinja", "{{ m }}")
+    with pytest.raises(ModelError, match="'no name of a model' is no directory"):
+        model_file("no name of a model", "tal_judge.json")
+
+
+def control_tokens(folder: Path, name: str, content: str) -> bool:
+    """Whether a served judge knows that its template cuts at a mark that is no special token."""
+    (folder / name).write_text(content)
+    return special_tokens(str(folder)) == ("</think>", "<|end|>")

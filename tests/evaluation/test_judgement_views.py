@@ -1,0 +1,168 @@
+"""What a person sees of a judgement, and that nothing a model or a stranger wrote acts on the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from think_as_locals.evaluation.judgement_views import (
+    judgement_record,
+    judgement_view,
+    scores_record,
+    scores_view,
+)
+from think_as_locals.evaluation.tables import escape_terminal
+from think_as_locals.judging import RULES, parse, shuffle_responses, write
+from think_as_locals.reward_models.reward_model import ScoredItem
+from think_as_locals.types import Criterion, Item, Rubric
+
+RUBRIC = Rubric(
+    (
+        Criterion(50, "Custom", "People there really do this."),
+        Criterion(30, "Place", "It belongs there and not elsewhere."),
+        Criterion(20, "[b]Fit[/b]", "It answers the question :smile:."),
+    )
+)
+
+JUDGED = """\
+──────────────────── greeting-th ─────────────────────
+How do people in Thailand greet an elder?
+Thailand
+response  shown as
+       1         B  With a firm handshake.
+       2         D  With palms pressed together.
+       3         A  With a deep bow.
+       4         C  With two kisses.
+weight   criterion  rubric
+    50      Custom  People there really do this.
+    30       Place  It belongs there and not
+                    elsewhere.
+    20  [b]Fit[/b]  It answers the question :smile:.
+Analysis
+D: yes.
+Verdict: D, your response 2: With palms pressed
+together.
+"""
+
+UNREAD = """\
+No verdict
+- finished: the completion has to end by itself, not
+at the token limit
+- analysis_once: there has to be one
+<analysis>...</analysis>
+- verdict_once: there has to be one
+<verdict>...</verdict>
+- order: rubric, analysis, verdict, with nothing but
+white space around them
+- analysis_text: the analysis must not be blank
+- verdict_label: the verdict has to be one of the
+labels on offer
+It wrote
+"""
+
+SCORED = """\
+response  score
+       1   0.25  With a firm handshake.
+       2    1.5  With palms pressed together.
+       3     -3  With a deep bow.
+       4      0  With two kisses.
+Highest score: your response 2
+"""
+
+
+def drawn(view: RenderableType, width: int = 54) -> str:
+    """As in a narrow console, without trailing blanks."""
+    file = io.StringIO()
+    Console(file=file, width=width, markup=False, highlight=False, emoji=False, color_system=None).print(view)
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+
+
+def predicted(item: Item, text: str, finish_reason: str = "stop") -> ScoredItem:
+    shown = shuffle_responses(item)
+    return ScoredItem(item=item, presented=shown, judgement=parse(text, 4, finish_reason))  # type: ignore[arg-type]
+
+
+def judged(item: Item, analysis: str = "D: yes.") -> ScoredItem:
+    return predicted(item, write(RUBRIC, analysis, shuffle_responses(item).best))
+
+
+def test_a_judgement_shows_rubric_analysis_and_the_verdict_by_the_callers_own_response(item: Item) -> None:
+    assert drawn(judgement_view(judged(item))) == JUDGED
+
+
+def test_without_a_verdict_every_issue_is_explained_and_the_completion_shown(item: Item) -> None:
+    rubric = write(RUBRIC, "x", 0).partition("\n<analysis>")[0]
+    said = drawn(judgement_view(predicted(item, rubric, "length")))
+    assert UNREAD in said
+    assert said.endswith("</rubric>\n")
+
+
+def test_scores_are_shown_beside_the_callers_own_responses(item: Item) -> None:
+    assert drawn(scores_view(item, [0.25, 1.5, -3.0, 0.0])).endswith(SCORED)
+    assert "Highest score: several share it" in drawn(scores_view(item, [1.0, 1.0, 0.0, 0.0]))
+    assert scores_record(item, [0.25, 1.5, -3.0, 0.0]) == {
+        "id": "greeting-th",
+        "verdict": 1,
+        "scores": [0.25, 1.5, -3.0, 0.0],
+    }
+
+
+def test_a_machine_is_told_indices_of_the_callers_own_responses(item: Item) -> None:
+    record = json.loads(json.dumps(judgement_record(judged(item))))
+    assert (record["id"], record["verdict"], record["shown"], record["issues"]) == ("greeting-th", 1, [2, 0, 3, 1], [])
+    assert record["rubric"][0] == {"weight": 50, "name": "Custom", "description": "People there really do this."}
+    assert parse(record["completion"], 4).analysis == record["analysis"]
+    unread = judgement_record(predicted(item, "nonsense"))
+    assert (unread["verdict"], unread["rubric"], unread["analysis"]) == (None, None, None)
+    assert set(unread["issues"]) <= set(RULES)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
+        ("\x9b31m", r"\x9b31m"),
+        ("over\rwrite\b", r"over\rwrite\x08"),
+        ("\u202egnp.exe\u2066", r"\u202egnp.exe\u2066"),
+        ("hidden\U000e0041\u200b", r"hidden\U000e0041\u200b"),
+        ("\ud800", r"\ud800"),
+        ("[red]no markup[/red] :smile:", "[red]no markup[/red] :smile:"),
+        ("नमस्\u200dते\r\nสวัสดี", "नमस्\u200dते\nสวัสดี"),
+    ],
+)
+def test_what_acts_on_a_terminal_is_shown_as_an_escape_and_writing_stays(text: str, shown: str) -> None:
+    assert escape_terminal(text).plain == shown
+
+
+@given(st.text(st.characters(categories=["Cc", "Cf", "Cs", "L", "P", "Z"])))
+def test_no_control_character_reaches_the_terminal(text: str) -> None:
+    left = {c for c in escape_terminal(text).plain if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    assert left <= set("\n\t\u200c\u200d\u200e\u200f\u061c")
+
+
+def test_prompt_responses_rubric_analysis_and_completion_are_all_made_plain() -> None:
+    evil = "\x1b[31mno"
+    item = Item(
+        id=evil,
+        prompt=evil,
+        responses=(f"{evil}1", f"{evil}2"),
+        best=0,
+        culture=evil,
+        language="en",
+        domain="value",
+        group="g",
+        source="mine",
+    )
+    rubric = Rubric(tuple(Criterion(weight, f"{evil}{weight}", evil) for weight in (50, 30, 20)))
+    for text in (write(rubric, evil, 0), f"nonsense {evil}"):
+        prediction = ScoredItem(item=item, presented=shuffle_responses(item), judgement=parse(text, 2))
+        said = drawn(judgement_view(prediction), width=200)
+        assert "\x1b" not in said
+        assert said.count(r"\x1b[31mno") >= 6
+    assert "\x1b" not in drawn(scores_view(item, [0.0, 1.0]), width=200)

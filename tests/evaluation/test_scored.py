@@ -1,0 +1,85 @@
+"""Favourite slots and verdicts that move with the order: hand-made judgements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from items import make_item
+
+from think_as_locals.evaluation import scored as orders
+from think_as_locals.judging import reorder_responses
+from think_as_locals.reward_models.reward_model import ScoredItem
+from think_as_locals.types import Item, Judgement
+
+slot_bias = partial(orders.slot_bias, samples=500, seed=0)
+order_consistency = partial(orders.order_consistency, samples=500, seed=0)
+
+
+def an_item(number: int, size: int = 2) -> Item:
+    responses = tuple(f"answer {i} to {number}" for i in range(size))
+    return make_item(id=str(number), responses=responses, group=f"g{number}")
+
+
+def judged(item: Item, order: tuple[int, ...], verdict: int | None) -> ScoredItem:
+    judgement = Judgement(verdict=verdict, rubric=None, analysis=None, issues=(), text="")
+    return ScoredItem(item=item, presented=reorder_responses(item, order), judgement=judgement)
+
+
+def test_a_judge_that_always_says_a_has_all_its_bias_there() -> None:
+    found = slot_bias([judged(an_item(i), (0, 1) if i % 2 else (1, 0), 0) for i in range(20)])
+    assert set(found) == {"A", "B"}
+    assert (found["A"]["chosen"], found["A"]["best"], found["A"]["bias"]) == (1.0, 0.5, 0.5)
+    assert found["B"]["bias"] == -0.5
+    assert found["A"]["ci95"][0] > 0
+    assert found["A"]["ci95"] == pytest.approx([-end for end in reversed(found["B"]["ci95"])])
+
+
+def test_a_judge_that_is_always_right_has_no_bias_wherever_the_best_lies() -> None:
+    found = slot_bias([judged(an_item(i), (0, 1) if i % 3 else (1, 0), 0 if i % 3 else 1) for i in range(21)])
+    assert [slot["bias"] for slot in found.values()] == [0.0, 0.0]
+    assert all(slot["ci95"][0] < 0 < slot["ci95"][1] for slot in found.values())
+
+
+def test_a_slot_counts_only_where_it_was_on_offer_and_something_was_chosen() -> None:
+    predictions = [
+        judged(an_item(1), (0, 1), 0),
+        judged(an_item(2, size=4), (0, 1, 2, 3), 3),
+        judged(an_item(3), (0, 1), None),
+    ]
+    found = slot_bias(predictions)
+    assert {label: slot["n"] for label, slot in found.items()} == {"A": 2, "B": 2, "C": 1, "D": 1}
+    assert found["D"]["chosen"] == 1.0
+
+
+def test_without_a_verdict_there_is_no_bias() -> None:
+    assert slot_bias([judged(an_item(1), (0, 1), None)]) == {}
+
+
+def test_a_model_that_scores_sees_no_slots() -> None:
+    scored = replace(judged(an_item(1), (0, 1), 0), scores=(2.0, 1.0))
+    assert slot_bias([scored]) == {}
+
+
+def test_items_judged_in_one_order_say_nothing_of_consistency() -> None:
+    assert order_consistency([judged(an_item(i), (0, 1), 0) for i in range(3)]) == {"n": 0}
+    assert order_consistency([judged(an_item(1), (0, 1), 0)] * 2) == {"n": 0}
+
+
+def test_consistency_is_the_same_response_in_every_order_right_or_wrong() -> None:
+    there, back = (0, 1), (1, 0)
+    predictions = [
+        *(judged(an_item(1), there, 0), judged(an_item(1), back, 1)),  # right in both
+        *(judged(an_item(2), there, 1), judged(an_item(2), back, 0)),  # wrong in both
+        *(judged(an_item(3), there, 0), judged(an_item(3), back, 0)),  # the slot, not the response
+        *(judged(an_item(4), there, 0), judged(an_item(4), back, None)),  # a parse failure once
+        *(judged(an_item(5), there, None), judged(an_item(5), back, None)),  # a parse failure twice
+        judged(an_item(6), there, 0),  # judged once
+    ]
+    found = order_consistency(predictions)
+    assert (found["n"], found["consistent"]) == (5, pytest.approx(2 / 5))
+    assert (found["all_right"]["n"], found["all_right"]["accuracy"]) == (5, pytest.approx(1 / 5))
+    low, high = found["ci95"]
+    assert 0 <= low < 2 / 5 < high <= 1
+    assert order_consistency(predictions[::-1])["ci95"] == pytest.approx([low, high])

@@ -1,0 +1,144 @@
+"""A judge goes complete or not at all, never links and pickles; an adapter alone only if its base is on the Hub."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hub.small_runs import content_of, write_run
+from peft import LoraConfig, get_peft_model
+from reward_models.tiny import ITEMS
+from transformers import AutoModelForCausalLM
+
+from think_as_locals.hub.files import HubFile
+from think_as_locals.hub.push import prepare
+from think_as_locals.judging import prompt_texts
+from think_as_locals.reward_models.judge import Judge
+from think_as_locals.types import ConfigError, DataError
+
+REPO = "people/judge"
+
+
+def download(files: Iterable[HubFile], folder: Path) -> Path:
+    for file in files:
+        path = folder / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.content.read_bytes() if isinstance(file.content, Path) else file.content)
+    return folder
+
+
+def judge_texts(folder: Path) -> list[str]:
+    return [judgement.text for judgement in Judge.load(str(folder)).judge(ITEMS)]
+
+
+def test_a_pushed_judge_judges_as_before(run: Path, tmp_path: Path) -> None:
+    push = prepare(run, REPO)
+    repository = download(push.files, tmp_path / "repository")
+    assert judge_texts(repository) == judge_texts(run / "model")
+    assert any(judge_texts(repository))
+    prompt = {path.name: path.read_text() for path in (repository / "prompt").iterdir()}
+    assert prompt == {f"{name.removesuffix('.txt')}.txt": f"{text}\n" for name, text in prompt_texts("compact").items()}
+
+
+def test_a_pickle_under_another_name_is_refused(run: Path) -> None:
+    (run / "model" / "model.safetensors").write_bytes(pickle.dumps({"weight": [0.0] * 100}))
+    with pytest.raises(DataError, match=r"model.safetensors: called safetensors, but is not"):
+        prepare(run, REPO)
+
+
+@pytest.mark.parametrize(
+    "linked", ["model", "model/model.safetensors", "model/tal_judge.json", "carb", "carb/step-30.json"]
+)
+def test_links_are_not_followed(run: Path, tmp_path: Path, linked: str) -> None:
+    (run / linked).rename(tmp_path / "elsewhere")
+    (run / linked).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"links do not count|not a plain file"):
+        prepare(run, REPO)
+
+
+def test_all_shards_or_none(run: Path) -> None:
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    (run / "model" / "model.safetensors").rename(run / "model" / names[0])
+    index = {"weight_map": dict(zip("ab", names, strict=True))}
+    (run / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=f"lacks {names[1]}"):
+        prepare(run, REPO)
+    (run / "model" / names[1]).write_bytes((run / "model" / names[0]).read_bytes())
+    assert set(names) <= content_of(prepare(run, REPO)).keys()
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("model", "expected the folder of a finished training run"),
+        ("config.yaml", "not the configuration of a training run"),
+    ],
+)
+def test_an_unfinished_run_is_refused(run: Path, missing: str, message: str) -> None:
+    (run / missing).rename(run / "gone")
+    with pytest.raises(DataError, match=message):
+        prepare(run, REPO)
+
+
+@pytest.mark.parametrize("repo", ["judge", "people/judge/1", "people/<b>", "../judge", "people/judge.git", ""])
+def test_names_of_repositories_are_checked(run: Path, repo: str) -> None:
+    with pytest.raises(ConfigError, match="--repo"):
+        prepare(run, repo)
+
+
+@pytest.fixture
+def adapted(tmp_path: Path) -> Path:
+    """A run that trained an adapter of a model on the Hub, as it leaves it: with the local path of the base model."""
+    run = write_run(tmp_path / "adapted", "trainer=grpo", "model=qwen2_5_7b", "lora=rank16")
+    (run / "model").rename(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    model.save_pretrained(run / "adapter")
+    model.merge_and_unload().save_pretrained(run / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tal_judge.json"):
+        content = (tmp_path / "base" / name).read_bytes()
+        (run / "model" / name).write_bytes(content)
+        if name != "tal_judge.json":
+            (run / "adapter" / name).write_bytes(content)
+    (run / "adapter" / "training_args.bin").write_bytes(pickle.dumps("never"))
+    return run
+
+
+def test_an_adapter_names_its_base_on_the_hub(adapted: Path, tmp_path: Path) -> None:
+    assert str(tmp_path / "base") in (adapted / "adapter" / "adapter_config.json").read_text()
+    push = prepare(adapted, REPO, adapter=True)
+    repository = download(push.files, tmp_path / "repository")
+    assert {path.name for path in repository.iterdir() if path.is_file()} == {
+        *("README.md", "adapter_config.json", "adapter_model.safetensors", "tal_judge.json"),
+        *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    }
+    assert push.left_out == ("adapter/'training_args.bin': not on the list of files that are pushed",)
+    config = json.loads((repository / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("Qwen/Qwen2.5-7B-Instruct", "main")
+    card = (repository / "README.md").read_text()
+    assert "base_model_relation: adapter" in card
+    assert "This repository holds the LoRA adapter alone." in card
+    # With the base where that name leads to, it judges as the judge that it was merged into.
+    config |= {"base_model_name_or_path": str(tmp_path / "base"), "revision": None}
+    (repository / "adapter_config.json").write_text(json.dumps(config))
+    assert judge_texts(repository) == judge_texts(adapted / "model") != judge_texts(tmp_path / "base")
+    merged = content_of(prepare(adapted, REPO))
+    assert "model.safetensors" in merged
+    assert not any(path.startswith("adapter") for path in merged)
+
+
+def test_an_adapter_without_a_base_on_the_hub_is_refused(run: Path, adapted: Path) -> None:
+    with pytest.raises(ConfigError, match="no adapter/, this run trained without lora"):
+        prepare(run, REPO, adapter=True)
+    settings = adapted / "config.yaml"
+    kept = settings.read_text()
+    settings.write_text(kept.replace("path: Qwen/Qwen2.5-7B-Instruct", "path: /srv/base"))
+    with pytest.raises(ConfigError, match=r"belongs to model.path=/srv/base, expected a model on the Hub"):
+        prepare(adapted, REPO, adapter=True)
+    sft = (run / "config.yaml").read_text()
+    settings.write_text(kept.replace("sft: null\n", sft[sft.index("sft:\n") : sft.index("lora: null")]))
+    with pytest.raises(ConfigError, match="the weights after the cold start"):
+        prepare(adapted, REPO, adapter=True)

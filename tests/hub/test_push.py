@@ -1,0 +1,259 @@
+"""Pushes to a Hub on loopback, by the real client and by `tal push`: what arrives, what never does, and faults."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import command, launch
+from hub.fake_hub import TOKEN, FakeHub, Fault, Repository, sha256
+from huggingface_hub import HfApi
+from safetensors.torch import save_file
+
+from think_as_locals.cli import main
+from think_as_locals.hub.push import HubError, Pushed, prepare, upload
+from think_as_locals.reward_models.judge import Judge
+from think_as_locals.types import ConfigError, Item
+
+REPO = "people/judge"
+PLANTED = b"what was planted here"
+FROM_MODEL = {
+    *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+    *("chat_template.jinja", "tal_judge.json"),
+}
+MADE = {
+    *("README.md", "carb/step-30.json"),
+    *(f"prompt/{name}.txt" for name in ("grammar", "unknown_culture", "user", "response")),
+}
+
+
+def push(
+    run: Path, api: HfApi, *, public: bool = False, update: bool = False, revision: str | None = None, repo: str = REPO
+) -> Pushed:
+    return upload(prepare(run, repo).files, repo, public=public, update=update, revision=revision, api=api)
+
+
+def test_exactly_the_allowed_files_arrive(run: Path, hub: FakeHub, api: HfApi, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_bytes(PLANTED)
+    for name in ("optimizer.pt", "training_args.bin", ".env", "notes.md", "model.safetensors.bak"):
+        (run / "model" / name).write_bytes(PLANTED)
+    (run / "model" / "vocab.json").symlink_to("/etc/passwd")
+    (run / "model" / "merges.txt").symlink_to(tmp_path / "secret.txt")
+    (run / "model" / "LICENSE").write_text("Free.\n")
+    (run / "model" / "checkpoint").mkdir()
+    pushed = push(run, api)
+    files = hub.repositories[REPO].files()
+    assert set(files) == set(pushed.sent) == FROM_MODEL | MADE | {"LICENSE"}
+    for name in (*FROM_MODEL, "LICENSE"):
+        assert files[name] == (run / "model" / name).read_bytes(), name
+    assert files["carb/step-30.json"] == (run / "carb" / "step-30.json").read_bytes()
+    assert hub.repositories[REPO].private
+    sent = b"".join([*files.values(), *hub.stored.values(), *(body for *_, body in hub.requests)])
+    for never in (PLANTED, b"root:", b"training_args.bin", b"optimizer.pt", b"vocab.json", b"merges.txt"):
+        assert never not in sent, never
+
+
+def test_the_token_goes_to_the_hub_and_nowhere_else(run: Path, hub: FakeHub, api: HfApi) -> None:
+    push(run, api)
+    for method, path, headers, body in hub.requests:
+        assert TOKEN.encode() not in body
+        assert (TOKEN in str(headers)) == (not path.startswith("/store/")), (method, path)
+
+
+def test_a_repository_is_private_unless_public_is_asked_for(run: Path, hub: FakeHub, api: HfApi) -> None:
+    assert not push(run, api, public=True, repo="people/open").private
+    assert not hub.repositories["people/open"].private
+    with pytest.raises(ConfigError, match="people/open is public: pass --public"):
+        push(run, api, repo="people/open")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("GET", r"models/people/judge$", 503, 2),
+        Fault("POST", "repos/create", 500, 1),
+        Fault("POST", "repos/create", 502, 1, done=True),
+        Fault("POST", "validate-yaml", 429, 1),
+        Fault("POST", "preupload", 429, 1),
+        Fault("PUT", "store", 503, 1),
+        Fault("PUT", "store", 0, 1),
+        Fault("POST", "commit", 429, 3),
+        Fault("POST", "commit", 0, 1),
+        Fault("POST", "commit", 504, 1, done=True),
+    ],
+    ids=lambda fault: f"{fault.path}-{fault.status}{'-lost' * fault.done}",
+)
+def test_transient_faults_are_repeated(run: Path, hub: FakeHub, api: HfApi, fault: Fault) -> None:
+    hub.faults = [fault]
+    push(run, api)
+    repository = hub.repositories[REPO]
+    assert set(repository.files()) == FROM_MODEL | MADE
+    assert repository.files()["model.safetensors"] == (run / "model" / "model.safetensors").read_bytes()
+    assert len(repository.branches["main"]) == 2  # what was there at first, and one commit
+    assert len(hub.stored) == 1
+
+
+def test_after_a_failure_only_what_is_missing_is_sent(run: Path, hub: FakeHub, api: HfApi) -> None:
+    hub.faults = [Fault("POST", "commit", 500, 99)]
+    with pytest.raises(HubError, match=r"the Hub answered 500.*the same command sends what is still missing"):
+        push(run, api)
+    assert hub.repositories[REPO].files() == {}
+    hub.faults, stored = [], len(hub.seen("PUT"))
+    assert set(push(run, api).sent) == FROM_MODEL | MADE
+    assert len(hub.seen("PUT")) == stored == 1
+    again = push(run, api)
+    assert again.sent == again.removed == ()
+    assert again.url.endswith(hub.repositories[REPO].head("main"))
+    assert len(hub.seen("POST", "commit")) == 5
+
+
+def test_large_files_that_arrived_are_not_sent_again(run: Path, hub: FakeHub, api: HfApi) -> None:
+    model = run / "model"
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    (model / "model.safetensors").rename(model / names[0])
+    save_file({"b": torch.ones(1000)}, model / names[1])
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(zip("ab", names, strict=True))}))
+    first, second = (sha256((model / name).read_bytes()) for name in names)
+    hub.faults = [Fault("PUT", second, 403, 1)]
+    with pytest.raises(HubError, match=r"the Hub refused \(403\)"):
+        push(run, api)
+    assert set(hub.stored) == {first}
+    push(run, api)
+    assert (len(hub.seen("PUT", first)), len(hub.seen("PUT", second))) == (1, 2)
+    assert {hub.repositories[REPO].files()[name] for name in names} == set(hub.stored.values())
+
+
+def test_existing_files_are_not_overwritten_unasked(run: Path, hub: FakeHub, api: HfApi) -> None:
+    repository = hub.repositories[REPO] = Repository(private=True)
+    theirs = {"photo.png": b"a photo", "LICENSE": b"Mine.", "vocab.json": b"{}"}
+    theirs |= {"model-00001-of-00002.safetensors": b"old"}
+    repository.branches["main"].append({**repository.branches["main"][-1], **theirs})
+    with pytest.raises(HubError, match=r"holds 4 files already .*--update replaces"):
+        push(run, api)
+    assert repository.files() == theirs
+    pushed = push(run, api, update=True)
+    assert pushed.removed == ("model-00001-of-00002.safetensors", "vocab.json")
+    assert set(repository.files()) == FROM_MODEL | MADE | {"photo.png", "LICENSE"}
+    settings = run / "model" / "tal_judge.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "seed": 5}))
+    assert push(run, api, update=True).sent == ("tal_judge.json",)
+
+
+def test_a_branch_is_created(run: Path, hub: FakeHub, api: HfApi) -> None:
+    for _ in range(2):
+        push(run, api, revision="seed-3")
+    assert hub.repositories[REPO].files() == {}
+    assert set(hub.repositories[REPO].files("seed-3")) == FROM_MODEL | MADE
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Fault("POST", "repos/create", 403, 9), "the Hub refused (403): log in with a token that may write"),
+        (Fault("POST", "commit", 412, 9), "somebody else committed in the meantime (412)"),
+        (Fault("POST", "preupload", 404, 9), "the Hub answered 404"),
+        (Fault("POST", "validate-yaml", 400, 9), "people/judge: the Hub refused: Invalid metadata in README.md"),
+    ],
+    ids=lambda value: str(getattr(value, "status", "")),
+)
+def test_refusals_are_not_repeated(run: Path, hub: FakeHub, api: HfApi, fault: Fault, message: str) -> None:
+    hub.faults = [fault]
+    with pytest.raises(HubError, match=re.escape(message)) as raised:
+        push(run, api)
+    assert fault.times == 8
+    assert TOKEN not in str(raised.value)
+
+
+def test_a_login_is_needed(run: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(HubError, match=r"the Hub refused \(401\): log in"):
+        push(run, HfApi(endpoint=hub.url, token="hf_wrong"))  # noqa: S106
+    hub.requests.clear()
+    monkeypatch.setattr("think_as_locals.hub.push.get_token", lambda: None)
+    with pytest.raises(HubError, match="not logged in to the Hub: `hf auth login`"):
+        push(run, HfApi(endpoint=hub.url))
+    assert hub.requests == []
+
+
+def test_a_dry_run_shows_every_byte_and_touches_no_network(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError(f"a connection to {arguments}")
+
+    (run / "model" / "optimizer.pt").write_bytes(b"")
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr("sys.argv", ["tal", "push", str(run), "--repo", "people/judge", "--dry-run"])
+    main()
+    shown = capsys.readouterr().out
+    listed = {
+        path: (int(size.replace(",", "")), sha)
+        for size, sha, path in re.findall(r"(?m)^ *([\d,]+)  ([0-9a-f]{64})  (.+)$", shown)
+    }
+    for path in (path for path in (run / "model").iterdir() if path.name != "optimizer.pt"):
+        content = path.read_bytes()
+        assert listed.pop(path.name) == (len(content), hashlib.sha256(content).hexdigest())
+    content = (run / "carb" / "step-30.json").read_bytes()
+    assert listed.pop("carb/step-30.json") == (len(content), hashlib.sha256(content).hexdigest())
+    assert "left out  model/'optimizer.pt': not on the list" in shown
+    for path, (size, sha) in listed.items():  # what was written for the Hub is shown as it would be sent
+        text = shown.split(f"==== {path}\n")[1].encode()[:size]
+        assert hashlib.sha256(text).hexdigest() == sha, path
+    assert {"README.md", "prompt/user.txt"} <= set(listed)
+
+
+def test_a_secret_ends_the_command_with_one_message(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hub: FakeHub
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    template = run / "model" / "chat_template.jinja"
+    template.write_text(template.read_text() + "{# " + TOKEN + " #}")
+    monkeypatch.setattr("sys.argv", ["tal", "push", str(run), "--repo", "people/judge"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    captured = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "chat_template.jinja: the value of HF_TOKEN" in captured.err
+    assert TOKEN not in captured.out + captured.err
+    assert hub.requests == []
+
+
+@pytest.mark.slow
+def test_a_run_goes_to_the_hub_and_comes_back_as_a_judge(
+    small_run: Path, hub: FakeHub, item: Item, tmp_path: Path
+) -> None:
+    settings = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    run = Path(shutil.copytree(small_run, tmp_path / "runs" / "small"))
+    words = (command("tal"), "push", str(run), "--repo", "people/small")
+    done = launch(*words, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    repository = hub.repositories["people/small"]
+    files = repository.files()
+    assert f"sent      {len(files)} of {len(files)} files, private" in done.stdout
+    assert f"{hub.url}/people/small/commit/{repository.head('main')}" in done.stdout
+    assert "left out  model/'training_args.bin'" in done.stdout
+    assert TOKEN not in done.stdout + done.stderr
+    assert set(files) == {
+        *FROM_MODEL,
+        *MADE - {"carb/step-30.json"},
+        "carb/step-2.json",
+    }
+    assert "**CPU hours**: 0.00" in files["README.md"].decode()
+    for path, content in files.items():
+        (tmp_path / "back" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "back" / path).write_bytes(content)
+    before, after = (Judge.load(str(folder)).judge([item]) for folder in (run / "model", tmp_path / "back"))
+    assert before == after
+    assert before[0].text
+    sent = len(hub.seen("PUT"))
+    again = launch(*words, **settings)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "sent      0 of" in again.stdout
+    assert len(hub.seen("PUT")) == sent

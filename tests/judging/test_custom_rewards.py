@@ -1,0 +1,108 @@
+"""Rewards that a user brings: what is loaded, what is refused and how that is said."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.judging import Evidence, parse
+from think_as_locals.judging.custom_rewards import keep_sources, load_custom_rewards
+from think_as_locals.types import ConfigError, Item
+
+QUICKSTART = "recipes/quickstart.yaml"
+OWN = """
+from dataclasses import dataclass
+
+@dataclass
+class Limit:
+    characters: int
+
+def brief(judgement, item, limit=Limit(9)):
+    return float(len(judgement.text) <= limit.characters) + 0.5 * (judgement.verdict == item.best)
+
+def no_item(judgement):
+    return 0.0
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return path
+
+
+def test_a_function_in_a_file_is_a_component_of_judgement_and_item_as_presented(own: Path, item: Item) -> None:
+    component = load_custom_rewards({"brief": f"{own}:brief"})["brief"]
+    assert [component(parse(text, 4), item, Evidence()) for text in ("short", "much too long")] == [1.0, 0.0]
+
+
+def test_a_function_of_an_installed_module_is_one_too(own: Path, item: Item, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(own.parent)
+    assert load_custom_rewards({"mine": "own:brief"})["mine"](parse("short", 4), item, Evidence()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("{own}:brif", "LookupError: no brif in it; functions there: dataclass, brief, no_item"),
+        ("{own}:number", "expected a function, got 3"),
+        ("{own}:no_item", "expected a function of (judgement, item), got {own}:no_item(judgement): too many"),
+        ("{own}.gone.py:brief", "FileNotFoundError"),
+        ("no_such_package.rewards:brief", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("think_as_locals.judging:brief", "AttributeError: module 'think_as_locals.judging' has no attribute 'brief'"),
+        ("{raises}:brief", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_cannot_be_a_component_is_a_configuration_error(own: Path, reference: str, said: str) -> None:
+    raises = own.with_name("raises.py")
+    raises.write_text("1 / 0")
+    places = {"own": str(own), "raises": str(raises)}
+    with pytest.raises(ConfigError, match=r"^reward\.own\.mine: ") as caught:
+        load_custom_rewards({"mine": reference.format(**places)})
+    assert said.format(**places) in str(caught.value)
+
+
+def test_the_code_of_a_run_is_kept_and_may_not_change_while_it_goes_on(own: Path, tmp_path: Path) -> None:
+    reference, kept = {"brief": f"{own}:brief"}, tmp_path / "run-rewards"
+    for _ in range(2):  # started, and continued
+        keep_sources(reference, kept)
+        assert (kept / "brief.py").read_text() == OWN
+    own.write_text(OWN.replace("0.5", "5.0"))
+    with pytest.raises(ConfigError, match=rf"reward\.own\.brief: {re.escape(str(own))}:brief has changed since"):
+        keep_sources(reference, kept)
+
+
+# --- in a recipe ---
+
+
+def test_an_own_component_is_named_and_weighed_in_a_recipe_or_an_override() -> None:
+    reward = load_recipe(QUICKSTART, ["reward.own.brief=my/own.py:brief", "reward.weights.brief=0.3"]).reward
+    assert reward.own == {"brief": "my/own.py:brief"}
+    assert reward.weighted() == {"correctness": 1.0, "structure": 0.2, "brief": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["brief=own.py:brief"], "reward.own.brief: has no weight: set reward.weights.brief"),
+        (["structure=own.py:brief"], "reward.own.structure: there is such a component already"),
+        (["brief=own.py"], "reward.own.brief: got 'own.py', expected path/to/file.py:function or package.module:func"),
+        (["Brief=own.py:brief"], "reward.own.Brief"),
+        (["brief=3"], "reward.own.brief: got 3, expected path/to/file.py:function"),
+    ],
+)
+def test_a_reference_that_cannot_be_one_is_a_fault_of_the_recipe(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_recipe(QUICKSTART, [f"reward.own.{override}" for override in overrides])
+
+
+def test_the_nearest_name_may_be_one_of_the_users_own() -> None:
+    overrides = ["reward.own.brevity=own.py:brief", "reward.weights.brevity=1", "reward.weights.brevty=0.3"]
+    with pytest.raises(ConfigError, match=r"no component 'brevty'; did you mean 'brevity'\?; available: correctness, "):
+        load_recipe(QUICKSTART, overrides)

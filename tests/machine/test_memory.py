@@ -1,0 +1,247 @@
+"""The memory estimate, against figures that are known and a training that was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, SMALL
+from reward_models.tiny import write_language_model
+from safetensors import safe_open
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DebertaV2Config,
+    MambaConfig,
+    Qwen2Config,
+    T5Config,
+)
+
+from think_as_locals.config.checks import load_config, load_recipe
+from think_as_locals.config.compose import Launch, read_launch
+from think_as_locals.config.schema import RunConfig, ScpoConfig
+from think_as_locals.machine.memory import Counts, count, estimate, gpu_needed
+from think_as_locals.types import ConfigError
+
+ONE = Launch("NO", 0, 1)
+STATES = ("weights", "gradients", "optimizer")
+
+
+def a_run(*overrides: str) -> RunConfig:
+    return load_recipe("recipes/tal_grpo.yaml", ["run.name=mine", *overrides])
+
+
+def a_model(folder: Path) -> str:
+    """The config.json of Qwen2.5-7B's architecture, as published; no weights."""
+    Qwen2Config(
+        vocab_size=152_064,
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        tie_word_embeddings=False,
+        architectures=["Qwen2ForCausalLM"],
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+def test_parameters_of_a_known_architecture_are_counted_exactly(tmp_path: Path) -> None:
+    assert count(a_run(f"model.path={a_model(tmp_path)}")) == Counts(7_615_616_512, 7_615_616_512, 3584, 28, 28, 32_768)
+
+
+def test_what_is_no_model_of_the_kind_is_said_so(tmp_path: Path) -> None:
+    T5Config(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="transformers has no AutoModelForCausalLM for t5"):
+        count(a_run(f"model.path={tmp_path}"))
+    assert count(steered(f"model.path={tmp_path}")).positions == 1024  # it declares none
+
+
+def test_a_model_without_attention_is_counted_too(tmp_path: Path) -> None:
+    MambaConfig(vocab_size=200, hidden_size=32, num_hidden_layers=2).save_pretrained(tmp_path)
+    assert count(a_run(f"model.path={tmp_path}")).heads == 0
+
+
+def test_an_adapter_is_counted_as_peft_makes_it(tmp_path: Path) -> None:
+    found = count(a_run(f"model.path={a_model(tmp_path)}", "lora=rank16"))
+    heads, wide = 28 * 128, 4 * 128
+    layer = 2 * (3584 + heads) + 2 * (3584 + wide) + 3 * (3584 + 18_944)  # q and o, k and v, the feed-forward ones
+    assert found.trained == 28 * 16 * layer
+    assert found.parameters == 7_615_616_512 + found.trained
+
+
+def test_a_model_that_is_not_here_is_said_so() -> None:
+    with pytest.raises(ConfigError, match=r"nobody/nothing: its config\.json is not on this machine"):
+        count(a_run("model.path=nobody/nothing"))
+
+
+@pytest.mark.parametrize(
+    ("launch", "gigabytes"),
+    [  # figure 1 of the ZeRO paper: 7.5 B parameters on 64 GPUs; torch's own AdamW below
+        (Launch("DEEPSPEED", 0, 64), (15, 15, 90)),
+        (Launch("DEEPSPEED", 1, 64), (15, 15, 90 / 64)),
+        (Launch("DEEPSPEED", 2, 64), (15, 15 / 64, 90 / 64)),
+        (Launch("DEEPSPEED", 3, 64), (15 / 64, 15 / 64, 90 / 64)),
+        (Launch("FSDP", 3, 64), (30 / 64, 30 / 64, 60 / 64)),
+        (Launch("NO", 0, 1), (30, 30, 60)),
+        (Launch("MULTI_GPU", 0, 64), (30, 60, 60)),
+    ],
+    ids=str,
+)
+def test_states_are_divided_as_the_paper_says(launch: Launch, gigabytes: tuple[float, ...]) -> None:
+    parts = estimate(a_run(), launch, Counts(7_500_000_000, 7_500_000_000, 4096, 32, 32, 32_768))
+    assert tuple(parts[name] / 1e9 for name in STATES) == pytest.approx(gigabytes)
+
+
+def test_an_adapter_has_states_of_its_own_and_no_reference_model() -> None:
+    parts = estimate(
+        a_run("lora=rank16"), Launch("DEEPSPEED", 2, 8), Counts(7_040_000_000, 40_000_000, 4096, 32, 32, 32_768)
+    )
+    assert parts["weights"] == pytest.approx(7e9 * 2 + 4e7 * 4)
+    assert parts["optimizer"] == pytest.approx(4e7 * 12 / 8)
+    assert parts["reference model"] == 0
+
+
+def test_checkpointing_keeps_less_and_vllm_takes_its_share() -> None:
+    counts = Counts(7_500_000_000, 7_500_000_000, 4096, 32, 32, 32_768)
+    plain = estimate(a_run("grpo.gradient_checkpointing=false"), ONE, counts)["activations"]
+    kept = estimate(a_run(), ONE, counts)["activations"]
+    assert plain / kept == pytest.approx(32 * 17 / (32 + 17))
+    assert estimate(a_run("grpo.beta=0.0"), ONE, counts)["reference model"] == 0
+    parts = {"weights": 7.0}
+    assert gpu_needed(a_run(), parts) == pytest.approx(10)
+    assert gpu_needed(a_run("rollout=vllm_server"), parts) == 7
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "launch").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_launch_file_is_understood(file: Path) -> None:
+    found = read_launch(file)
+    stages = {"zero2": 2, "zero3": 3, "fsdp2": 3}
+    assert found.zero_stage == stages.get(file.stem.rpartition("_")[2], 0)
+    assert found.processes == {"single": 1, "cpu": 2, "gpu8": 8, "nodes": 16}[file.stem.partition("_")[0]]
+
+
+@pytest.mark.slow
+def test_weights_and_optimizer_are_what_a_training_had(small_run: Path) -> None:
+    model = small_run / "model"
+    config = load_recipe("recipes/quickstart.yaml", [*SMALL, f"model.path={model}", "model.scratch=null"])
+    parts = estimate(config, ONE, count(config))
+    with safe_open(model / "model.safetensors", "pt") as file:
+        weights = sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118
+    newest = max((small_run / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    states = torch.load(newest / "optimizer.pt", weights_only=True)["state"].values()
+    optimizer = sum(moment.nbytes for state in states for moment in state.values())
+    assert parts["weights"] == pytest.approx(weights, rel=0.01)
+    assert parts["optimizer"] == pytest.approx(optimizer, rel=0.01)
+
+
+def test_gradients_and_moments_of_a_step_are_what_is_estimated(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    path = write_language_model(tmp_path, 0, hidden_size=64, intermediate_size=256)
+    config = load_recipe("recipes/quickstart.yaml", [f"model.path={path}", "model.scratch=null"])
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.arange(8)[None]
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    parts = estimate(config, ONE, count(config))
+    assert parts["gradients"] == pytest.approx(sum(p.grad.nbytes for p in model.parameters()), rel=0.01)
+    moments = [moment.nbytes for state in optimizer.state.values() for moment in state.values()]
+    assert parts["optimizer"] == pytest.approx(sum(moments), rel=0.01)
+
+
+# --- a reward model that is steered ---
+
+SMALL_RM = {"hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": 100, "num_labels": 1}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def steered(*overrides: str) -> ScpoConfig:
+    config = load_config("recipes/scpo_prism.yaml", ["run.name=mine", "data.path=x", *overrides])
+    assert isinstance(config, ScpoConfig)
+    return config
+
+
+def a_deberta(folder: Path, **sizes: object) -> str:
+    """The config.json of DeBERTa v3's architecture."""
+    known = {"relative_attention": True, "position_buckets": 256, "max_relative_positions": -1, "type_vocab_size": 0}
+    more = {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "position_biased_input": False}
+    DebertaV2Config(**known, **more, norm_rel_ebd="layer_norm", pooler_dropout=0, **sizes).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_reward_model_of_a_known_architecture_is_counted_exactly(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    path = a_deberta(tmp_path, vocab_size=128_100, **sizes)
+    counts = count(steered(f"model.path={path}"))
+    published = 183_831_552 + 768 * 769 + 769  # DeBERTa v3 base, its pooler, one label
+    assert counts == Counts(published, published, 768, 12, 12, 512)
+    adapted = count(steered(f"model.path={path}", "lora=rank16"))
+    assert published < adapted.parameters < published + adapted.trained + 1
+    assert adapted.trained > 768  # the adapter, and the head
+
+
+def test_the_global_rm_is_there_whole_however_the_steered_one_is_divided() -> None:
+    counts = Counts(8_000_000_000, 8_000_000_000, 4096, 32, 32, 131_072)
+    big = ["model=tulu3_8b_rm"]
+    parts = estimate(steered(*big), Launch("DEEPSPEED", 3, 8), counts)
+    assert {name: size / 1e9 for name, size in parts.items() if name != "activations"} == {
+        "weights": 2,
+        "gradients": 2,
+        "optimizer": 12,
+        "global RM": 16,
+    }
+    assert gpu_needed(steered(*big), parts) == sum(parts.values())
+    adapter = Counts(8_040_000_000, 40_000_000, 4096, 32, 32, 131_072)
+    assert estimate(steered(*big, "lora=rank16"), ONE, adapter)["global RM"] == 16e9
+
+
+def test_pairs_are_as_long_as_the_recipe_or_the_model_says() -> None:
+    def needed(positions: int, *overrides: str) -> float:
+        counts = Counts(8_000_000_000, 8_000_000_000, 4096, 32, 32, positions)
+        return estimate(steered("model=tulu3_8b_rm", *overrides), ONE, counts)["activations"]
+
+    assert needed(131_072) == needed(1024) == 2 * needed(512) == needed(131_072, "scpo.max_length=1024")
+    assert needed(4096, "scpo.max_length=4096") == 4 * needed(4096)
+    assert needed(512, "scpo.per_device_train_batch_size=16") == 2 * needed(512)
+    assert needed(512) / needed(512, "scpo.gradient_checkpointing=true") == pytest.approx(32 * 17 / (32 + 17))
+
+
+def test_a_global_rm_that_is_made_first_takes_what_its_own_batch_does() -> None:
+    made = ["model=quickstart_rm", "global_rm=pooled", "scpo.per_device_train_batch_size=16"]
+    counts = count(steered(*made))
+    small, large = (
+        estimate(steered(*made, f"global_rm.per_device_train_batch_size={size}"), ONE, counts)["activations"]
+        for size in (1, 64)
+    )
+    assert large == 4 * small
+
+
+@pytest.mark.parametrize("length", [256, 512])
+@pytest.mark.parametrize("kind", ["deberta", "bert"])
+def test_activations_are_about_what_a_backward_pass_keeps(tmp_path: Path, kind: str, length: int) -> None:
+    if kind == "deberta":
+        path = a_deberta(tmp_path, **SMALL_RM, **NO_DROPOUT, intermediate_size=768)
+    else:
+        BertConfig(**SMALL_RM, **NO_DROPOUT, intermediate_size=768).save_pretrained(tmp_path)
+        path = str(tmp_path)
+    settings = [f"model.path={path}", "scpo.per_device_train_batch_size=1", f"scpo.max_length={length}"]
+    config = steered(*settings, f"model.attn_implementation={'eager' if kind == 'deberta' else 'sdpa'}")
+    model = AutoModelForSequenceClassification.from_config(
+        AutoConfig.from_pretrained(path), attn_implementation=config.model.attn_implementation
+    )
+    states = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if (place := tensor.untyped_storage().data_ptr()) not in states:
+            kept[place] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(input_ids=torch.randint(5, 90, (2, length))).logits.sum()
+    measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    assert estimate(config, ONE, count(config))["activations"] == pytest.approx(measured, rel=0.3)

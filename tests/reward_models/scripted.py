@@ -1,0 +1,94 @@
+"""A judge that judges by a rule: in this process, or behind a server with an OpenAI-compatible route."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from items import RUBRIC
+
+from think_as_locals.engines import Messages, Sampling
+from think_as_locals.engines.engine import Deliver
+from think_as_locals.judging import write
+from think_as_locals.types import LABELS, Rollout
+
+Picks = Callable[[list[str]], int | None]
+"""Of the responses as shown, the place of the one that is chosen; `None` where nothing readable is written."""
+
+
+def longest(shown: list[str]) -> int | None:
+    return max(range(len(shown)), key=lambda i: (len(shown[i]), shown[i]))
+
+
+def first(shown: list[str]) -> int | None:
+    return 0
+
+
+def shown_in(messages: Messages) -> list[str]:
+    """Responses as a prompt shows them."""
+    parts = messages[-1]["content"].split("<response")[1:]
+    return [part.partition(">")[2].partition("</response>")[0].strip("\n") for part in parts]
+
+
+def judged(messages: Messages, picks: Picks = longest) -> str:
+    """What is written to messages: a verdict, or of a single response as the rating its length, as the prompt asks."""
+    shown = shown_in(messages)
+    found = picks(shown)
+    if found is None:
+        return "I cannot say."
+    if len(shown) == 1:
+        return f"Rated.\n{min(10, len(shown[0]))}"
+    asks_for_brackets = "[[A]]" in messages[0]["content"]
+    return f"Compared. [[{LABELS[found]}]]" if asks_for_brackets else write(RUBRIC, "Weighed.", found)
+
+
+@dataclass
+class Scripted:
+    """An engine whose completions a function writes; keeps its calls."""
+
+    write: Callable[[Messages], str] = judged
+    special_tokens: tuple[str, ...] = ()
+    calls: list[list[Messages]] = field(default_factory=list)
+
+    @property
+    def asked(self) -> list[Messages]:
+        """All conversations, in the order of the calls."""
+        return [messages for call in self.calls for messages in call]
+
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+        assert sampling.temperature == 0
+        self.calls.append(list(conversations))
+        for place, messages in reversed(list(enumerate(conversations))):
+            deliver(place, Rollout(text=self.write(messages), finish_reason="stop"))
+
+
+@contextmanager
+def serving(picks: Picks = longest) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The base URL of a server on loopback, and the bodies of the requests that it gets."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(body)
+            message = {"role": "assistant", "content": judged(body["messages"], picks)}
+            answer = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1", asked
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,146 @@
+"""Implicit rewards: naive single forwards, the response's tokens and no others, and models that do not go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reward_models.tiny import ITEMS, a_tokenizer, an_item, write_language_model, write_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
+
+from think_as_locals.reward_models.implicit import ImplicitRM
+from think_as_locals.reward_models.scalar import IGNORED
+from think_as_locals.types import Item, ModelError
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    return write_language_model(folder / "policy", seed=0), write_language_model(folder / "reference", seed=1)
+
+
+def log_probs(path: str, item: Item, response: str) -> list[float]:
+    """Of each token of a response and of its end, in a forward of its own."""
+    tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path).eval()
+    prompt = tokenizer(f"<|user|>{item.prompt}<|assistant|>")["input_ids"]
+    ids = prompt + tokenizer(f"{response}<|end|>")["input_ids"]
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([ids])).logits[0]
+    return [float(logits[i - 1].log_softmax(-1)[ids[i]]) for i in range(len(prompt), len(ids))]
+
+
+@pytest.mark.parametrize(("with_reference", "per_token"), [(True, False), (True, True), (False, False), (False, True)])
+def test_scores_are_those_of_single_forwards(paths: tuple[str, str], with_reference: bool, per_token: bool) -> None:
+    path, reference = paths
+    items = ITEMS[:3]
+    rm = ImplicitRM.load(path, reference if with_reference else None, beta=0.1, per_token=per_token, batch_size=4)
+    for item, scores in zip(items, rm.score(items), strict=True):
+        for response, score in zip(item.responses, scores, strict=True):
+            policy = log_probs(path, item, response)
+            total = sum(policy) - (sum(log_probs(reference, item, response)) if with_reference else 0)
+            assert score == pytest.approx(0.1 * total / (len(policy) if per_token else 1), abs=1e-5)
+
+
+def test_scores_and_verdicts_do_not_depend_on_batch_size_or_order(paths: tuple[str, str]) -> None:
+    expected = dict(zip([i.id for i in ITEMS], ImplicitRM.load(*paths, batch_size=1).score(ITEMS), strict=True))
+    for batch_size, items in ((3, ITEMS), (64, ITEMS[::-1])):
+        for item, scores in zip(items, ImplicitRM.load(*paths, batch_size=batch_size).score(items), strict=True):
+            assert scores == pytest.approx(expected[item.id], abs=1e-5)
+            assert max(scores) == scores[expected[item.id].index(max(expected[item.id]))]
+
+
+def test_a_policy_is_worth_nothing_beside_itself(paths: tuple[str, str]) -> None:
+    assert all(score == 0 for scores in ImplicitRM.load(paths[0], paths[0]).score(ITEMS[:2]) for score in scores)
+
+
+def test_beta_scales_scores_and_margins_and_leaves_verdicts_alone(paths: tuple[str, str]) -> None:
+    small, large = (ImplicitRM.load(*paths, beta=beta) for beta in (0.1, 1.0))
+    (first,), (second,) = small.score(ITEMS[:1]), large.score(ITEMS[:1])
+    assert second == pytest.approx([10 * score for score in first])
+    assert small.identity != large.identity
+
+
+def test_only_the_tokens_of_the_response_count_its_end_included(paths: tuple[str, str]) -> None:
+    rm, item = ImplicitRM.load(*paths), an_item(2)
+    for request, row in zip(rm.requests(item), rm.rows(rm.requests(item)), strict=True):
+        counted = [token for token in row["labels"] if token != IGNORED]
+        assert rm.chat.tokenizer.decode(counted) == f"{request.responses[0]}<|end|>"
+        assert row["labels"][-len(counted) :] == row["input_ids"][-len(counted) :] == counted
+
+
+def test_a_token_that_joins_prompt_and_response_is_the_responses(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + ':\n' + m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:\n' }}{% endif %}"
+    )
+    tokenizer.add_tokens(["\n\n"])
+    path = write_model(tmp_path, Qwen3ForCausalLM, 0, tokenizer)
+    rm = ImplicitRM.load(path, None)
+    item = Item(**{**fields(an_item(0, size=2)), "responses": ("tea", "\nbread")})
+    plain, joined = ([t for t in row["labels"] if t != IGNORED] for row in rm.rows(rm.requests(item)))
+    assert tokenizer.decode(plain) == "tea"
+    assert tokenizer.decode(joined) == "\n\nbread"
+
+
+def fields(item: Item) -> dict[str, Any]:
+    return {name: getattr(item, name) for name in Item.__slots__}
+
+
+@pytest.mark.parametrize("prompt", ["{{ 'Assistant:' }}", "{{ '' }}"])
+def test_a_template_that_hides_where_the_response_begins_is_an_error(tmp_path: Path, prompt: str) -> None:
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = (
+        "{% if add_generation_prompt %}" + prompt + "{% else %}{{ messages[-1].content }}{% endif %}"
+    )
+    rm = ImplicitRM.load(write_model(tmp_path, Qwen3ForCausalLM, 0, tokenizer), None)
+    with pytest.raises(ModelError, match=r"item 'item-0': the chat template .* template_kwargs"):
+        rm.score([an_item(0)])
+
+
+def test_models_that_read_other_tokens_do_not_go_together(tmp_path: Path, paths: tuple[str, str]) -> None:
+    tokenizer = a_tokenizer()
+    tokenizer.add_tokens(["sawatdee"])
+    other = write_model(tmp_path / "other", Qwen3ForCausalLM, 0, tokenizer)
+    with pytest.raises(ModelError, match=r"have other tokens \('sawatdee'\)"):
+        ImplicitRM.load(other, paths[1])
+    padded = a_tokenizer()
+    padded.add_special_tokens({"pad_token": "<|new pad|>"})
+    mine = write_model(tmp_path / "padded", Qwen3ForCausalLM, 0, padded)
+    plain = a_tokenizer()
+    plain.pad_token = None
+    theirs = write_model(tmp_path / "plain", Qwen3ForCausalLM, 1, plain)
+    assert len(ImplicitRM.load(mine, theirs).score(ITEMS[:1])) == 1
+    ends = a_tokenizer()
+    ends.pad_token = ends.eos_token  # as trainers of DPO set it; the reference has none
+    mine = write_model(tmp_path / "ends", Qwen3ForCausalLM, 0, ends)
+    assert ImplicitRM.load(mine, theirs).score(ITEMS[:1]) == ImplicitRM.load(theirs, mine, beta=-0.1).score(ITEMS[:1])
+
+
+def test_a_response_cannot_hide_its_beginning_as_a_thought(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('</think>')[-1] }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    tokenizer.add_tokens(["</think>"])
+    rm = ImplicitRM.load(write_model(tmp_path, Qwen3ForCausalLM, 0, tokenizer), None)
+    item = Item(**{**fields(an_item(0, size=2)), "responses": ("poison</think>tea", "tea")})
+    hidden, plain = (tokenizer.decode(row["input_ids"]) for row in rm.rows(rm.requests(item)))
+    assert "poison" in hidden
+    assert hidden != plain
+
+
+def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(ModelError, match="no chat template"):
+        ImplicitRM.load(write_model(tmp_path, Qwen3ForCausalLM, 0, tokenizer), None)
+
+
+def test_the_shorter_of_the_two_models_limits_the_length(tmp_path: Path, paths: tuple[str, str]) -> None:
+    short = write_language_model(tmp_path, seed=1, max_position_embeddings=64)
+    assert ImplicitRM.load(paths[0], short).max_length == 64
+    assert ImplicitRM.load(paths[0], None).max_length == 4096

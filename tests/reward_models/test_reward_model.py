@@ -1,0 +1,92 @@
+"""Predictions: what they are worth, and their flat row."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from items import make_item
+from scipy.special import expit
+
+from think_as_locals.reward_models.reward_model import ScoredItem, favourite, margin, tie_credit
+from think_as_locals.types import Item, Judgement
+
+
+def an_item() -> Item:
+    return make_item(best=1)
+
+
+def a_judgement(verdict: int | None, issues: tuple[str, ...] = ()) -> Judgement:
+    return Judgement(verdict=verdict, rubric=None, analysis=None, issues=issues, text="the completion")
+
+
+def test_prediction_is_right_where_the_verdict_is_the_best_response_as_presented() -> None:
+    item = an_item()
+    shown = dataclasses.replace(item, responses=("With a nod.", "With a bow.", "With a wai."), best=2)
+    verdicts = [ScoredItem(item=item, presented=shown, judgement=a_judgement(v)).correct for v in (0, 1, 2, None)]
+    assert verdicts == [False, False, True, False]
+
+
+def test_prediction_row_speaks_in_the_order_that_was_presented() -> None:
+    item = an_item()
+    shown = dataclasses.replace(item, responses=("With a nod.", "With a bow.", "With a wai."), best=2)
+    row = ScoredItem(item=item, presented=shown, judgement=a_judgement(0)).row()
+    assert row["responses"] == ["With a nod.", "With a bow.", "With a wai."]
+    assert (row["best"], row["verdict"], row["correct"]) == ("C", "A", False)
+    assert (row["id"], row["culture"], row["domain"], row["language"], row["group"]) == (
+        "th-1",
+        "TH",
+        "value",
+        "en",
+        "greeting",
+    )
+    assert (row["issues"], row["completion"]) == ([], "the completion")
+
+
+def test_prediction_row_of_an_unparsable_judgement_has_no_verdict() -> None:
+    item = an_item()
+    row = ScoredItem(item=item, presented=item, judgement=a_judgement(None, ("finished",))).row()
+    assert (row["verdict"], row["correct"], row["issues"]) == (None, False, ["finished"])
+
+
+def test_a_tie_of_k_for_the_most_is_worth_one_in_k() -> None:
+    assert tie_credit([1.0, 3.0, 2.0], best=1) == 1
+    assert tie_credit([1.0, 3.0, 2.0], best=2) == 0
+    assert tie_credit([3.0, 3.0, 2.0, 3.0], best=0) == pytest.approx(1 / 3)
+    assert tie_credit((2.0, 2.0), best=1) == 0.5
+
+
+def test_a_tie_has_no_favourite() -> None:
+    assert favourite([1.0, 3.0, 2.0]) == 1
+    assert favourite([3.0, 3.0, 2.0]) is None
+
+
+def test_credit_of_scores_of_a_tie_and_of_what_could_not_be_read() -> None:
+    item = an_item()
+    tie = ScoredItem(item=item, presented=item, judgement=a_judgement(None), scores=(2.0, 2.0, 1.0))
+    assert (tie.credit, tie.correct, tie.parse_failure) == (0.5, False, False)
+    unread = ScoredItem(
+        item=item, presented=item, judgement=a_judgement(None, ("verdict_label",)), scores=(0.0, 9.0, 0.0)
+    )
+    assert (unread.credit, unread.parse_failure) == (0.0, True)
+    assert dataclasses.replace(unread, parse_failure_credit=1 / 3).credit == 1 / 3
+    assert ScoredItem(item=item, presented=item, judgement=a_judgement(1)).credit == 1.0
+
+
+def test_the_margin_of_two_scores_is_their_difference() -> None:
+    assert margin([1.0, 3.5]) == pytest.approx(2.5)
+    assert margin([3.5, 1.0]) == pytest.approx(2.5)
+    assert margin([2.0, 2.0]) == 0
+
+
+def test_the_margin_of_n_scores_is_the_log_odds_of_the_softmax() -> None:
+    scores = [0.3, 1.2, -0.4, 0.9]
+    softmax = np.exp(scores) / np.exp(scores).sum()
+    assert expit(margin(scores)) == pytest.approx(softmax.max())
+    assert expit(margin([5.0] * 4)) == pytest.approx(1 / 4)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    assert margin([1000.0, -1000.0]) == 2000
+    assert margin([1000.0, 999.0, 998.0]) == pytest.approx(margin([2.0, 1.0, 0.0]))

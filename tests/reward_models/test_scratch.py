@@ -1,0 +1,58 @@
+"""A judge from nothing reads any text, and the same texts make the same judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from items import RUBRIC
+from reward_models.trained import SIZES
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from think_as_locals.engines import Chat
+from think_as_locals.judging import write
+from think_as_locals.reward_models.scratch import make_judge, train_tokenizer
+
+TEXTS = [f"<response A>Rice number {i % 5} at dawn.</response>\n" + write(RUBRIC, "A: yes", 0) for i in range(50)]
+TOKENIZER = train_tokenizer(TEXTS, num_subwords=300, num_phrases=40)
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
+@settings(deadline=None)
+def test_any_text_survives_the_tokenizer(text: str) -> None:
+    ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
+    assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
+
+
+def test_frequent_phrases_are_one_token() -> None:
+    assert TOKENIZER.tokenize("<rubric>") == ["<rubric>"]
+    assert len(TOKENIZER.tokenize("Rice number 3 at dawn")) == 1
+
+
+def test_phrases_are_no_control_tokens() -> None:
+    special = Chat(TOKENIZER).special_tokens
+    assert "<|end|>" in special
+    assert "<rubric>" not in special
+    assert "Rice number 3 at dawn" not in special
+
+
+def test_the_chat_template_marks_turns_and_the_end() -> None:
+    messages = [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "say"}]
+    assert TOKENIZER.apply_chat_template(messages, tokenize=False) == "<|user|>ask<|assistant|>say<|end|>"
+    asked = TOKENIZER.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    assert asked == "<|user|>ask<|assistant|>"
+
+
+def test_the_same_texts_and_seed_make_the_same_judge(tmp_path: Path) -> None:
+    sizes = SimpleNamespace(**vars(SIZES) | {"num_hidden_layers": 1, "num_phrases": 10})
+    parameters = {make_judge(tmp_path / name, TEXTS, sizes, seed=3) for name in ("a", "b")}
+    assert len(parameters) == 1
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b"))
+    assert first == second
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    assert model.num_parameters() == parameters.pop()
+    assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.06, rel=0.1)
+    assert AutoTokenizer.from_pretrained(tmp_path / "a").eos_token_id == model.config.eos_token_id

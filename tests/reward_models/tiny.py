@@ -1,0 +1,71 @@
+"""Tiny random models on disk, with a tokenizer of their own, and items for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from items import make_item
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
+
+from think_as_locals.reward_models.scratch import train_tokenizer
+from think_as_locals.types import Item
+
+WORDS = [
+    "rice",
+    "tea",
+    "bread",
+    "soup",
+    "noodles",
+    "a",
+    "bow",
+    "a",
+    "wai",
+    "two",
+    "kisses",
+    "with",
+    "palms",
+    "pressed",
+    "in",
+    "the",
+    "morning",
+    "for",
+    "elders",
+]
+
+
+def an_item(number: int, size: int = 4) -> Item:
+    """Responses of different lengths."""
+    prompt = "What do people say" + " and do" * (number % 5) + f" on day {number}?"
+    responses = tuple(" ".join(WORDS[number % 3 + i :][: 1 + i + number % 4]) for i in range(size))
+    return make_item(id=f"item-{number}", prompt=prompt, responses=responses, group=f"group-{number % 3}")
+
+
+ITEMS = [an_item(number, size=2 + number % 3) for number in range(9)]
+
+
+def a_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level, with a chat template."""
+    return train_tokenizer([item.prompt for item in ITEMS] + WORDS, num_subwords=300, num_phrases=8)
+
+
+def write_model(folder: Path, kind: Any, seed: int, tokenizer: PreTrainedTokenizerFast, **settings: Any) -> str:
+    """Weights of `kind` and a tokenizer; scores are wide apart, as initial weights are large."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    common = {"vocab_size": len(tokenizer), "max_position_embeddings": 256, "initializer_range": 0.3}
+    kind(Qwen3Config(**{**sizes, **heads, **common, **settings})).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def write_classifier(folder: Path, **settings: Any) -> str:
+    """A classifier with one label."""
+    return write_model(folder, Qwen3ForSequenceClassification, 0, a_tokenizer(), **{"num_labels": 1, **settings})
+
+
+def write_language_model(folder: Path, seed: int, **settings: Any) -> str:
+    """A language model: the same for the same seed."""
+    return write_model(folder, Qwen3ForCausalLM, seed, a_tokenizer(), **{"max_position_embeddings": 4096, **settings})

@@ -1,0 +1,80 @@
+"""Small judges that have learnt our grammar in seconds, and nothing else: their verdicts are a matter of taste."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from reward_models.scripted import RUBRIC
+from reward_models.tiny import WORDS
+
+from think_as_locals.engines import Messages
+from think_as_locals.engines.transformers_engine import TransformersEngine
+from think_as_locals.judging import render, write
+from think_as_locals.reward_models.group import Question, item_of
+from think_as_locals.reward_models.judge import JudgeSettings
+from think_as_locals.reward_models.scratch import make_judge
+from think_as_locals.types import Item
+
+SIZES = SimpleNamespace(
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    num_subwords=300,
+    num_phrases=60,
+    initializer_range=0.06,
+)
+
+WIDE = SimpleNamespace(**{**vars(SIZES), "hidden_size": 64})
+"""The narrowest that vLLM has an attention kernel for on CPU."""
+
+
+def load(path: Path, batch_size: int) -> TransformersEngine:
+    return TransformersEngine.load(str(path), dtype="float32", template_kwargs={}, batch_size=batch_size)
+
+
+def train_judge(
+    path: Path, pairs: Sequence[tuple[Messages, str]], settings: JudgeSettings, sizes: SimpleNamespace = SIZES
+) -> None:
+    """Write a judge that has been taught what to say to messages, a third of them in each of 60 steps."""
+    make_judge(path, [asked[0]["content"] + said for asked, said in pairs], sizes, seed=1)
+    engine = load(path, batch_size=8)
+    tokenizer, model = engine.chat.tokenizer, engine.model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    prompts = engine.chat.encode([asked for asked, _ in pairs])
+    said = tokenizer([text + "<|end|>" for _, text in pairs], add_special_tokens=False)["input_ids"]
+    for step in range(60):
+        rows = [(prompts[i], said[i]) for i in range(step % 3, len(pairs), 3)]
+        longest = max(len(before) + len(after) for before, after in rows)
+        ids = torch.tensor([before + after + [0] * (longest - len(before) - len(after)) for before, after in rows])
+        labels = torch.full_like(ids, -100)
+        for i, (before, after) in enumerate(rows):
+            labels[i, len(before) : len(before) + len(after)] = torch.tensor(after)
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(path)
+    settings.save(path)
+
+
+def pairs(count: int, seed: int = 0) -> list[Item]:
+    """Questions with two responses such as an untrained policy writes."""
+    source = random.Random(seed)
+    characters = [chr(code) for code in (*range(33, 127), *range(128, 256))]
+
+    def noise() -> str:
+        return " ".join(source.choice(WORDS) + "".join(source.choices(characters, k=2)) for _ in range(5))
+
+    return [item_of(Question(f"What is said on day {i % 4}?", "TH", "en"), (noise(), noise())) for i in range(count)]
+
+
+def judge_of_pairs(folder: Path) -> str:
+    """A judge that writes our grammar about whatever two responses it is shown."""
+    taught = [(render(item, "compact"), write(RUBRIC, "They differ.", i % 2)) for i, item in enumerate(pairs(48))]
+    train_judge(folder, taught, JudgeSettings(prompt="compact", max_completion_length=96), WIDE)
+    return str(folder)

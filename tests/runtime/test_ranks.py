@@ -1,0 +1,283 @@
+"""Several processes: they compute what one does, what they save loads, and no launch does less than it says."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+from conftest import QUICK, ROOT, SMALL, command, launch
+from safetensors.torch import load_file
+from training import spread
+
+from think_as_locals import Judge
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.schema import RunConfig
+from think_as_locals.runtime import ranks as workers
+from think_as_locals.types import ConfigError
+
+LAUNCH_FILES = sorted((ROOT / "launch").glob("*.yaml"))
+PATH = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH")]))
+OURS = ("ACCELERATE_", "FSDP_", "MASTER_", "OMPI_", "PMI_", "MV2_", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+@pytest.fixture
+def quickstart() -> RunConfig:
+    return load_recipe("recipes/quickstart.yaml")
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment that no launcher has touched, on a machine without a GPU."""
+    for name in list(os.environ):
+        if name.startswith(OURS):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(workers, "has_gpu", lambda: False)
+    return monkeypatch
+
+
+def with_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
+    patch.setattr(workers, "has_gpu", lambda: True)
+    patch.setattr(workers, "_num_gpus", lambda: count)
+
+
+def environment_of(file: Path) -> dict[str, str]:
+    """What accelerate tells the processes of a launch file."""
+    address = ["--machine_rank", "0", "--main_process_ip", "localhost", "--main_process_port", "0"]
+    args = launch_command_parser().parse_args(["--config_file", str(file), *address, "recipes/quickstart.yaml"])
+    args, _, _ = _validate_launch_command(args)
+    if args.use_deepspeed:
+        args.deepspeed_fields_from_accelerate_config = ""
+        return {**prepare_deepspeed_cmd_env(args)[1], "WORLD_SIZE": str(args.num_processes)}
+    if args.multi_gpu or args.use_fsdp:
+        return {**prepare_multi_gpu_env(args), "WORLD_SIZE": str(args.num_processes)}
+    return {"ACCELERATE_MIXED_PRECISION": args.mixed_precision}
+
+
+# --- launch files ---
+
+
+@pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda file: file.stem)
+def test_a_launch_file_says_what_it_is_for_sets_no_hyperparameter_and_has_no_fault(
+    file: Path, bare: pytest.MonkeyPatch
+) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert not {"gradient_accumulation_steps", "gradient_clipping"} & set(
+        yaml.safe_load(text).get("deepspeed_config", {})
+    )
+    environment = environment_of(file)
+    for name, value in environment.items():
+        if name.startswith(OURS):
+            bare.setenv(name, value)
+    on_gpu = environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    if on_gpu:
+        with_gpus(bare, 8)
+    assert workers.launch_faults(load_recipe(f"recipes/{'tal_grpo' if on_gpu else 'quickstart'}.yaml")) == []
+
+
+def test_there_is_a_launch_file_for_every_kind_of_machine() -> None:
+    names = {file.stem for file in LAUNCH_FILES}
+    assert names >= {
+        "single",
+        "cpu_ddp",
+        "cpu_zero2",
+        "cpu_zero3",
+        "gpu8_ddp",
+        "gpu8_zero2",
+        "gpu8_zero3",
+        "gpu8_fsdp2",
+    }
+    assert "nodes_zero3" in names
+
+
+# --- launches that would do less than they say ---
+
+
+@pytest.mark.slow
+def test_a_launch_that_starts_one_process_of_two_ends(tmp_path: Path) -> None:
+    flags = ["--cpu", "--config_file", "launch/cpu_zero3.yaml"]  # as with --num_processes 2 and no --multi_gpu
+    done = launch(command("accelerate"), "launch", *flags, "recipes/quickstart.yaml", f"run.dir={tmp_path}")
+    assert done.returncode != 0
+    assert "accelerate was asked for them and started one; add --multi_gpu" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "use torchrun"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "--mixed_precision no"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_USE_CPU": "True"}, "unset it"),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, "launch/cpu_zero3.yaml"),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, "FULL_STATE_DICT"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "rollout=transformers"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, "zero3_save_16bit_model"),
+    ],
+    ids=["MPI", "precision", "use_cpu", "FSDP on CPU", "FSDP saves nothing", "FSDP samples", "ZeRO-3 saves nothing"],
+)
+def test_what_a_launch_would_leave_undone_is_said(
+    bare: pytest.MonkeyPatch, quickstart: RunConfig, environment: dict[str, str], says: str
+) -> None:
+    for name, value in environment.items():
+        bare.setenv(name, value)
+    assert says in "\n".join(workers.launch_faults(quickstart))
+
+
+def test_a_configuration_file_of_deepspeeds_own_has_to_save_the_model(
+    bare: pytest.MonkeyPatch, quickstart: RunConfig, tmp_path: Path
+) -> None:
+    file = tmp_path / "zero.json"
+    bare.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    bare.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
+    key = "stage3_gather_16bit_weights_on_model_save"
+    for zero, faults in (({"stage": 3}, 1), ({"stage": 3, key: True}, 0), ({"stage": 2}, 0)):
+        file.write_text(json.dumps({"zero_optimization": zero}), encoding="utf-8")
+        assert len(workers.launch_faults(quickstart)) == faults
+
+
+def test_more_processes_than_gpus_do_not_share_them(bare: pytest.MonkeyPatch, quickstart: RunConfig) -> None:
+    with_gpus(bare, 4)
+    bare.setenv("WORLD_SIZE", "8")
+    bare.setenv("LOCAL_WORLD_SIZE", "8")
+    assert "torch sees 4" in workers.launch_faults(quickstart)[0]
+
+
+def test_deepspeed_without_a_gpu_needs_full_precision(bare: pytest.MonkeyPatch) -> None:
+    bare.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    assert "model.dtype=float32" in workers.launch_faults(load_recipe("recipes/tal_grpo.yaml"))[0]
+
+
+@pytest.mark.parametrize("key", ["use_cpu=true", "ddp_backend=gloo", "deepspeed=zero.json", "fsdp=true"])
+def test_what_a_launch_file_decides_cannot_be_set_past_it(key: str) -> None:
+    with pytest.raises(ConfigError, match="set a --config_file of accelerate launch instead"):
+        load_recipe("recipes/quickstart.yaml", [f"grpo.{key}"])
+
+
+# --- how long they wait for one another ---
+
+
+@pytest.mark.parametrize(
+    ("overrides", "seconds"),
+    [
+        ([], 1800),
+        (["grpo.ddp_timeout=7200"], 7200),
+        (["rollout.timeout_s=4000.0"], 1800),
+        (spread.SLOW_SERVER, 4060),
+        ([*spread.SLOW_SERVER, "grpo.ddp_timeout=7200"], 7200),
+    ],
+)
+def test_ranks_wait_longer_for_the_main_process_than_that_for_its_server(overrides: list[str], seconds: float) -> None:
+    assert workers.rank_timeout_s(load_recipe("recipes/quickstart.yaml", overrides)) == seconds
+
+
+@pytest.mark.slow
+def test_they_wait_so_long_under_every_way(ways: tuple[Path, dict[str, Any]]) -> None:
+    assert ways[1]["ranks wait"] == [4060, 4060]
+
+
+def test_there_is_one_such_limit() -> None:
+    with pytest.raises(ConfigError, match=r"set grpo\.ddp_timeout instead"):
+        load_recipe("recipes/quickstart.yaml", ["sft.ddp_timeout=7200"])
+
+
+# --- what they compute and save ---
+
+
+@pytest.mark.slow
+def test_zero3_shards_a_whole_run_and_saves_a_plain_model(tmp_path: Path) -> None:
+    overrides = ["sft.gradient_checkpointing=true", "grpo.gradient_checkpointing=true", "grpo.max_steps=6"]
+    rewards = ["reward=full", "reward.length.cache=16", "grpo.save_steps=100"]
+    uneven = ["eval.every_steps=100", "eval.max_items=17", "eval.batch_size=8"]  # two batches on rank 0, one on rank 1
+    done = launch(
+        *[command("accelerate"), "launch", "--config_file", "launch/cpu_zero3.yaml", "recipes/quickstart.yaml"],
+        *[*SMALL, *QUICK, *overrides, *rewards, *uneven, f"run.dir={tmp_path}", "run.name=zero3"],
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "zero3"
+    spread_over = json.loads((run / "workers.json").read_text())
+    assert (spread_over["kind"], spread_over["zero_stage"], len(spread_over["ranks"])) == ("DEEPSPEED", 3, 2)
+    for rank in spread_over["ranks"]:
+        assert rank["parameters"] == rank["optimized"] == pytest.approx(spread_over["parameters"] / 2, rel=0.01)
+    logs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {"sft", "grpo"} == {log["stage"] for log in logs}
+    assert sum("rewards/criteria_gain/mean" in log for log in logs) == 6
+    assert "prefixes are not shared" not in done.stderr
+    for step in (0, 6):
+        assert json.loads((run / "carb" / f"step-{step}.json").read_text())["n"] == 17
+    model = Judge.load(str(run / "model")).engine.model
+    assert sum(p.numel() for p in model.parameters()) == spread_over["parameters"]
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """What two processes made of the same rollouts in every way."""
+    folder = tmp_path_factory.mktemp("ways")
+    launcher = [command("accelerate"), "launch", "--config_file", "launch/cpu_zero2.yaml"]
+    done = launch(*launcher, "tests/training/spread.py", str(folder), PYTHONPATH=PATH)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, json.loads((folder / "said.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [[], spread.LORA], ids=["full", "LoRA"])
+def test_two_processes_learn_what_one_does(ways: tuple[Path, dict[str, Any]], overrides: list[str]) -> None:
+    folder, said = ways
+    trainer = spread.make(folder, *overrides)
+    trainer.train()
+    expected = torch.tensor(spread.curve(trainer))
+    assert len(expected) == 6
+    assert expected[2:, 0].abs().min() > 0.01
+    cases = [case for case, (_, changed) in spread.WAYS.items() if changed == overrides]
+    for case in cases:
+        difference = (torch.tensor(said[case]["curve"]) - expected).abs().max(0).values
+        assert (difference < 1e-4).all(), f"{case}: {difference}"
+    assert cases == (["lora_zero2", "lora_zero3"] if overrides else ["ddp", "zero1", "zero2", "zero3"])
+
+
+@pytest.mark.slow
+def test_every_way_shares_prefixes_and_saves_the_policy(ways: tuple[Path, dict[str, Any]]) -> None:
+    folder, said = ways
+    for case, (stage, overrides) in spread.WAYS.items():
+        assert said[case]["unshared"] is None
+        assert said[case]["difference"] <= (1e-5 if overrides else 0), case
+        spread_over = json.loads((folder / f"{case}.json").read_text())
+        assert spread_over["zero_stage"] == (int(stage) if stage else None)
+        whole, here = spread_over["parameters"], spread_over["ranks"][0]
+        assert here["parameters"] == (whole / 2 if stage == "3" else whole)
+        assert here["optimized"] <= (whole / 2 if stage else whole)
+    assert (folder / "lora_zero2" / "adapter" / "adapter_model.safetensors").is_file()
+    assert (folder / "lora_zero2" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", spread.STOPPED)
+def test_a_sharded_run_stopped_between_two_samplings_ends_bit_identical(
+    ways: tuple[Path, dict[str, Any]], case: str
+) -> None:
+    run, logged = ways[0] / f"{case}_stopped", ways[1][case]["stopped"]
+    assert logged["whole"] == logged["resumed"]
+    assert [log["step"] for log in logged["whole"]] == [1, 2, 3, 4, 5, 6]
+    (checkpoint,) = (run / "checkpoints").glob("step-*")
+    assert all(json.loads((checkpoint / f"rank-{rank}.json").read_text())["rollouts"] for rank in (0, 1))
+    adapter = "adapter/adapter_model.safetensors"
+    trained = adapter if "lora" in case else "model/model.safetensors"
+    for file in {"model/model.safetensors", trained}:
+        assert (run / "whole" / file).read_bytes() == (run / "resumed" / file).read_bytes()
+    then, now = load_file(checkpoint / Path(trained).name), load_file(run / "whole" / trained)
+    assert then.keys() == now.keys()
+    assert sum(not torch.equal(then[name], now[name]) for name in now) > 0.5 * len(now)
+
+
+@pytest.mark.slow
+def test_deepspeed_does_not_use_a_gradient_that_is_not_finite(ways: tuple[Path, dict[str, Any]]) -> None:
+    for case in ("zero2", "zero3"):
+        message, unchanged = ways[1][case]["poisoned"]
+        assert "step 1: gradient not finite" in message
+        assert unchanged

@@ -1,0 +1,100 @@
+"""The folder of a run: made as a whole, locked, continued under the same settings and rewound to a step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.schema import RunConfig
+from think_as_locals.evaluation import carb
+from think_as_locals.runtime import run_folder
+from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run, rewind
+from think_as_locals.types import ConfigError
+
+
+def config(folder: Path, *overrides: str, resume: str = "auto") -> RunConfig:
+    settings = [f"run.dir={folder}", "run.name=mine", f"run.resume={resume}", *overrides]
+    return load_recipe("recipes/quickstart.yaml", settings)
+
+
+def test_a_process_that_dies_while_making_the_folder_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "write_text", die)
+        with pytest.raises(KeyboardInterrupt):
+            open_run(config(tmp_path))
+    assert not (tmp_path / "mine").exists()
+    run = open_run(config(tmp_path))
+    assert {path.name for path in run.path.iterdir()} == {"config.yaml", "environment.json"}
+    identity = run.read_id()
+    assert open_run(config(tmp_path)).path == run.path
+    assert run.read_id() == identity
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        open_run(config(tmp_path, resume="never"))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+def test_two_processes_cannot_use_one_folder(tmp_path: Path) -> None:
+    with lock_run_dir(tmp_path), pytest.raises(ConfigError, match="in use by another"), lock_run_dir(tmp_path):
+        pass
+    with lock_run_dir(tmp_path):
+        pass
+
+
+def test_a_run_continues_with_another_server_but_not_with_other_settings(tmp_path: Path) -> None:
+    run = open_run(config(tmp_path, "grpo.top_p=0.9"))
+    moved = config(tmp_path, "grpo.top_p=0.9", "rollout.url=http://127.0.0.1:9", "reward.timeout_s=9.0")
+    assert open_run(moved).path == run.path
+    with pytest.raises(ConfigError) as error:
+        open_run(config(tmp_path, "grpo.beta=0.5", "lora=rank16", "reward.max_fault_share=0.5"))
+    message = str(error.value)
+    assert "grpo.beta (0.0 then, 0.5 now), grpo.top_p (0.9 then, not set now), lora (None then, not set now)" in message
+    assert "lora.r (not set then, 16 now)" in message
+    assert "reward.max_fault_share (0.05 then, 0.5 now): give the same" in message
+
+
+@pytest.mark.parametrize("left", [b"", b"- seed", b"seed: [", b"\xff\xfe"])
+def test_a_run_whose_settings_are_lost_is_not_continued(tmp_path: Path, left: bytes) -> None:
+    open_run(config(tmp_path)).config.write_bytes(left)
+    with pytest.raises(ConfigError, match=r"config\.yaml .*: put it back, or choose another run\.name"):
+        open_run(config(tmp_path))
+
+
+def test_rewinding_drops_later_records_and_half_a_line(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    logged = [("sft", 4), ("grpo", 1), ("grpo", 2), ("grpo", 3)]
+    lines = [json.dumps({"stage": stage, "step": step}) for stage, step in logged]
+    summary = json.dumps({"stage": "grpo", "step": 2, "train_runtime": 1.0})  # of a stage that stopped
+    run.metrics.write_text("\n".join([*lines, summary]) + '\n{"stage": "grpo", "st')
+    for path in (run.completions(2), run.completions(3), run.carb(0), run.carb(3), run.carb(3).with_suffix(".parquet")):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    rewind(run, "grpo", 2)
+    assert run.metrics.read_text() == "\n".join(lines[:3]) + "\n"
+    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("step-*"))
+    assert left == ["carb/step-0.json", "completions/step-000002.parquet"]
+    assert (list(run.carb_steps()), list(run.completions_steps())) == ([0], [2])
+    rewind(run, "sft", 2)
+    assert run.metrics.read_text() == "\n".join(lines[1:3]) + "\n"
+
+
+def test_the_best_step_is_the_last_of_the_most_accurate(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.carb_dir.mkdir()
+    assert carb.best_step(run) is None
+    for step, accuracy in ((0, 0.5), (10, 0.9), (20, 0.9), (30, 0.8)):
+        run.carb(step).write_text(json.dumps({"step": step, "accuracy": accuracy}))
+    assert carb.best_step(run) == 20

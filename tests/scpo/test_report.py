@@ -1,0 +1,440 @@
+"""The page and the tables of an SCPO run: numbers with n and interval, hostile names, drawings within their frames."""
+
+from __future__ import annotations
+
+import html
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from html_page import Page
+from scpo.hand_worked import BEFORE, LEGS, QUESTIONS, STEERED, answers, item, leg, scores, to_test
+
+from think_as_locals.config.checks import load_config
+from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.evaluation.pages import axis
+from think_as_locals.scpo.report import DIFFERENCES, VARIANT_NAMES, write_report
+from think_as_locals.scpo.results import VariantResult
+from think_as_locals.types import Item
+
+ROOT = Path(__file__).parents[2]
+EVIL = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)> | [a](http://x) *b* `c`"
+SIDES = ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height")
+VARIANTS = ("full", "filter", "weight", "scpo", "inverse_weight")
+
+
+def config(*overrides: str) -> ScpoConfig:
+    found = load_config(ROOT / "recipes" / "scpo_quickstart.yaml", ["run.name=steered", *overrides])
+    assert isinstance(found, ScpoConfig)
+    return found
+
+
+def crowd(countries: Sequence[str]) -> list[Item]:
+    """Seven people of each country with six pairs each."""
+    return [item(f"{c}-{p}-{n}", c, f"{c}-{p}") for c in countries for p in range(7) for n in range(6)]
+
+
+def steered(
+    items: Sequence[Item], seeds: Sequence[int], counts: Sequence[int | None], rng: random.Random
+) -> list[VariantResult]:
+    """Trainings that turn the signs of some margins."""
+    before = margins(items)
+    legs = []
+    for country, variant, seed, count in product(sorted({str(i.culture) for i in items}), VARIANTS, seeds, counts):
+        if count is None or variant in ("full", "scpo"):
+            turned = {name: -by if rng.random() < (0.5 if by < 0 else 0.05) else by for name, by in before.items()}
+            given = count or 900
+            record = {"available": given, "kept": given // 3, "weights": tuple(rng.sample(range(40), 10))}
+            legs.append(leg(country, seed, turned, variant=variant, num_pairs=count, **record))
+    return legs
+
+
+def margins(items: Sequence[Item]) -> dict[str, float]:
+    return {i.id: -1.0 if n % 3 == 0 else 1.0 for n, i in enumerate(items)}
+
+
+def many(
+    countries: Sequence[str], seeds: Sequence[int], counts: Sequence[int | None]
+) -> tuple[Any, Any, list[VariantResult]]:
+    items = crowd(countries)
+    minority = frozenset(i.id for n, i in enumerate(items) if n % 3 == 0 or n % 7 == 0)
+    known = to_test(items=items, minority=minority, disagreed=frozenset(i.id for i in items[::3]))
+    return known, scores(margins(items)), steered(items, seeds, counts, random.Random(0))
+
+
+def write(folder: Path, known: Any, before: Any, legs: Sequence[VariantResult], *overrides: str) -> Page:
+    folder.mkdir(exist_ok=True)
+    return Page(write_report(folder, config(*overrides), known, before, legs))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four countries, five variants, two seeds, and fewer pairs."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    write(run, *many(("EG", "CN", "TH", "VN"), (0, 1), (None, 100)))
+    return run
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Page:
+    return Page(folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    known: dict[str, Any] = json.loads((folder / "scpo.json").read_text(encoding="utf-8"))
+    return known
+
+
+def mean(found: dict[str, Any], variant: str) -> dict[str, Any]:
+    return next(row for row in found["means"] if row["variant"] == variant and row["num_pairs"] is None)
+
+
+def signed(value: float, scale: float = 100, digits: int = 1) -> str:
+    shown = round(scale * value, digits)
+    return ("+" if shown > 0 else "−" if shown < 0 else "±") + f"{abs(shown):.{digits}f}"
+
+
+def span(part: dict[str, Any]) -> str:
+    return "–".join(f"{100 * end:.1f}" for end in part["ci95"])
+
+
+def gain(part: dict[str, Any]) -> str:
+    low, high = map(signed, part["gain"]["ci95"])
+    return f"{signed(part['gain']['mean'])} {low} to {high}"
+
+
+# --- the file ---
+
+
+def test_the_file_says_what_was_compared_and_how(found: dict[str, Any]) -> None:
+    assert (found["dataset"], found["model"], found["seed"]) == ("opinion_cards", "randomly initialised", 0)
+    assert (found["filter_threshold"], found["weight_temperature"], found["reference"]) == (0.7, 1.1, "global_rm")
+    assert (found["n"], found["max_loss"], found["differences"]) == (168, 0.02, [])
+    assert found["minority_share"] == pytest.approx(sum(n % 3 == 0 or n % 7 == 0 for n in range(168)) / 168)
+    assert len(found["rows"]) == 4 * len(found["means"]) == 4 * (1 + 5 + 2)
+
+
+def test_the_released_codes_differences_are_named_one_by_one(tmp_path: Path) -> None:
+    page = write(tmp_path, to_test(), scores(BEFORE), LEGS, "mode=as_released")
+    told = json.loads((tmp_path / "scpo.json").read_text())
+    assert told["differences"] == list(DIFFERENCES.values())
+    assert told["mode"]["name"] == "as_released"
+    text = (tmp_path / "scpo.md").read_text()
+    for sentence in DIFFERENCES.values():
+        assert sentence in page.text
+        assert f"- {sentence}" in text
+    one = write(tmp_path / "one", to_test(), scores(BEFORE), LEGS, "mode.ties=wrong")
+    assert DIFFERENCES["ties", "wrong"] in one.text
+    assert DIFFERENCES["dropout", True] not in one.text
+
+
+# --- the tables of the page ---
+
+
+def test_the_beginning_says_whether_it_helped_and_at_what_cost(page: Page, found: dict[str, Any]) -> None:
+    counts, row, before = found["improved"]["scpo"], mean(found, "scpo"), mean(found, "global")
+    assert f"SCPO (filter and weight) helps in {counts['helped']} of 4 countries: there" in page.text
+    assert f"In {counts['significantly']} of these the 95 % interval of the rise excludes 0" in page.text
+    for name in ("minority", "overall", "others"):
+        low, high = map(signed, row[name]["gain"]["ci95"])
+        assert f"{signed(row[name]['gain']['mean'])} points ({low} to {high}, n = {row[name]['n']})" in page.text
+        then, now = (f"{100 * part[name]['accuracy']:.1f} ({span(part[name])})" for part in (before, row))
+        assert f"from {then} to {now} % right" in page.text
+
+
+def cells(page: Page, label: str) -> list[list[str]]:
+    """Return the text of a table's cells, row by row."""
+    (table,) = re.findall(rf'aria-label="{label}" tabindex="0">(.*?)</table>', page.source, re.DOTALL)
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in re.findall(r"<tr>(.*?)</tr>", table)]
+    plain = [[html.unescape(" ".join(re.sub(r"<[^>]*>", " ", cell).split())) for cell in row] for row in rows]
+    return [
+        [cell for cell, source in zip(line, row, strict=True) if "<svg" not in source and "unseen" not in source]
+        for line, row in zip(plain, rows, strict=True)
+    ]
+
+
+def percent(part: dict[str, Any], n: bool = False) -> str:
+    return f"{100 * part['accuracy']:.1f} {span(part)}" + (f", n {part['n']}" if n else "")
+
+
+def test_each_country_has_its_gains_with_n_and_interval_the_greatest_first(page: Page, found: dict[str, Any]) -> None:
+    rows = [r for r in found["rows"] if r["variant"] == "scpo" and r["num_pairs"] is None]
+    rows.sort(key=lambda r: -r["minority"]["gain"]["mean"])
+    for row, shown in zip(rows, cells(page, "Gains by country")[1:], strict=True):
+        helps = {"no": "no", "yes": "yes", "significantly": "yes, significantly"}[row["helps"]]
+        assert shown[0].endswith(row["country"])
+        assert shown[1:] == [helps, *(f"{gain(row[p])}, n {row[p]['n']}" for p in ("minority", "overall", "others"))]
+    assert page.source.count('class="strip"') == 12
+
+
+def test_every_variants_means_have_n_and_interval(page: Page, found: dict[str, Any]) -> None:
+    sizes = [mean(found, "global")[name]["n"] for name in ("minority", "overall", "others", "disagreed")]
+    assert sizes == [72, 168, 504, 56]
+    for row, shown in zip(found["means"], cells(page, "Means over countries")[1:], strict=True):
+        expected = [VARIANT_NAMES[row["variant"]] + (f" {row['num_pairs']} pairs" if row["num_pairs"] else "")]
+        for name in ("minority", "overall", "others"):
+            expected += [percent(row[name], n=True), "–" if row["variant"] == "global" else gain(row[name])]
+        assert shown == [*expected, percent(row["disagreed"], n=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("minority", "minority's view"),
+        ("overall", "all pairs of the own country"),
+        ("others", "pairs of all other countries"),
+    ],
+)
+def test_every_variant_is_shown_in_every_country_with_n_and_interval(
+    page: Page, found: dict[str, Any], name: str, label: str
+) -> None:
+    shown = {
+        line[0].split(" ")[-3].strip(","): line
+        for line in cells(page, f"{label.replace(chr(39), '&#39;')} by country")[1:]
+    }
+    for country in ("EG", "TH"):
+        rows = [r for r in found["rows"] if r["country"] == country and r["num_pairs"] is None]
+        expected = [percent(r[name]) + ("" if r["variant"] == "global" else f" {gain(r[name])}") for r in rows]
+        assert shown[country][0].endswith(f"{country}, n {rows[0][name]['n']}")
+        assert shown[country][1:] == expected
+
+
+def test_what_was_trained_on_is_shown(page: Page, found: dict[str, Any]) -> None:
+    row = mean(found, "scpo")
+    counts, seeds = found["improved"]["scpo"], row["seeds"]
+    (shown,) = (line for line in cells(page, "What was trained on") if line[0] == VARIANT_NAMES["scpo"])
+    helps = [f"{counts['helped']} of 4", f"{counts['significantly']} of 4"]
+    spread = [f"{100 * seeds['minority']:.1f}", f"{100 * seeds['overall']:.1f}"]
+    assert shown[1:] == [*helps, "900", "33.3 %", "6", "2", *spread]
+    assert f"{sum(row['training']['weights']):,} training pairs, over countries and seeds" in page.text
+
+
+def test_a_gain_is_bold_where_its_interval_excludes_0(tmp_path: Path) -> None:
+    known, before, legs = many(("CL", "TH"), (0,), (None,))
+    sure = [replace(leg, scores=scores(dict.fromkeys(margins(known.items), 1.0))) for leg in legs]
+    page = write(tmp_path, known, before, sure)
+    marked = re.findall(r"(<b>)?([+−±][\d.]+)(?:</b>)? <small[^>]*>([^<(]* to [^<(]*)</small>", page.source)
+    assert {value for bold, value, _ in marked if bold} >= {"+33.3"}
+    for bold, _, interval in marked:
+        low, high = (float(end.translate({0x2212: "-", 0xB1: " "})) for end in interval.split(",")[0].split(" to "))
+        assert bool(bold) == (low > 0 or high < 0), interval
+
+
+# --- drawings ---
+
+
+def frames(page: Page) -> list[tuple[float, float, list[tuple[str, dict[str, str | None]]]]]:
+    """Width and height of each drawing, and what is in it."""
+    found: list[tuple[float, float, list[tuple[str, dict[str, str | None]]]]] = []
+    shapes = {"line", "circle", "rect", "polyline", "text"}
+    for tag, attrs in page.tags:
+        if tag == "svg":
+            _, _, width, height = map(float, str(attrs["viewbox"]).split())
+            found.append((width, height, []))
+        elif tag in shapes:
+            found[-1][2].append((tag, attrs))
+    return found
+
+
+def check_drawings(page: Page) -> None:
+    """Every point that a shape reaches is finite and within its frame."""
+    for width, height, shapes in frames(page):
+        for tag, attrs in shapes:
+            at = {name: float(str(value)) for name, value in attrs.items() if name in SIDES and value}
+            if tag == "polyline":
+                points = [tuple(map(float, pair.split(","))) for pair in str(attrs["points"]).split()]
+            elif "transform" in attrs:
+                points = [tuple(map(float, re.findall(r"[\d.]+", str(attrs["transform"]))[:2]))]
+            elif tag == "line":
+                points = [(at["x1"], at["y1"]), (at["x2"], at["y2"])]
+            elif tag == "circle":
+                points = [(at["cx"] + side * at["r"], at["cy"] + side * at["r"]) for side in (-1, 1)]
+            else:  # a rectangle, or a text
+                points = [(at["x"], at["y"]), (at["x"] + at.get("width", 0), at["y"] + at.get("height", 0))]
+            for x, y in points:
+                assert 0 <= x <= width, (tag, attrs)  # NaN is in no frame
+                assert 0 <= y <= height, (tag, attrs)
+
+
+def test_everything_that_is_drawn_is_within_its_frame(page: Page) -> None:
+    assert len(frames(page)) == 12 + 1 + 1 + 2  # three of each country, the plane, the pairs, two histograms
+    check_drawings(page)
+
+
+def test_the_plane_has_a_point_for_each_variant_where_its_accuracies_are(page: Page, found: dict[str, Any]) -> None:
+    (_, _, shapes) = next(frame for frame in frames(page) if frame[1] == 390)
+    rows = sorted((r for r in found["means"] if r["num_pairs"] is None), key=lambda r: -r["minority"]["accuracy"])
+    scales = {}
+    for name, start, end in (("overall", 60, 480), ("minority", 330, 20)):
+        ends = [r[name]["ci95"] for r in rows]
+        scales[name] = axis(min(low for low, _ in ends), max(high for _, high in ends), start, end)
+    dots = [(float(str(attrs["cx"])), float(str(attrs["cy"]))) for tag, attrs in shapes if tag == "circle"]
+    assert dots == [tuple(scale.at(r[name]["accuracy"]) for name, scale in scales.items()) for r in rows]
+    assert len(dots) == 6
+
+
+def test_names_beside_a_drawing_do_not_lie_on_one_another(page: Page) -> None:
+    for _, height, shapes in frames(page):
+        if height in (390, 310):
+            lines = sorted(float(str(a["y"])) for tag, a in shapes if tag == "text" and a.get("x") == "514")
+            assert len(lines) > 2
+            assert all(lower - upper >= 20 for upper, lower in pairwise(lines))
+
+
+# --- hostile names, and little to show ---
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Page:
+    codes = {"CL": EVIL, "TH": "<b>|TH"}
+    items = [replace(i, culture=codes[str(i.culture)], group=EVIL + i.group) for i in to_test().items]
+    legs = [replace(leg, spec=replace(leg.spec, country=codes[leg.spec.country])) for leg in LEGS]
+    (tmp_path / "config.yaml").write_text(f"x: {EVIL}\n")
+    (tmp_path / "environment.json").write_text(json.dumps({EVIL: EVIL}))
+    told = config()
+    changes = {"data": {"source": EVIL}, "model": {"path": EVIL}, "run": {"name": EVIL}}
+    sections = {name: getattr(told, name).model_copy(update=update) for name, update in changes.items()}
+    told = told.model_copy(update=sections)
+    return Page(write_report(tmp_path, told, to_test(items=items), scores(BEFORE), legs))
+
+
+def test_names_from_outside_are_text_and_nothing_else(evil: Page) -> None:
+    assert not evil.all("script")
+    assert not evil.all("img")
+    assert evil.text.count("alert('x')") >= 5  # run, data, model, culture, settings
+    assert not any(name.startswith("on") for _, attrs in evil.tags for name in attrs)
+    check_drawings(evil)
+
+
+def test_names_from_outside_mean_nothing_to_markdown(evil: Page, tmp_path: Path) -> None:
+    text = (tmp_path / "scpo.md").read_text()
+    assert "<" not in text.replace("p < tau", "").replace("r+ < r-", "")
+    assert "](http" not in text
+    assert r"&lt;b&gt;\|TH" in text
+    cells = {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")}
+    assert cells == {9, 10, 6, 4}  # of means, training, gains, countries: no name opens a cell
+
+
+def test_the_page_loads_nothing_and_its_policy_allows_nothing(page: Page, evil: Page) -> None:
+    for shown in (page, evil):
+        assert not shown.all("link")
+        assert not any("src" in attrs or "href" in attrs for _, attrs in shown.tags)
+        assert "default-src 'none'" in str(shown.all("meta")[1]["content"])
+    assert not re.search(r"https?:|@import|url\(", page.source)
+
+
+def test_headers_have_a_scope_and_drawings_a_name(page: Page) -> None:
+    assert {attrs.get("scope") for attrs in page.all("th")} == {"col", "row"}
+    assert all(attrs.get("aria-label") or attrs.get("aria-hidden") for attrs in page.all("svg"))
+    assert [len(page.all(tag)) for tag in ("header", "main")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("countries", "seeds", "counts"),
+    [(("TH",), (0,), (None,)), (("CL", "TH"), (0, 1), (None,)), (("TH",), (0, 1, 2), (None, 4))],
+)
+def test_few_countries_or_seeds_are_enough(
+    tmp_path: Path, countries: Sequence[str], seeds: Sequence[int], counts: Sequence[int | None]
+) -> None:
+    page = write(tmp_path, *many(countries, seeds, counts))
+    check_drawings(page)
+    assert ("Accuracy against data" in page.text) == (len(counts) > 1)
+    assert page.text.count("no such pairs") == (2 if len(countries) == 1 else 0)  # the others', in sum and in the table
+    assert "nan" not in page.text.lower().replace("nance", "")
+
+
+def test_the_small_run_by_hand_renders_without_a_bootstrap(tmp_path: Path) -> None:
+    page = write(tmp_path, to_test(), scores(BEFORE), LEGS)
+    check_drawings(page)
+    assert "Thailand TH yes" in page.text
+    assert "+50.0 n 1" in page.text  # one pair of the minority has no interval
+    assert "Accuracy against data" not in page.text
+
+
+def test_without_a_minoritys_view_the_page_says_so(tmp_path: Path) -> None:
+    page = write(tmp_path, to_test(minority=frozenset(), disagreed=frozenset()), scores(BEFORE), LEGS)
+    assert "no test pair counts as a minority's view" in page.text
+    assert "helps in" not in page.text.split("Where")[0]
+    assert not [frame for frame in frames(page) if frame[1] == 390]
+    check_drawings(page)
+    text = (tmp_path / "scpo.md").read_text()
+    assert "| none |" in text
+
+
+def test_a_country_without_a_minoritys_view_stands_last(tmp_path: Path) -> None:
+    page = write(tmp_path, to_test(minority=frozenset({"c2"})), scores(BEFORE), LEGS)
+    chile, thailand = cells(page, "Gains by country")[1:]
+    assert chile[:2] == ["Chile CL", "yes"]
+    assert thailand[0] == "Thailand TH"
+    assert "no such pairs" in thailand
+    assert any(cell.startswith("+25.0") for cell in thailand)
+
+
+def test_pairs_that_are_left_out_are_counted(page: Page, tmp_path: Path) -> None:
+    assert "left out" not in page.text
+    assert "17 training and test pairs are left out" in write(tmp_path, to_test(left_out=17), scores(BEFORE), LEGS).text
+    assert "17 training and test pairs are left out" in (tmp_path / "scpo.md").read_text()
+
+
+def test_without_scpo_another_variant_stands_in_front(tmp_path: Path) -> None:
+    legs = [replace(leg, spec=replace(leg.spec, variant="full")) for leg in LEGS]
+    page = write(tmp_path, to_test(), scores(BEFORE), legs)
+    assert "full fine-tuning helps in" in page.text
+    assert "How much a pair counts" not in page.text
+
+
+def test_where_it_helps_nowhere_the_page_says_so(tmp_path: Path) -> None:
+    legs = [leg(country, 0, dict.fromkeys(BEFORE, -1.0)) for country in ("CL", "TH")]
+    page = write(tmp_path, to_test(), scores(BEFORE), legs)
+    assert "helps in 0 of 2 countries: nowhere does accuracy on the minority's view rise without" in page.text
+    assert "Thailand TH no" in page.text
+
+
+def test_distances_to_a_surveys_answers_have_n_and_interval(tmp_path: Path) -> None:
+    legs = [
+        leg(country, seed, by, scores=scores(by, answers(float(seed), 1.0))) for (country, seed), by in STEERED.items()
+    ]
+    page = write(tmp_path, to_test(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), legs)
+    told = json.loads((tmp_path / "scpo.json").read_text())
+    row, others = mean(told, "scpo")["distance"], told["others_distance"]
+    low, high = (signed(end, 1, 3) for end in row["gain"]["ci95"])
+    assert f"{signed(row['gain']['mean'], 1, 3)} ({low} to {high}, n = 4)" in page.text
+    assert f"lies at {others['mean']:.3f} {others['ci95'][0]:.3f}–{others['ci95'][1]:.3f} , n = 4" in page.text
+    assert cells(page, "Means over countries")[0][-2:] == ["distance", "change"]
+    ends = [f"{end:.3f}" for end in row["ci95"]]
+    assert f"{row['mean']:.3f} {ends[0]}–{ends[1]} , n 4" in page.text.replace(", n 4", " , n 4")
+    text = (tmp_path / "scpo.md").read_text()
+    for shown in (page.text, text):
+        assert "95 % intervals over questions of the survey" in shown
+        assert "people" not in shown.partition("Settings of the run")[0]
+    assert f"| {row['mean']:.3f} [{ends[0]}, {ends[1]}], n 4 |" in text
+    assert f"Distance of the mean of all other countries: {others['mean']:.3f} [" in text
+
+
+# --- the tables as text ---
+
+
+def test_the_text_has_a_table_of_means_and_one_of_countries(folder: Path, found: dict[str, Any]) -> None:
+    text = (folder / "scpo.md").read_text()
+    assert "n = 168 test pairs of 4 countries" in text
+    row = mean(found, "scpo")
+    part = row["minority"]
+    low, high = (100 * end for end in part["ci95"])
+    cell = f"{100 * part['accuracy']:.1f} [{low:.1f}, {high:.1f}], n {part['n']}"
+    assert f"| {cell} |" in text
+    counts = found["improved"]["scpo"]
+    said = "SCPO (filter and weight): minority accuracy rises and overall accuracy falls by 2 points at most in"
+    assert f"{said} {counts['helped']} of 4 countries" in text
+    assert sum(line.startswith(r"| Thailand \(TH") for line in text.splitlines()) == 4
+
+
+def test_the_same_run_gives_the_same_files(tmp_path: Path) -> None:
+    first = write(tmp_path, to_test(), scores(BEFORE), LEGS).source
+    assert write(tmp_path, to_test(), scores(BEFORE), LEGS).source == first

@@ -1,0 +1,343 @@
+"""Figures of an SCPO run, worked out by hand, intervals over people, and the record of a training."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scpo.hand_worked import BEFORE, ITEMS, LEGS, QUESTIONS, STEERED, answers, item, leg, scores, to_test
+
+from think_as_locals.evaluation.statistics import accuracy, estimate_mean
+from think_as_locals.scpo.results import (
+    RECORD,
+    SCORES,
+    VariantResult,
+    VariantSpec,
+    read_result,
+    summarise,
+    write_result,
+)
+from think_as_locals.scpo.scores import js_distance
+from think_as_locals.types import DataError
+
+
+def row(found: dict[str, Any], country: str, variant: str = "scpo", num_pairs: int | None = None) -> dict[str, Any]:
+    rows = [r for r in found["rows"] if (r["country"], r["variant"], r["num_pairs"]) == (country, variant, num_pairs)]
+    assert len(rows) == 1
+    return rows[0]
+
+
+def mean(found: dict[str, Any], variant: str = "scpo", num_pairs: int | None = None) -> dict[str, Any]:
+    rows = [r for r in found["means"] if (r["variant"], r["num_pairs"]) == (variant, num_pairs)]
+    assert len(rows) == 1
+    return rows[0]
+
+
+def figures(part: dict[str, Any]) -> tuple[int, float, float]:
+    return part["n"], part["accuracy"], part["gain"]["mean"]
+
+
+FOUND = summarise(to_test(), scores(BEFORE), LEGS)
+
+
+@pytest.mark.parametrize(
+    ("country", "name", "expected"),
+    [
+        # Before: 1, 0 and half a point for the tie of c3. Chile's models have c1 right twice, c2 and c3 once each.
+        ("CL", "overall", (3, 2 / 3, 2 / 3 - 1 / 2)),
+        ("CL", "minority", (2, 1 / 2, 1 / 2 - 1 / 4)),
+        ("CL", "disagreed", (1, 1 / 2, 1 / 2)),
+        # They have t1 right once, t2 never; before it was t2 alone.
+        ("CL", "others", (2, 1 / 4, -1 / 4)),
+        # Thailand's models have t1 right once and t2 twice; c1 once, c2 never, c3 once and tied once.
+        ("TH", "overall", (2, 3 / 4, 1 / 4)),
+        ("TH", "minority", (1, 1 / 2, 1 / 2)),
+        ("TH", "disagreed", (1, 1 / 2, 1 / 2)),
+        ("TH", "others", (3, 5 / 12, 5 / 12 - 1 / 2)),
+    ],
+)
+def test_figures_of_a_country(country: str, name: str, expected: tuple[int, float, float]) -> None:
+    assert figures(row(FOUND, country)[name]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("overall", (5, (2 / 3 + 3 / 4) / 2, (1 / 6 + 1 / 4) / 2)),
+        ("minority", (3, 1 / 2, (1 / 4 + 1 / 2) / 2)),
+        ("disagreed", (2, 1 / 2, 1 / 2)),
+        ("others", (5, (1 / 4 + 5 / 12) / 2, -(1 / 4 + 1 / 12) / 2)),
+    ],
+)
+def test_means_count_every_country_the_same(name: str, expected: tuple[int, float, float]) -> None:
+    assert figures(mean(FOUND)[name]) == pytest.approx(expected)
+
+
+def test_the_global_reward_model_gains_nothing_and_learns_nothing() -> None:
+    before = row(FOUND, "CL", "global")
+    assert figures(before["overall"]) == (3, 0.5, 0)
+    assert figures(before["minority"]) == (2, 0.25, 0)
+    assert figures(before["others"]) == (2, 0.5, 0)
+    assert (before["training"], before["seeds"]) == ({}, {"n": 0, "overall": None, "minority": None})
+    assert [r["variant"] for r in FOUND["means"]] == ["global", "scpo"]
+
+
+def test_seeds_differ_by_the_standard_deviation_of_their_means_over_countries() -> None:
+    seeds = mean(FOUND)["seeds"]
+    assert seeds["n"] == 2
+    # Seed 0 has 2/3 of Chile's pairs right and all of Thailand's, seed 1 2/3 and a half.
+    assert seeds["overall"] == pytest.approx(statistics.stdev([(2 / 3 + 1) / 2, (2 / 3 + 1 / 2) / 2]))
+    assert seeds["minority"] == pytest.approx(statistics.stdev([(1 / 2 + 1) / 2, (1 / 2 + 0) / 2]))
+    assert row(FOUND, "TH")["seeds"]["overall"] == pytest.approx(statistics.stdev([1, 1 / 2]))
+
+
+def test_one_seed_has_no_spread() -> None:
+    found = summarise(to_test(), scores(BEFORE), LEGS[::2])
+    assert mean(found)["seeds"] == {"n": 1, "overall": None, "minority": None}
+
+
+def test_ties_are_wrong_where_the_mode_says_so() -> None:
+    found = summarise(to_test(tie=0.0), scores(BEFORE), LEGS)
+    assert figures(row(found, "CL")["overall"]) == pytest.approx((3, 2 / 3, 2 / 3 - 1 / 3))
+    assert figures(row(found, "TH")["others"]) == pytest.approx((3, 1 / 3, 0))
+    assert row(found, "CL", "global")["minority"]["accuracy"] == 0
+
+
+def test_what_was_learnt_from_is_summed_over_countries_and_seeds() -> None:
+    legs = [
+        leg("CL", 0, STEERED["CL", 0], available=10, kept=5, steps=4, weights=(1, 2, 2)),
+        leg("TH", 0, STEERED["TH", 0], available=30, kept=5, steps=2, weights=(0, 1, 4)),
+    ]
+    found = summarise(to_test(), scores(BEFORE), legs)
+    assert mean(found)["training"] == {"pairs": 20, "kept": 10 / 40, "steps": 3, "weights": [1, 3, 6]}
+    assert row(found, "TH")["training"] == {"pairs": 30, "kept": 5 / 30, "steps": 2, "weights": [0, 1, 4]}
+
+
+def test_nothing_kept_is_no_division_by_nothing() -> None:
+    legs = [leg(country, 0, BEFORE, available=0, kept=0, steps=0, weights=(0, 0, 0)) for country in ("CL", "TH")]
+    found = summarise(to_test(), scores(BEFORE), legs)
+    assert mean(found)["training"] == {"pairs": 0, "kept": 0, "steps": 0, "weights": [0, 0, 0]}
+    assert mean(found)["overall"]["gain"]["mean"] == 0
+
+
+def test_trainings_on_fewer_pairs_stand_in_rows_of_their_own_and_are_not_counted_as_improved() -> None:
+    fewer = [leg(c, s, BEFORE, num_pairs=n, available=n) for c, s in STEERED for n in (4, 2)]
+    found = summarise(to_test(), scores(BEFORE), [*LEGS, *fewer])
+    assert [(r["variant"], r["num_pairs"]) for r in found["means"]] == [
+        *(("global", None), ("scpo", None), ("scpo", 4), ("scpo", 2))
+    ]
+    assert mean(found, num_pairs=2)["training"]["pairs"] == 2
+    assert mean(found, num_pairs=2)["overall"]["gain"]["mean"] == 0
+    assert mean(found)["overall"] == mean(FOUND)["overall"]
+    assert found["improved"] == FOUND["improved"]
+    assert len(found["rows"]) == 8
+
+
+# --- in how many countries it helps ---
+
+
+def crowd(country: str, persons: int = 25, pairs: int = 4) -> list[Any]:
+    return [item(f"{country}-{p}-{n}", country, f"{country}-{p}") for p in range(persons) for n in range(pairs)]
+
+
+def helped(turned: dict[str, tuple[int, int]]) -> dict[str, int]:
+    """Of 100 pairs of each country a quarter is the minority's, all wrong; so many become right, others wrong."""
+    items = [i for country in turned for i in crowd(country)]
+    minority = frozenset(i.id for i in items if i.id.endswith("-0"))
+    before = {i.id: -1.0 if i.id in minority else 1.0 for i in items}
+    legs = []
+    for country, (won, lost) in turned.items():
+        views = [i.id for i in crowd(country) if i.id in minority]
+        others = [i.id for i in crowd(country) if i.id not in minority]
+        legs.append(leg(country, 0, before | dict.fromkeys(views[:won], 1.0) | dict.fromkeys(others[:lost], -1.0)))
+    found: dict[str, int] = summarise(to_test(items=items, minority=minority), scores(before), legs)["improved"]["scpo"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "better", "surely"),
+    [(20, 0, 1, 1), (10, 12, 1, 1), (10, 13, 0, 0), (0, 0, 0, 0), (1, 0, 1, 0), (25, 75, 0, 0)],
+)
+def test_it_helps_where_the_minority_gains_and_all_pairs_lose_two_points_at_most(
+    won: int, lost: int, better: int, surely: int
+) -> None:
+    assert helped({"CL": (won, lost)}) == {"countries": 1, "helped": better, "significantly": surely}
+
+
+def test_countries_in_which_it_helps_are_counted() -> None:
+    found = helped({"CL": (20, 0), "TH": (1, 0), "EG": (0, 0), "JP": (10, 50)})
+    assert found == {"countries": 4, "helped": 2, "significantly": 1}
+
+
+def test_a_country_without_a_minoritys_view_is_not_counted() -> None:
+    found = summarise(to_test(minority=frozenset({"c2"})), scores(BEFORE), LEGS)
+    assert found["improved"]["scpo"]["countries"] == 1
+    assert row(found, "TH")["minority"] == {"n": 0}
+    assert mean(found)["minority"]["n"] == 1
+
+
+# --- intervals ---
+
+
+def test_intervals_are_over_people_not_over_pairs() -> None:
+    """Whoever agrees with a model does so in all ten pairs: forty pairs of a country are four opinions."""
+    items = [i for country in ("CL", "TH") for i in crowd(country, persons=8, pairs=10)]
+    right = {i.id: 1.0 if int(i.group[-1]) % 2 else -1.0 for i in items}
+    before = dict.fromkeys(right, -1.0)
+    found = summarise(to_test(items=items), scores(before), [leg(c, 0, right) for c in ("CL", "TH")])
+    chile = [i for i in items if i.culture == "CL"]
+    values = [float(right[i.id] > 0) for i in chile]
+    by_person = accuracy(values, [i.group for i in chile], samples=200, seed=0)
+    by_pair = accuracy(values, [i.id for i in chile], samples=200, seed=0)
+    overall = row(found, "CL")["overall"]
+    assert (overall["n"], overall["accuracy"]) == (80, 0.5)
+    assert overall["ci95"] == list(by_person.ci95)
+    assert overall["gain"]["ci95"] == list(estimate_mean(values, [i.group for i in chile], 200, 0).ci95 or ())
+    widths = [high - low for low, high in (by_person.ci95, by_pair.ci95)]
+    assert widths[0] > 2.5 * widths[1]
+
+
+def test_pairs_of_one_person_judged_by_several_models_are_one_cluster() -> None:
+    """The others' pairs count once for each country that is steered to; that makes nobody more people."""
+    countries = ("CL", "TH", "EG")
+    items = [i for country in countries for i in crowd(country, persons=6, pairs=2)]
+    after = {i.id: 1.0 if int(i.group[-1]) % 2 else -1.0 for i in items}
+    found = summarise(to_test(items=items), scores(after), [leg(c, 0, after) for c in countries])
+    others, overall = mean(found)["others"], mean(found)["overall"]
+    assert (others["n"], overall["n"]) == (72, 36)
+    assert others["ci95"] == pytest.approx(overall["ci95"])
+
+
+def test_no_interval_of_few_people_reaches_beyond_what_there_is() -> None:
+    found = summarise(to_test(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), survey({"CL": (1, 9), "TH": (5, 1)}))
+    for record in (*found["rows"], *found["means"]):
+        for name in ("overall", "minority", "others", "distance"):
+            low, high = record[name]["gain"]["ci95"] or (-1, 1)
+            assert -1 <= low <= record[name]["gain"]["mean"] <= high <= 1
+        low, high = record["distance"]["ci95"]
+        assert 0 <= low <= record["distance"]["mean"] <= high <= 1
+
+
+def test_the_order_of_pairs_and_trainings_changes_nothing() -> None:
+    assert summarise(to_test(items=ITEMS[::-1]), scores(BEFORE), LEGS[::-1]) == FOUND
+
+
+# --- a survey's answers ---
+
+
+def survey(of_country: dict[str, tuple[float, float]]) -> list[VariantResult]:
+    """One training for each country, whose softmax over yes and no is as given."""
+    return [
+        leg(country, 0, STEERED[country, 0], scores=scores(STEERED[country, 0], answers(math.log(yes), math.log(no))))
+        for country, (yes, no) in of_country.items()
+    ]
+
+
+def test_distances_are_those_of_the_softmax_and_their_change_is_over_the_global_reward_model() -> None:
+    before = scores(BEFORE, answers(0.0, 0.0))  # softmax: a half each
+    legs = survey({"CL": (0.2, 0.8), "TH": (1 / 3, 2 / 3)})
+    found = summarise(to_test(questions=QUESTIONS), before, legs)
+    half, fifth, third = (0.5, 0.5), (0.2, 0.8), (1 / 3, 2 / 3)
+    chile = [js_distance((0.5, 0.5), fifth), js_distance((0.2, 0.8), fifth)]
+    chile_before = [js_distance((0.5, 0.5), half), js_distance((0.2, 0.8), half)]
+    thailand = [js_distance((1, 0), third), js_distance((0.2, 0.8), third)]
+    thailand_before = [js_distance((1, 0), half), js_distance((0.2, 0.8), half)]
+    assert (chile[1], chile_before[0]) == pytest.approx((0, 0), abs=1e-7)
+    distance = row(found, "CL")["distance"]
+    assert (distance["n"], distance["mean"]) == (2, pytest.approx(sum(chile) / 2))
+    assert distance["gain"]["mean"] == pytest.approx((sum(chile) - sum(chile_before)) / 2)
+    of_all = mean(found)["distance"]
+    assert (of_all["n"], of_all["mean"]) == (4, pytest.approx(sum(chile + thailand) / 4))
+    assert of_all["gain"]["mean"] == pytest.approx((sum(chile + thailand) - sum(chile_before + thailand_before)) / 4)
+    assert of_all["ci95"] is not None
+    assert row(found, "CL", "global")["distance"]["gain"]["mean"] == 0
+
+
+def test_the_others_mean_is_the_baseline_of_distances() -> None:
+    found = summarise(to_test(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), survey({"CL": (1, 1), "TH": (1, 1)}))
+    # Each country's only other has what it has of the second question, and (1, 0) against (1/2, 1/2) of the first.
+    assert found["others_distance"]["mean"] == pytest.approx(js_distance((1, 0), (0.5, 0.5)) / 2)
+    assert found["others_distance"]["n"] == 4
+
+
+def test_without_a_survey_there_are_no_distances() -> None:
+    assert mean(FOUND)["distance"]["n"] == FOUND["others_distance"]["n"] == 0
+
+
+# --- the record of a training ---
+
+RESULT = VariantResult(
+    spec=VariantSpec(country="TH", variant="scpo", seed=3, num_pairs=200),
+    available=200,
+    kept=81,
+    steps=31,
+    weights=(0, 3, 9, 0, 0, 0, 11, 2, 6, 50),
+    scores={"a" * 32: 0.1, "b" * 32: -1e4, "c" * 32: 1 / 3},
+)
+
+
+def test_a_result_is_read_back_to_the_last_bit(tmp_path: Path) -> None:
+    write_result(tmp_path, RESULT)
+    assert read_result(tmp_path) == RESULT
+
+
+@given(st.dictionaries(st.text("0123456789abcdef", min_size=32, max_size=32), st.floats(-1e5, 1e5), min_size=1))
+def test_scores_of_any_size_are(tmp_path_factory: pytest.TempPathFactory, scores: dict[str, float]) -> None:
+    folder = tmp_path_factory.mktemp("result")
+    result = VariantResult(
+        spec=VariantSpec(country="CL", variant="full", seed=0),
+        available=1,
+        kept=1,
+        steps=1,
+        weights=(1,),
+        scores=scores,
+    )
+    write_result(folder, result)
+    assert read_result(folder) == result
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        (VariantSpec(country="TH", variant="scpo", seed=0), "TH/scpo-seed-0"),
+        (VariantSpec(country="TH", variant="full", seed=2, num_pairs=100), "TH/full-100-seed-2"),
+    ],
+)
+def test_names_tell_trainings_apart(spec: VariantSpec, name: str) -> None:
+    assert spec.name == name
+
+
+def test_without_its_record_a_result_is_not_done(tmp_path: Path) -> None:
+    assert read_result(tmp_path / "nowhere") is None
+    write_result(tmp_path, RESULT)
+    (tmp_path / RECORD).unlink()  # as where a process is killed between the two files
+    assert read_result(tmp_path) is None
+    write_result(tmp_path, RESULT)
+    assert read_result(tmp_path) == RESULT
+
+
+@pytest.mark.parametrize("name", [RECORD, SCORES])
+def test_a_torn_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None:
+    write_result(tmp_path, RESULT)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(
+        DataError, match=rf"damaged \(.*{name}: not .*remove this folder, and its training is done again"
+    ):
+        read_result(tmp_path)
+
+
+def test_a_record_that_lacks_something_is_damaged(tmp_path: Path) -> None:
+    write_result(tmp_path, RESULT)
+    (tmp_path / RECORD).write_text('{"spec": {"country": "TH"}, "weights": []}')
+    with pytest.raises(DataError, match=r"damaged \(.*missing 2 required .*'variant' and 'seed'"):
+        read_result(tmp_path)
+    write_result(tmp_path, RESULT)
+    (tmp_path / SCORES).unlink()
+    with pytest.raises(DataError, match=f"damaged .*{SCORES}"):
+        read_result(tmp_path)

@@ -1,0 +1,289 @@
+"""Each response is scored once and its score kept; distances between scores and the answers of a country."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from items import make_item
+from reward_models.tiny import WORDS, write_classifier
+
+from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, others_mean
+from think_as_locals.evaluation.journal import by_response, content_key
+from think_as_locals.reward_models.scalar import ScalarRM
+from think_as_locals.scpo.scores import Scores, js_distance, opinion_distances, response_requests, score_responses
+from think_as_locals.types import DataError, Item
+
+
+def pair(number: int, one: int, other: int) -> Item:
+    responses = tuple(" ".join(WORDS[(number + i) % 7 :][: 2 + i]) for i in (one, other))
+    prompt = f"What do people say on day {number}?"
+    return make_item(id=f"{one}-{other}/{number}", prompt=prompt, responses=responses, group=f"person-{number % 3}")
+
+
+ITEMS = [pair(number, *sides) for number in range(8) for sides in combinations(range(4), 2)]
+"""Six pairs of four responses to each of eight prompts: 96 places, 32 responses."""
+
+KEYS = {content_key(item.prompt, response) for item in ITEMS for response in item.responses}
+
+
+@dataclass
+class Batches:
+    """What a model was given."""
+
+    ids: list[list[list[int]]]
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Rows and length of each batch."""
+        return [(len(rows), len(rows[0])) for rows in self.ids]
+
+    @property
+    def scored(self) -> int:
+        return sum(rows for rows, _ in self.shapes)
+
+
+@contextmanager
+def watched(rm: ScalarRM) -> Iterator[Batches]:
+    found = Batches([])
+
+    def note(module: torch.nn.Module, words: object, given: dict[str, torch.Tensor]) -> None:
+        found.ids.append(given["input_ids"].tolist())
+
+    handle = rm.model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+@pytest.fixture(scope="module")
+def rm(tmp_path_factory: pytest.TempPathFactory) -> ScalarRM:
+    path = write_classifier(tmp_path_factory.mktemp("classifier"))
+    return ScalarRM.load(path, batch_size=4, chunk_size=8)
+
+
+def silent(more: int, total: int) -> None:
+    """No progress bar."""
+
+
+def scores(rm: ScalarRM, folder: Path, items: Sequence[Item] = ITEMS) -> Scores:
+    return score_responses(rm, response_requests(items), folder, silent)
+
+
+def test_each_response_is_scored_once_however_many_pairs_it_stands_in(rm: ScalarRM, tmp_path: Path) -> None:
+    with watched(rm) as batches:
+        found = scores(rm, tmp_path)
+    assert found.keys() == KEYS
+    assert batches.scored == 32
+    one_by_one = dict(zip((i.id for i in ITEMS), rm.score(ITEMS), strict=True))
+    for item in ITEMS:
+        known = [found[content_key(item.prompt, response)] for response in item.responses]
+        assert known == pytest.approx(one_by_one[item.id], abs=1e-5)
+
+
+def test_a_surveys_answer_that_also_stands_in_a_pair_is_one_request() -> None:
+    asked = OpinionQuestion("q", ITEMS[0].prompt, (ITEMS[0].responses[0], "Never"), {"CL": (0.5, 0.5)}, "WVS")
+    requests = response_requests(ITEMS, [asked])
+    assert {by_response(request) for request in requests} == KEYS | {content_key(ITEMS[0].prompt, "Never")}
+    assert len(requests) == 33
+
+
+def test_batches_hold_responses_of_like_length(rm: ScalarRM, tmp_path: Path) -> None:
+    lengths = {len(row["input_ids"]) for row in rm.rows(response_requests(ITEMS))}
+    assert len(lengths) > 3
+    with watched(rm) as batches:
+        scores(replace(rm, chunk_size=32), tmp_path)
+    assert [rows for rows, _ in batches.shapes] == [4] * 8
+    widths = [width for _, width in batches.shapes]
+    assert widths == sorted(
+        widths, reverse=True
+    )  # the longest first, and no batch as wide as the longest but the first
+    assert widths[-1] < widths[0]
+
+
+def test_the_order_of_items_changes_no_batch_and_no_bit(rm: ScalarRM, tmp_path: Path) -> None:
+    with watched(rm) as batches:
+        straight = scores(rm, tmp_path / "a")
+    for seed in range(3):
+        with watched(rm) as again:
+            assert scores(rm, tmp_path / f"{seed}", random.Random(seed).sample(ITEMS, len(ITEMS))) == straight
+        assert again.ids == batches.ids
+
+
+def test_what_is_on_disk_is_not_scored_again(rm: ScalarRM, tmp_path: Path) -> None:
+    first = scores(rm, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
+    assert {line["key"]: line["answer"]["score"] for line in lines[1:]} == first
+    with watched(rm) as batches:
+        assert scores(rm, tmp_path) == first
+        assert scores(rm, tmp_path, ITEMS[:6]).keys() < KEYS
+    assert batches.scored == 0
+
+
+def test_a_killed_scorer_continues_from_its_chunk(rm: ScalarRM, tmp_path: Path) -> None:
+    undisturbed = scores(rm, tmp_path / "undisturbed")
+    done = 0
+
+    def die(more: int, total: int) -> None:
+        nonlocal done
+        done += more
+        if done == 18:  # in the third of four chunks of 8
+            raise KeyboardInterrupt
+
+    with watched(rm) as before, pytest.raises(KeyboardInterrupt):
+        score_responses(rm, response_requests(ITEMS), tmp_path / "killed", die)
+    with watched(rm) as after:
+        assert scores(rm, tmp_path / "killed") == undisturbed
+    assert (before.scored, after.scored) == (20, 16)  # 16 of whole chunks once, those of the torn chunk together again
+    written = [
+        sorted((tmp_path / name / "rank-0.jsonl").read_bytes().splitlines()) for name in ("undisturbed", "killed")
+    ]
+    assert written[0] == written[1]
+
+
+def test_what_is_too_long_is_left_out_not_cut(rm: ScalarRM, tmp_path: Path) -> None:
+    lengths = {
+        by_response(request): len(row["input_ids"])
+        for request, row in zip(response_requests(ITEMS), rm.rows(response_requests(ITEMS)), strict=True)
+    }
+    limit = sorted(lengths.values())[20]
+    found = scores(replace(rm, max_length=limit), tmp_path)
+    assert found.keys() == {key for key, length in lengths.items() if length <= limit}
+    assert 20 < len(found) < 32
+
+
+# --- the distance of two distributions ---
+
+shares = st.lists(st.integers(0, 1000), min_size=4, max_size=4).filter(any).map(lambda c: [x / sum(c) for x in c])
+
+
+def test_disjoint_distributions_are_1_apart_and_equal_ones_0() -> None:
+    assert js_distance((1, 0, 0), (0, 0.5, 0.5)) == 1
+    assert js_distance((0.2, 0.3, 0.5), (0.2, 0.3, 0.5)) == 0
+
+
+def test_a_distance_worked_out_by_hand() -> None:
+    # m = (3/4, 1/4). KL(p || m) = log2(4/3); KL(q || m) = 1/2 log2(2/3) + 1/2 log2(2) = 1 - 1/2 log2(3).
+    divergence = (math.log2(4 / 3) + 1 - math.log2(3) / 2) / 2
+    assert divergence == pytest.approx(0.311278124459133)
+    assert js_distance((1, 0), (0.5, 0.5)) == pytest.approx(math.sqrt(divergence), abs=1e-15)
+
+
+@given(p=shares, q=shares)
+def test_it_is_symmetric_and_from_0_to_1(p: list[float], q: list[float]) -> None:
+    distance = js_distance(p, q)
+    assert 0 <= distance <= 1
+    assert distance == pytest.approx(js_distance(q, p), abs=1e-7)
+
+
+@given(p=shares, step=st.floats(0, 1e-15))
+def test_distributions_that_rounding_alone_tells_apart_are_no_nan(p: list[float], step: float) -> None:
+    assert js_distance(p, [share * (1 + step * i) for i, share in enumerate(p)]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        ((1, 0), (1, 0, 0)),
+        ((), ()),
+        ((0, 0), (1, 0)),
+        ((1.5, -0.5), (1, 0)),
+        ((float("nan"), 1), (1, 0)),
+        ((float("inf"), 1), (1, 0)),
+    ],
+)
+def test_what_is_no_distribution_is_an_error(p: tuple[float, ...], q: tuple[float, ...]) -> None:
+    with pytest.raises(DataError, match="expected shares of the same options"):
+        js_distance(p, q)
+
+
+# --- a reward model's opinion ---
+
+
+def question(
+    options: tuple[str, ...] = ("Yes", "No", "Don't know", "Never"), name: str = "q", **shares: tuple[float, ...]
+) -> OpinionQuestion:
+    return OpinionQuestion(name, f"Is it {name}?", options, shares or {"CL": (0.5, 0.2, 0.2, 0.1)}, "WVS")
+
+
+def worth(asked: OpinionQuestion, **scores: float) -> dict[str, float]:
+    return {content_key(asked.question, answer): score for answer, score in scores.items()}
+
+
+def test_each_answer_is_asked_about_once_and_no_other_option() -> None:
+    asked = [question(), question(("Yes", "No", "Yes", "Refused"), "r"), question(("Yes", "Missing"), "s")]
+    requests = response_requests([], asked)
+    assert sorted((r.item.prompt, r.responses) for r in requests) == [
+        *(("Is it q?", (answer,)) for answer in ("Never", "No", "Yes")),
+        *(("Is it r?", (answer,)) for answer in ("No", "Yes")),
+    ]
+    assert content_key("Is it q?", "Yes") in map(by_response, requests)
+
+
+def test_the_softmax_of_scores_is_compared_with_the_shares_of_the_answers() -> None:
+    asked = question()
+    # e^0 : e^1 : e^2 of 11.107; the shares without those who do not know are 5/8, 2/8 and 1/8.
+    softmax = (0.09003057317038046, 0.24472847105479767, 0.6652409557748219)
+    found = opinion_distances([asked], "CL", worth(asked, Yes=0.0, No=1.0, Never=2.0))
+    assert found == {0: pytest.approx(js_distance((0.625, 0.25, 0.125), softmax), abs=1e-12)}
+    assert found[0] == pytest.approx(0.555436427398, abs=1e-12)  # by hand, from logarithms to the base 2
+
+
+def test_scores_that_say_what_a_country_says_have_no_distance_wherever_their_zero_is() -> None:
+    asked = question()
+    for zero in (0.0, -1e4, 1e4):
+        scores = worth(asked, Yes=zero + math.log(5), No=zero + math.log(2), Never=zero)
+        assert opinion_distances([asked], "CL", scores)[0] == pytest.approx(0, abs=1e-5)
+
+
+def test_what_is_no_answer_counts_nothing_whatever_its_score() -> None:
+    asked = question()
+    scores = worth(asked, Yes=0.0, No=1.0, Never=2.0)
+    assert opinion_distances([asked], "CL", scores | {content_key(asked.question, "Don't know"): 9e9}) == (
+        opinion_distances([asked], "CL", scores)
+    )
+
+
+def test_an_option_that_stands_twice_has_both_shares() -> None:
+    twice = question(("Yes", "No", "Yes"), CL=(0.25, 0.5, 0.25))
+    assert opinion_distances([twice], "CL", worth(twice, Yes=1.0, No=1.0))[0] == pytest.approx(0, abs=1e-7)
+
+
+def test_questions_that_cannot_be_compared_are_left_out() -> None:
+    of_another = question(name="another", TH=(0.5, 0.2, 0.2, 0.1))
+    single = question(("Yes", "Missing"), "single", CL=(0.9, 0.1))
+    nobody = question(("Yes", "No", "Missing"), "nobody", CL=(0.0, 0.0, 1.0))
+    too_long, sound = question(name="too long"), question(name="sound")
+    asked = [of_another, single, nobody, too_long, sound]
+    scores: dict[str, float] = {}
+    for one in asked:
+        scores |= worth(one, Yes=0.0, No=0.0, Never=0.0)
+    del scores[content_key(too_long.question, "Never")]
+    assert opinion_distances(asked, "CL", scores).keys() == {4}
+
+
+def test_two_questions_in_the_same_words_are_both_compared() -> None:
+    one, other = question(("Yes", "No"), CL=(0.5, 0.5)), question(("Good", "Bad"), CL=(1.0, 0.0))
+    scores = worth(one, Yes=0.0, No=0.0, Good=0.0, Bad=0.0)
+    found = opinion_distances([one, other], "CL", scores)
+    assert found == {0: pytest.approx(0, abs=1e-7), 1: pytest.approx(js_distance((1, 0), (0.5, 0.5)))}
+
+
+def test_without_scores_it_is_the_mean_of_all_other_countries() -> None:
+    asked = question(("Yes", "No", "Missing"), CL=(0.2, 0.6, 0.2), TH=(0.8, 0.2, 0.0), EG=(0.4, 0.2, 0.4))
+    others = others_mean(asked, "CL")
+    assert others == pytest.approx((0.6, 0.2, 0.2))
+    assert opinion_distances([asked], "CL", None) == {0: pytest.approx(js_distance((1, 3), (3, 1)))}
+    alone = question(("Yes", "No"), "alone", CL=(0.5, 0.5))
+    assert opinion_distances([alone], "CL", None) == {}

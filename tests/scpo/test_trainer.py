@@ -1,0 +1,286 @@
+"""The weighted loss, the order of pairs, and that TRL's trainer optimises that loss on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reward_models.tiny import ITEMS, write_classifier
+from torch.utils.data import SequentialSampler
+from transformers import AutoModelForSequenceClassification
+from trl import RewardConfig, RewardTrainer
+
+from think_as_locals.config.checks import load_config
+from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.reward_models.scalar import Row, ScalarRM
+from think_as_locals.scpo.scores import response_requests
+from think_as_locals.scpo.select import pair_weights
+from think_as_locals.scpo.trainer import (
+    Pair,
+    PairCollator,
+    ScpoTrainer,
+    make_trainer,
+    num_steps,
+    pair_order,
+    released_text,
+    weighted_bradley_terry,
+)
+from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.grpo import trl_arguments
+
+SIZES = ["scpo.per_device_train_batch_size=2", "scpo.learning_rate=0.01", "scpo.logging_steps=1"]
+
+
+@cache
+def config(*overrides: str) -> ScpoConfig:
+    found = load_config("recipes/scpo_quickstart.yaml", ["run.name=x", *SIZES, *overrides])
+    assert isinstance(found, ScpoConfig)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pairs", "epochs", "batch", "most", "steps"),
+    [
+        (16, 3.0, 8, 1024, 6),
+        (17, 3.0, 8, 1024, 7),
+        (5, 1.0, 8, 1024, 1),
+        (9, 0.5, 8, 1024, 1),
+        (9000, 3.0, 8, 1024, 1024),
+    ],
+)
+def test_steps_are_passes_over_the_pairs_with_a_cap_or_exactly_max_steps(
+    pairs: int, epochs: float, batch: int, most: int, steps: int
+) -> None:
+    scpo = config(f"scpo.max_steps={most}").scpo
+    assert num_steps(scpo, pairs, epochs, batch, exactly=False) == steps
+    assert num_steps(scpo, pairs, epochs, batch, exactly=True) == most
+
+
+@given(st.integers(1, 40), st.integers(1, 200), st.integers(0, 9))
+def test_every_pass_has_every_pair_once_and_the_beginning_does_not_depend_on_the_end(
+    pairs: int, count: int, seed: int
+) -> None:
+    order = pair_order(pairs, count, seed)
+    assert len(order) == count
+    for start in range(0, count - pairs, pairs):
+        assert sorted(order[start : start + pairs]) == list(range(pairs))
+    assert len(set(order[-(count % pairs) :])) == count % pairs or not count % pairs
+    assert pair_order(pairs, count + 7, seed)[:count] == order
+
+
+def test_each_seed_has_its_own_order() -> None:
+    assert len({tuple(pair_order(20, 20, seed)) for seed in range(9)}) == 9
+
+
+# --- the loss ---
+
+SCORE = st.floats(-1e4, 1e4, width=32)
+TABLE = st.lists(st.tuples(SCORE, SCORE, SCORE, SCORE), min_size=1, max_size=12)
+
+
+def in_double(rows: Sequence[tuple[float, ...]], beta: float) -> tuple[float, np.ndarray]:
+    """The loss in 64 bits, -log sigmoid(m) as log(1 + exp(-m)) by logaddexp, and its gradient by its formula."""
+    r_chosen, r_rejected, chosen, rejected = np.array(rows, dtype=np.float64).T
+    weights = np.exp(np.minimum(r_chosen - r_rejected, 0) / beta)
+    margin = chosen - rejected
+    loss = float((weights * np.logaddexp(0, -margin)).mean())
+    slope = -weights * np.exp(-np.logaddexp(0, margin)) / len(rows)  # of -w log sigmoid(m), by m
+    return loss, np.stack([slope, -slope])
+
+
+@settings(deadline=None)
+@given(TABLE)
+def test_loss_and_gradients_equal_those_in_double_precision_and_are_finite(rows: list[tuple[float, ...]]) -> None:
+    r_chosen, r_rejected, chosen, rejected = torch.tensor(rows).unbind(1)
+    weights = pair_weights(r_chosen, r_rejected, "scpo", 1.1, "temperature")
+    scores = [chosen.clone().requires_grad_(), rejected.clone().requires_grad_()]
+    loss = weighted_bradley_terry(*scores, weights)
+    gradients = torch.stack(torch.autograd.grad(loss, scores))
+    expected, expected_gradients = in_double(rows, 1.1)
+    assert loss.item() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert np.abs(gradients.numpy() - expected_gradients).max() <= 1e-6
+    assert loss.isfinite()
+    assert gradients.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "shapes", [(True, False, False), (False, True, False), (False, False, True), (True, True, True)]
+)
+def test_stored_columns_and_rows_give_the_same_loss(shapes: tuple[bool, bool, bool]) -> None:
+    values = [torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.0, 1.0, 3.0]), torch.tensor([1.0, 0.1, 0.4])]
+    shaped = [value[:, None] if column else value for value, column in zip(values, shapes, strict=True)]
+    assert torch.equal(weighted_bradley_terry(*shaped), weighted_bradley_terry(*values))
+    stored = [value.reshape(3, 1) for value in values[:2]]
+    assert torch.equal(
+        pair_weights(*stored, "scpo", 1.1, "temperature").reshape(-1),
+        pair_weights(*values[:2], "scpo", 1.1, "temperature"),
+    )
+
+
+@pytest.mark.parametrize("wrong", range(3))
+def test_different_lengths_are_an_error_that_shows_the_shapes(wrong: int) -> None:
+    values = [torch.zeros(4), torch.zeros(4), torch.ones(4)]
+    values[wrong] = torch.zeros(1)
+    with pytest.raises(ValueError, match=r"expected as many weights as pairs, got shapes .*\(1,\)"):
+        weighted_bradley_terry(*values)
+
+
+# --- TRL's trainer ---
+
+
+@pytest.fixture(scope="module")
+def rm(tmp_path_factory: pytest.TempPathFactory) -> ScalarRM:
+    return ScalarRM.load(write_classifier(tmp_path_factory.mktemp("rm"), initializer_range=0.05))
+
+
+@pytest.fixture(scope="module")
+def pairs(rm: ScalarRM) -> list[Pair]:
+    requests = response_requests([item for item in ITEMS if len(item.responses) > 1])
+    rows = rm.rows(requests)
+    return list(zip(rows[::2], rows[1::2], strict=False))
+
+
+WEIGHTS = [1.0, 0.25, 0.5, 0.125, 1.0, 0.75, 0.3, 0.9, 1.0, 0.6, 0.2, 0.8, 0.45]
+
+
+def trainer_of(
+    rm: ScalarRM, pairs: list[Pair], weights: Sequence[float], folder: Path, steps: int = 3, **settings: Any
+) -> ScpoTrainer:
+    run = config("model.dtype=float32")
+    arguments = trl_arguments(run, run.scpo, folder) | {"max_steps": steps} | settings
+    return make_trainer(
+        rm.path,
+        rm.chat.tokenizer,
+        rm.pad_id,
+        pairs,
+        weights,
+        arguments=arguments,
+        checkpoints=Checkpoints(folder, 1),
+        lora=None,
+        dropout=False,
+    )
+
+
+def plain_scores(rm: ScalarRM, rows: Sequence[Row]) -> torch.Tensor:
+    """Scores of one row after the other, without any padding."""
+    model = AutoModelForSequenceClassification.from_pretrained(rm.path)
+    return torch.cat([model(input_ids=torch.tensor([row["input_ids"]])).logits[0] for row in rows])
+
+
+def test_a_batch_has_chosen_before_rejected_responses_padded_on_the_right_and_its_weights(pairs: list[Pair]) -> None:
+    batch = PairCollator(pairs, WEIGHTS, 7)([{"pair": 2}, {"pair": 0}])
+    rows = [pairs[2][0], pairs[0][0], pairs[2][1], pairs[0][1]]
+    assert batch["weight"].tolist() == [0.5, 1.0]
+    longest = max(len(row["input_ids"]) for row in rows)
+    for i, row in enumerate(rows):
+        short = longest - len(row["input_ids"])
+        assert batch["input_ids"][i].tolist() == row["input_ids"] + [7] * short
+        assert batch["attention_mask"][i].tolist() == row["attention_mask"] + [0] * short
+
+
+def test_a_batch_of_text_pairs_keeps_token_types() -> None:
+    row = {"input_ids": [1, 2], "attention_mask": [1, 1], "token_type_ids": [0, 1]}
+    batch = PairCollator([(row, {name: [*values, 1] for name, values in row.items()})], [1.0], 0)([{"pair": 0}])
+    assert batch["token_type_ids"].tolist() == [[0, 1, 0], [0, 1, 1]]
+
+
+def test_the_loss_of_a_step_is_the_weighted_loss_of_the_same_scores(
+    rm: ScalarRM, pairs: list[Pair], tmp_path: Path
+) -> None:
+    weights = WEIGHTS[: len(pairs)]
+    trainer = trainer_of(rm, pairs, weights, tmp_path, learning_rate=1e-12)
+    losses: list[torch.Tensor] = []
+    compute = trainer.compute_loss
+    trainer.compute_loss = lambda *args, **named: losses.append(compute(*args, **named)) or losses[-1]
+    trainer.train()
+    order = pair_order(len(pairs), 6, config().seed)
+    for step, loss in enumerate(losses):
+        numbers = order[2 * step : 2 * step + 2]
+        chosen, rejected = (plain_scores(rm, [pairs[number][side] for number in numbers]) for side in (0, 1))
+        expected = weighted_bradley_terry(chosen, rejected, torch.tensor([weights[number] for number in numbers]))
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert [log["loss"] for log in logs] == pytest.approx([loss.item() for loss in losses], abs=1e-6)
+    assert len({round(loss.item(), 6) for loss in losses}) == 3
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"center_rewards_coefficient": 0.1}, {"gradient_accumulation_steps": 2}], ids=str
+)
+def test_with_equal_weights_it_trains_exactly_as_trls_trainer(
+    rm: ScalarRM, pairs: list[Pair], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    ours = trainer_of(rm, pairs, [1.0] * len(pairs), tmp_path / "ours", **settings)
+    ours.train()
+    order = [row["pair"] for row in ours.train_dataset]
+    rows = [{"chosen_ids": pairs[n][0]["input_ids"], "rejected_ids": pairs[n][1]["input_ids"]} for n in order]
+    arguments = trl_arguments(config(), config().scpo, tmp_path / "trl") | {"max_steps": 3} | settings
+    trl = RewardTrainer(
+        rm.path,
+        RewardConfig(**arguments, max_length=None, disable_dropout=True, train_sampling_strategy="sequential"),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=rm.chat.tokenizer,
+    )
+    trl.train()
+    expected = trl.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in ours.model.state_dict().items())
+    timing = ("runtime", "per_second")
+    for one, other in zip(ours.state.log_history, trl.state.log_history, strict=True):
+        assert {name for name in one if not name.endswith(timing)} == {n for n in other if not n.endswith(timing)}
+        assert all(one[name] == pytest.approx(other[name], rel=1e-6) for name in one if not name.endswith(timing))
+    metrics = {"accuracy", "margin", "min_reward", "mean_reward", "max_reward", "num_tokens"}
+    assert metrics <= set(ours.state.log_history[0])
+
+
+def test_trl_still_calls_the_methods_that_are_overridden(rm: ScalarRM, pairs: list[Pair], tmp_path: Path) -> None:
+    trainer = trainer_of(rm, pairs, WEIGHTS[: len(pairs)], tmp_path)
+    for name in ("_prepare_dataset", "_set_signature_columns_if_needed", "_get_train_sampler", "compute_loss"):
+        assert hasattr(RewardTrainer, name), f"TRL has no RewardTrainer.{name} any longer: adapt ScpoTrainer"
+    loader = trainer.get_train_dataloader()
+    assert isinstance(loader.sampler, SequentialSampler)
+    assert len(loader) == 3
+    assert {"input_ids", "attention_mask", "weight"} == set(next(iter(loader)))
+
+
+def test_a_weight_scales_the_gradient_of_its_pair(rm: ScalarRM, pairs: list[Pair], tmp_path: Path) -> None:
+    found = []
+    for weight in (1.0, 0.25):
+        trainer = trainer_of(rm, pairs[:1], [weight], tmp_path / str(weight), 1, per_device_train_batch_size=1)
+        trainer.train()
+        found.append(next(log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log))
+    assert found[1] == pytest.approx(0.25 * found[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("declared", ["none", "another than the tokenizer's", "the end of every text"])
+def test_a_head_is_trained_at_the_token_at_which_it_is_scored(tmp_path: Path, declared: str, pairs: list[Pair]) -> None:
+    end = pairs[0][0]["input_ids"][-1]
+    pad_id = {"none": None, "another than the tokenizer's": 9, "the end of every text": end}[declared]
+    rm = ScalarRM.load(write_classifier(tmp_path / "rm", pad_token_id=pad_id))
+    assert rm.pad_id == pad_id
+    assert all(row["input_ids"][-1] == end for pair in pairs for row in pair)
+    trainer = trainer_of(rm, pairs, [1.0] * len(pairs), tmp_path / "trained", 1)
+    trainer.train()
+    numbers = pair_order(len(pairs), 2, config().seed)
+    with torch.inference_mode():
+        chosen, rejected = (rm._scores([pairs[number][side] for number in numbers]) for side in (0, 1))
+    (log,) = (log for log in trainer.state.log_history if "loss" in log)
+    assert log["loss"] == pytest.approx(weighted_bradley_terry(chosen, rejected, torch.ones(2)).item(), abs=1e-5)
+    assert log["margin"] == pytest.approx((chosen - rejected).mean().item(), abs=1e-5)
+
+
+def test_the_released_codes_text_joins_prompt_and_response_and_cuts_them(rm: ScalarRM) -> None:
+    tokenizer = rm.chat.tokenizer
+    row = released_text(rm.chat, "What is it?", "Tea <|end|>", 512)
+    assert tokenizer.decode(row["input_ids"]).startswith("What is it? [SEP] Tea ")
+    assert tokenizer.eos_token_id not in row["input_ids"]  # what a text says is no control token
+    assert row["attention_mask"] == [1] * len(row["input_ids"])
+    assert len(released_text(rm.chat, "What is it?", "tea " * 900, 4096)["input_ids"]) == 512
+    assert len(released_text(rm.chat, "What is it?", "tea " * 900, 256)["input_ids"]) == 256

@@ -1,0 +1,80 @@
+"""SCPO on several processes: they learn what one does, also where a pass over the pairs ends within a batch."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, command, launch
+from scpo import two_processes as steer
+
+from think_as_locals.reward_models.scalar import ScalarRM
+from think_as_locals.run import start
+
+pytestmark = pytest.mark.slow
+
+RECIPE = "recipes/scpo_quickstart.yaml"
+PATH = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH")]))
+WHOLE, LORA = "zero2", "lora_zero2"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of one process (`one`) and of two in every way (`two`), steered from the same global RM."""
+    folder = tmp_path_factory.mktemp("steered")
+    pooled = [*steer.STEERED, "global_rm.max_steps=60", "scpo.max_steps=1", "scpo.pair_counts=[]"]
+    start(RECIPE, [*pooled, f"run.dir={folder}", "run.name=pooled"])
+    model = folder / "pooled" / "global_rm" / "model"
+    launcher = [command("accelerate"), "launch", "--config_file", "launch/cpu_zero2.yaml"]
+    done = launch(*launcher, "tests/scpo/two_processes.py", str(model), str(folder / "two"), PYTHONPATH=PATH)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for case in (WHOLE, LORA):
+        start(RECIPE, steer.overrides(model, folder / "one", case, 1))
+    return folder
+
+
+@pytest.mark.parametrize("case", steer.WAYS)
+def test_two_processes_have_the_loss_curves_and_the_results_of_one(runs: Path, case: str) -> None:
+    one, two = runs / "one" / (LORA if "lora" in case else WHOLE), runs / "two" / case
+    expected, found = steer.curves(one), steer.curves(two)
+    assert found.keys() == expected.keys()
+    assert found.keys() == {"TH/scpo-seed-0", "TH/scpo-50-seed-0"}
+    for stage, curve in expected.items():
+        difference = (torch.tensor(found[stage]) - torch.tensor(curve)).abs().max(0).values
+        loss, gradient_norm, *others = difference.tolist()
+        assert loss < 1e-5, (stage, loss)
+        assert gradient_norm < 1e-3, (stage, gradient_norm)
+        assert others == [0, 0], stage
+        assert max(losses := [step[0] for step in curve]) - min(losses) > 0.01
+    assert (two / "scpo.json").read_bytes() == (one / "scpo.json").read_bytes()
+
+
+def test_a_pass_over_the_pairs_ended_within_a_batch(runs: Path) -> None:
+    leg = json.loads((runs / "one" / WHOLE / "variants" / "TH" / "scpo-50-seed-0" / "result.json").read_text())
+    assert leg["kept"] % steer.GLOBAL_BATCH
+    assert leg["steps"] == -(-3 * leg["kept"] // steer.GLOBAL_BATCH) > leg["kept"] / steer.GLOBAL_BATCH
+
+
+def test_ranks_share_the_scoring_and_each_response_is_scored_once(runs: Path) -> None:
+    def keys(file: Path) -> list[str]:
+        return [json.loads(line)["key"] for line in file.read_text(encoding="utf-8").splitlines()[1:]]
+
+    everything = keys(runs / "one" / WHOLE / "global_rm" / "scores" / "rank-0.jsonl")
+    for case in steer.WAYS:
+        ranks = [keys(runs / "two" / case / "global_rm" / "scores" / f"rank-{rank}.jsonl") for rank in (0, 1)]
+        assert abs(len(ranks[0]) - len(ranks[1])) <= 1
+        assert sorted(ranks[0] + ranks[1]) == sorted(everything)
+
+
+@pytest.mark.parametrize("case", steer.WAYS)
+def test_what_they_save_is_a_plain_reward_model(runs: Path, case: str) -> None:
+    folder = runs / "two" / case / "models" / "TH" / "scpo-seed-0"
+    rm = ScalarRM.load(str(folder))
+    assert not [name for name, _ in rm.model.named_parameters() if "lora" in name]
+    (one,) = (runs / "one" / (LORA if "lora" in case else WHOLE)).glob("models/TH/scpo-seed-0")
+    expected = ScalarRM.load(str(one)).model.state_dict()
+    for name, value in rm.model.state_dict().items():
+        assert torch.allclose(value, expected[name], atol=1e-4), name

@@ -1,0 +1,479 @@
+"""An SCPO run: its files and figures, and that nothing is lost where it is killed or asked to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+import torch
+import yaml
+from conftest import ROOT, command
+from data.sources.test_prism import folder as prism_folder
+from data.sources.test_prism import person, utterance
+from data.tables import write
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+from think_as_locals import steer as steering
+from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.data import Splits, read
+from think_as_locals.data.splits import split_people
+from think_as_locals.evaluation.journal import content_key
+from think_as_locals.reward_models.scalar import ScalarRM
+from think_as_locals.run import start
+from think_as_locals.scpo import trainer as scpo_trainer
+from think_as_locals.scpo.results import VariantResult, read_result
+from think_as_locals.scpo.scores import fitting_requests, score_responses
+from think_as_locals.scpo.select import minority_ids, select_pairs
+from think_as_locals.scpo.trainer import make_trainer
+from think_as_locals.types import DataError, Item
+
+pytestmark = pytest.mark.slow
+
+RECIPE = "recipes/scpo_quickstart.yaml"
+FEW = [
+    'data.countries=["TH","JP"]',
+    "data.groups=[greeting_gesture,gift_taboo,everyday_breakfast]",
+    "eval.bootstrap_samples=100",
+    "scpo.scoring_batch_size=256",
+]
+SMALL = [
+    *FEW,
+    'data.countries=["TH","JP","DE"]',
+    "global_rm.max_steps=120",
+    "global_rm.logging_steps=20",
+    "scpo.variants=[full,filter,weight,scpo]",
+    "scpo.max_steps=60",
+    "scpo.logging_steps=5",
+    "scpo.learning_rate=0.002",
+    "scpo.seeds=[0]",
+]
+SCPO_ONLY = ["scpo.variants=[scpo]", "scpo.seeds=[0]"]
+QUICK = [*SCPO_ONLY, "scpo.max_steps=3"]
+
+
+def steer(folder: Path, *overrides: str, recipe: str = RECIPE) -> Path:
+    """A run, in this process."""
+    start(recipe, [*overrides, f"run.dir={folder}", "run.name=run"])
+    return folder / "run"
+
+
+def found(run: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((run / "scpo.json").read_text(encoding="utf-8"))
+    return result
+
+
+def row(run: Path, country: str, variant: str, num_pairs: int | None = None) -> dict[str, Any]:
+    (match,) = (
+        row
+        for row in found(run)["rows"]
+        if (row["country"], row["variant"], row["num_pairs"]) == (country, variant, num_pairs)
+    )
+    return dict(match)
+
+
+def config_of(run: Path) -> ScpoConfig:
+    return ScpoConfig.model_validate(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
+
+
+def scores_of(run: Path) -> dict[str, float]:
+    """What the global RM scores every response."""
+    lines = (run / "global_rm" / "scores" / "rank-0.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    return {line["key"]: line["answer"]["score"] for line in map(json.loads, lines)}
+
+
+def splits_of(run: Path) -> Splits:
+    config = config_of(run)
+    return split_people(read(config.data, config.seed), config.data.test_share, config.seed, by_country=True)
+
+
+def result_of(run: Path, name: str) -> VariantResult:
+    result = read_result(run / "variants" / name)
+    assert result is not None
+    return result
+
+
+def pair_scores(item: Item, scores: dict[str, float]) -> tuple[float, float]:
+    chosen, rejected = (scores[content_key(item.prompt, item.responses[i])] for i in (item.best, 1 - item.best))
+    return chosen, rejected
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return steer(tmp_path_factory.mktemp("small"), *SMALL)
+
+
+@pytest.fixture(scope="module")
+def loaded(small: Path) -> list[str]:
+    """Overrides with which the small run's global RM is loaded and steered again."""
+    return [*FEW, "model.scratch=null", f"model.path={small / 'global_rm' / 'model'}", "global_rm=none"]
+
+
+# --- what a run leaves behind ---
+
+
+def test_a_run_leaves_its_results_and_the_models_that_are_kept(small: Path) -> None:
+    there = {path.name for path in small.iterdir() if not path.name.startswith(".")}
+    assert there == {
+        *("config.yaml", "environment.json", "workers.json", "metrics.jsonl", "global_rm", "variants", "models"),
+        *("scpo.json", "scpo.md", "report.html"),
+    }
+    done = sorted(
+        path.parent.relative_to(small / "variants").as_posix() for path in small.glob("variants/*/*/result.json")
+    )
+    names = ["full", "filter", "scpo", "weight"]
+    assert done == sorted(f"{country}/{name}-seed-0" for country in ("DE", "JP", "TH") for name in names)
+    assert {path.name for path in small.glob("variants/*/*/*")} == {"result.json", "scores.parquet"}
+    assert sorted(path.relative_to(small).as_posix() for path in small.glob("models/*/*")) == [
+        f"models/{country}/scpo-seed-0" for country in ("DE", "JP", "TH")
+    ]
+    page = (small / "report.html").read_text(encoding="utf-8")
+    assert not re.findall(r"""(?:src|href)\s*=\s*["']?https?:|url\(\s*["']?https?:|@import""", page)
+
+
+def test_each_variant_trains_on_the_pairs_that_the_global_rms_scores_select(small: Path) -> None:
+    config, scores, splits = config_of(small), scores_of(small), splits_of(small)
+    assert set(scores) == {
+        content_key(item.prompt, text) for item in (*splits.train, *splits.test) for text in item.responses
+    }
+    for variant in ("full", "filter", "weight", "scpo"):
+        mine = [item for item in splits.train if item.culture == "TH"]
+        expected = select_pairs([pair_scores(item, scores) for item in mine], variant, config.scpo, config.mode)
+        result = result_of(small, f"TH/{variant}-seed-0")
+        assert (result.available, result.kept, sum(result.weights)) == (len(mine), len(expected), len(expected))
+        assert result.weights[0] == sum(weight < 0.1 for weight in expected.values())
+        assert (result.weights[9] == len(expected)) == (variant in ("full", "filter"))
+    assert 0 < row(small, "TH", "scpo")["training"]["kept"] < 1
+
+
+def test_the_accuracies_are_those_of_the_scores_in_its_files(small: Path) -> None:
+    config, scores, splits = config_of(small), scores_of(small), splits_of(small)
+    few = minority_ids({item.id: pair_scores(item, scores) for item in splits.test}, config.scpo, config.mode)
+    assert found(small)["minority_share"] == pytest.approx(len(few) / len(splits.test))
+    table = parquet.read_table(small / "variants" / "JP" / "scpo-seed-0" / "scores.parquet").to_pydict()
+    steered = dict(zip(table["response"], table["score"], strict=True))
+    for by, variant in ((scores, "global"), (steered, "scpo")):
+        margins = {item: next(a - b for a, b in [pair_scores(item, by)]) for item in splits.test}
+        right = {item.id: 0.5 * (1 + (margin > 0) - (margin < 0)) for item, margin in margins.items()}
+        own = [item.id for item in splits.test if item.culture == "JP"]
+        theirs = [item.id for item in splits.test if item.culture != "JP"]
+        figures = row(small, "JP", variant)
+        for name, ids in (("overall", own), ("minority", [i for i in own if i in few]), ("others", theirs)):
+            assert figures[name]["n"] == len(ids)
+            assert figures[name]["accuracy"] == pytest.approx(sum(right[i] for i in ids) / len(ids))
+
+
+def test_metrics_have_every_stage_with_the_steps_of_its_record(small: Path) -> None:
+    logs = [json.loads(line) for line in (small / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    last = {log["stage"]: log["step"] for log in logs if "train_loss" in log}
+    assert last.pop("global_rm") == 120
+    for stage, steps in last.items():
+        result = result_of(small, stage)
+        assert result.steps == steps == min(60, -(-3 * result.kept // 16))
+    assert len(last) == 12
+    rows = [log for log in logs if log["stage"] == "TH/scpo-seed-0" and "loss" in log]
+    assert {"accuracy", "margin", "learning_rate", "grad_norm"} < set(rows[0])
+
+
+def test_minority_accuracy_rises_over_the_global_rm_and_the_overall_one_does_not_fall(small: Path) -> None:
+    before, after = (next(m for m in found(small)["means"] if m["variant"] == v) for v in ("global", "scpo"))
+    assert after["minority"]["gain"]["mean"] > 0.05
+    assert after["overall"]["accuracy"] > before["overall"]["accuracy"] - 0.02
+    assert sum(row(small, country, "scpo")["minority"]["gain"]["mean"] > 0 for country in ("DE", "JP", "TH")) >= 2
+
+
+def test_a_saved_model_gives_the_scores_of_the_run_to_whoever_loads_it(small: Path, tmp_path: Path) -> None:
+    model = small / "models" / "TH" / "scpo-seed-0"
+    result = result_of(small, "TH/scpo-seed-0")
+    test = splits_of(small).test[:20]
+    for item, scores in zip(test, ScalarRM.load(str(model)).score(test), strict=True):
+        assert scores == pytest.approx(
+            [result.scores[content_key(item.prompt, text)] for text in item.responses], abs=1e-5
+        )
+    where = ["data=opinion_cards", FEW[0], FEW[1], "eval.max_items=60", "eval.bootstrap_samples=100"]
+    run = steer(tmp_path, *where, "rms.x=classifier", f"rms.x.path={model}", recipe="recipes/carb.yaml")
+    assert json.loads((run / "carb" / "x.json").read_text(encoding="utf-8"))["n"] == 60
+
+
+# --- killed, or asked to stop ---
+
+INTERRUPTED = [*FEW, *SCPO_ONLY, "global_rm.max_steps=20", "scpo.max_steps=20", "scpo.save_steps=3"]
+LOGGED = ["scpo.logging_steps=1", "global_rm.logging_steps=1"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return steer(tmp_path_factory.mktemp("undisturbed"), *INTERRUPTED, *LOGGED)
+
+
+def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_not_interrupted(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    overrides = [*INTERRUPTED, *LOGGED, f"run.dir={tmp_path}", "run.name=run"]
+    metrics, result = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "scpo.json"
+    number: signal.Signals
+    for number, stage, status in ((signal.SIGTERM, "global_rm", 75), (signal.SIGKILL, "JP/scpo-seed-0", -9)):
+        process = subprocess.Popen(
+            [command("tal"), "run", RECIPE, *overrides],
+            cwd=ROOT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        line = f'"stage": "{stage}", "step": 5'
+        wait_for(lambda line=line: metrics.is_file() and line in metrics.read_text(), process)  # type: ignore[misc]
+        process.send_signal(number)
+        _, message = process.communicate(timeout=100)
+        assert process.returncode == status
+        assert not result.exists()
+        if number == signal.SIGTERM:
+            saved = r"run was asked to stop and has saved after step \d+ of global_rm: continue it with"
+            assert re.search(saved, message)
+            overrides.append("run.resume=auto")
+    start(RECIPE, overrides)
+    assert result.read_bytes() == (undisturbed / "scpo.json").read_bytes()
+    for path in undisturbed.glob("models/*/*/model.safetensors"):
+        assert path.read_bytes() == (tmp_path / "run" / path.relative_to(undisturbed)).read_bytes()
+    assert steps(metrics) == steps(undisturbed / "metrics.jsonl")
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def steps(metrics: Path) -> list[tuple[str, int, float]]:
+    """What was logged, without what depends on time."""
+    logs = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
+    return [(log["stage"], log["step"], log["loss"]) for log in logs if "loss" in log]
+
+
+def test_a_training_that_was_done_when_its_run_was_killed_only_gets_its_place(undisturbed: Path) -> None:
+    kept, folder = undisturbed / "models" / "TH" / "scpo-seed-0", undisturbed / "variants" / "TH" / "scpo-seed-0"
+    result, metrics = ((undisturbed / name).read_bytes() for name in ("scpo.json", "metrics.jsonl"))
+    kept.rename(folder / "model")
+    (folder / "scores").mkdir()
+    (undisturbed / "scpo.json").unlink()
+    steer(undisturbed.parent, *INTERRUPTED, *LOGGED, "run.resume=auto")
+    assert (kept / "model.safetensors").is_file()
+    assert {path.name for path in folder.iterdir()} == {"result.json", "scores.parquet"}
+    assert (undisturbed / "metrics.jsonl").read_bytes() == metrics
+    assert (undisturbed / "scpo.json").read_bytes() == result
+
+
+# --- other ways to steer ---
+
+
+def test_a_finished_training_leaves_no_model_in_memory_and_shuffled_labels_teach_nothing(
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[torch.nn.Module]] = []
+    alive: list[int] = []
+
+    def make(*args: Any, **settings: Any) -> Any:
+        trainer = make_trainer(*args, **settings)
+        made.append(weakref.ref(trainer.model))
+        return trainer
+
+    def score(*args: Any) -> dict[str, float]:
+        alive.append(sum(model() is not None for model in made))
+        return score_responses(*args)
+
+    monkeypatch.setattr(scpo_trainer, "make_trainer", make)
+    monkeypatch.setattr(steering, "score_responses", score)
+    run = steer(tmp_path, *loaded, *QUICK, "data.shuffle_labels=true", "eval.max_items=50")
+    assert len(made) == 2
+    assert alive == [0, 0, 0]  # the global RM first
+    assert found(run)["n"] == 50
+    kept = row(run, "TH", "scpo")["training"]["kept"]
+    assert kept > 0.55  # the global RM disagrees with about half of random labels, and is unsure about some others
+
+
+def test_lora_trains_an_adapter_and_the_head_and_saves_a_merged_model(
+    small: Path, loaded: list[str], tmp_path: Path
+) -> None:
+    run = steer(tmp_path, *loaded, *SCPO_ONLY, "scpo.max_steps=5", "lora=rank16", "lora.r=4")
+    before = load_file(small / "global_rm" / "model" / "model.safetensors")
+    after = load_file(run / "models" / "TH" / "scpo-seed-0" / "model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert before.keys() == after.keys()
+    assert "score.weight" in changed
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name in changed} >= {"q_proj", "down_proj", "score"}
+    assert not [name for name in changed if "embed" in name or "norm" in name]
+    result = result_of(run, "TH/scpo-seed-0")
+    assert result.steps == 5
+    rm = ScalarRM.load(str(run / "models" / "TH" / "scpo-seed-0"))
+    item = splits_of(run).test[0]
+    keys = [content_key(item.prompt, text) for text in item.responses]
+    assert rm.score([item])[0] == pytest.approx([result.scores[key] for key in keys], abs=1e-5)
+    assert rm.score([item])[0] != pytest.approx([scores_of(run)[key] for key in keys], abs=1e-3)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert next(line for line in lines if "train_loss" in line)["train_loss"] > 0
+
+
+def test_the_released_codes_mode_names_its_differences_wherever_one_reads(loaded: list[str], tmp_path: Path) -> None:
+    run = steer(tmp_path, *loaded, *QUICK, "mode=as_released")
+    mode = config_of(run).mode
+    assert (mode.name, mode.dropout, mode.probability, mode.split) == ("as_released", True, "exponentials", "together")
+    differences = found(run)["differences"]
+    assert len(differences) == 8
+    text, page = (run / "scpo.md").read_text(encoding="utf-8"), (run / "report.html").read_text(encoding="utf-8")
+    for sentence in differences:
+        assert f"- {sentence}" in text
+        assert sentence.split('"')[0].split("<")[0] in page.replace("&#39;", "'").replace("&lt;", "<")
+    assert row(run, "TH", "scpo")["training"]["steps"] == 3
+    assert found(run)["means"][0]["disagreed"]["n"] == found(run)["means"][0]["minority"]["n"]
+
+
+def test_corrected_names_none(small: Path) -> None:
+    assert found(small)["differences"] == []
+    assert found(small)["mode"]["name"] == "corrected"
+
+
+def write_text_pair_rm(folder: Path) -> str:
+    """A small BERT with one output, whose tokenizer reads words and has no chat template."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "what", "matters", "answer", ",", ".", "?"]
+    vocabulary = {word: number for number, word in enumerate([*words, *map(str, range(10))])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Digits(True)])
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=special
+    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    BertForSequenceClassification(
+        BertConfig(vocab_size=len(vocabulary), max_position_embeddings=32, num_labels=1, **sizes)
+    ).save_pretrained(folder)
+    named = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep")}
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=32, model_input_names=names, **named
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+def a_prism(path: Path) -> Path:
+    """Ten people of two countries, each with one interaction of three responses; one of them is too long."""
+    users = [(f"user{n}", *(("Chile", "CHL") if n % 2 else ("New Zealand", "NZL"))) for n in range(10)]
+    rows = [
+        utterance(3 * n + i, 10 + 30 * i + n, user=f"user{n}", turn=n, model_response=f"Answer {n} {i} ." * (1 + i))
+        for n in range(10)
+        for i in range(3)
+    ]
+    rows[5]["model_response"] = "matters " * 40
+    path.mkdir()
+    return prism_folder(path, [person(*user) for user in users], rows)
+
+
+def test_a_model_of_text_pairs_is_steered_on_prism_and_pairs_that_are_too_long_are_counted(tmp_path: Path) -> None:
+    data = a_prism(tmp_path / "prism")
+    model = write_text_pair_rm(tmp_path / "bert")
+    overrides = [*QUICK, f"data.path={data}", 'data.countries=["CL","NZ"]', f"model.path={model}", "scpo.max_steps=2"]
+    settings = ["model.requires_gpu=false", "scpo.learning_rate=0.001", "eval.bootstrap_samples=50"]
+    run = steer(tmp_path, *overrides, *settings, "data.test_share=0.4", recipe="recipes/scpo_prism.yaml")
+    assert {r["country"] for r in found(run)["rows"]} == {"CL", "NZ"}
+    assert found(run)["left_out"] == 2
+    assert "2 training and test pairs are left out" in (run / "scpo.md").read_text(encoding="utf-8")
+    available = [read_result(run / "variants" / country / "scpo-seed-0").available for country in ("CL", "NZ")]  # type: ignore[union-attr]
+    assert sum(available) + found(run)["n"] == 30 - 2
+    assert fitting_requests(ScalarRM.load(model), []) == []  # a rank that has nothing to score
+    name = "bert.embeddings.token_type_embeddings.weight"
+    after, before = (load_file(m / "model.safetensors")[name] for m in (run / "models/CL/scpo-seed-0", Path(model)))
+    assert not torch.equal(after[1], before[1])  # what tells the response from the prompt was there, and is trained
+
+
+def test_a_released_run_trains_on_the_joined_text_and_scoring_with_dropout_may_be_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_text_pair_rm(tmp_path / "bert")
+    monkeypatch.setattr(ScalarRM, "load", partial(ScalarRM.load, chunk_size=4))
+    where = [f"data.path={a_prism(tmp_path / 'prism')}", 'data.countries=["CL"]', f"model.path={model}"]
+    settings = ["model.requires_gpu=false", "eval.bootstrap_samples=50", "data.test_share=0.4", "mode=as_released"]
+    overrides = [*QUICK, *where, *settings, "scpo.filter_threshold=0.99", "run.resume=auto"]
+    whole = steer(tmp_path / "whole", *overrides, recipe="recipes/scpo_prism.yaml")
+    assert row(whole, "CL", "scpo")["training"]["steps"] == 3
+    tokenizer = json.loads((whole / "models/CL/scpo-seed-0/tokenizer.json").read_text())
+    assert tokenizer["truncation"] is None  # cutting the training text leaves no trace in what is kept
+
+    def cut_off(rm: ScalarRM, requests: Any, folder: Path, advance: Callable[[int, int], None]) -> dict[str, float]:
+        def scored(more: int, total: int) -> None:
+            advance(more, total)
+            answers = (folder / "rank-0.jsonl").read_text(encoding="utf-8").count('"answer"')
+            if rm.model.training and answers == 5:
+                raise KeyboardInterrupt
+
+        return score_responses(rm, requests, folder, scored)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steering, "score_responses", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            steer(tmp_path / "cut", *overrides, recipe="recipes/scpo_prism.yaml")
+    cut = steer(tmp_path / "cut", *overrides, recipe="recipes/scpo_prism.yaml")
+    assert (cut / "scpo.json").read_bytes() == (whole / "scpo.json").read_bytes()
+    first, second = (read_result(run / "variants" / "CL" / "scpo-seed-0") for run in (whole, cut))
+    assert first == second
+
+
+def test_where_nothing_fits_the_run_ends_and_says_so(loaded: list[str], tmp_path: Path) -> None:
+    for where, model in (("loaded", loaded), ("made", FEW)):
+        with pytest.raises(
+            DataError, match=r"no pairs are left to train on: all are too long \(raise scpo\.max_length"
+        ):
+            steer(tmp_path / where, *model, *QUICK, "scpo.max_length=3")
+
+
+def test_other_countries_answers_are_the_reference_and_distances_are_in_the_report(
+    loaded: list[str], tmp_path: Path
+) -> None:
+    options = ["Good", "Bad", "Neither", "DK/Refused"]
+    shares = {"Thailand": [0.6, 0.2, 0.1, 0.1], "Japan": [0.2, 0.6, 0.1, 0.1], "Chile": [0.1, 0.8, 0.05, 0.05]}
+    rows = [
+        {"question": f"How is number {n}?", "options": options, "source": "GAS", "selections": shares}
+        for n in range(10)
+    ]
+    data = write(tmp_path / "opinions.jsonl", rows)
+    loaded = ["model.requires_gpu=false", *loaded[2:]]
+    survey = [f"data.path={data}", 'data.countries=["TH","JP"]', "data.test_share=0.3", "scpo.learning_rate=0.001"]
+    run = steer(tmp_path, *loaded, *SCPO_ONLY, *survey, "scpo.max_steps=10", recipe="recipes/scpo_globalopinionqa.yaml")
+    result = found(run)
+    assert result["reference"] == "other_countries"
+    # Thais prefer Good to Bad, Good to Neither and Bad to Neither: only the last as nine in ten others do.
+    assert row(run, "TH", "scpo")["training"]["kept"] == pytest.approx(2 / 3)
+    before, after = row(run, "TH", "global")["distance"], row(run, "TH", "scpo")["distance"]
+    assert before["n"] == after["n"] == 3
+    assert after["mean"] == pytest.approx(before["mean"] + after["gain"]["mean"])
+    assert after["mean"] < before["mean"]
+    assert result["others_distance"]["n"] == 6
+    assert "distance" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_country_whose_filter_keeps_nothing_has_the_global_rms_figures(loaded: list[str], tmp_path: Path) -> None:
+    run = steer(tmp_path, *loaded, *QUICK, "scpo.filter_threshold=1e-6", "scpo.pair_counts=[9]")
+    before, after = row(run, "TH", "global"), row(run, "TH", "scpo")
+    for name in ("overall", "minority", "disagreed", "others"):
+        assert {k: v for k, v in after[name].items() if k != "gain"} == {
+            k: v for k, v in before[name].items() if k != "gain"
+        }
+    assert after["minority"] == {"n": 0}
+    assert after["overall"]["gain"]["mean"] == 0
+    assert (after["training"]["kept"], after["training"]["steps"], after["training"]["weights"]) == (0, 0, [0] * 10)
+    assert row(run, "TH", "scpo", num_pairs=9)["training"]["pairs"] == 9
+    assert not (run / "models").exists()
+    assert (run / "report.html").is_file()

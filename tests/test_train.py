@@ -1,0 +1,135 @@
+"""A run leaves everything behind that one needs to use, repeat and understand it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+import torch
+import yaml
+from conftest import TRACKED, command, launch
+
+from think_as_locals import train
+from think_as_locals.config.schema import RunConfig
+from think_as_locals.reward_models.judge import Judge
+from think_as_locals.run import start
+from think_as_locals.training.cold_start import ColdStartTrainer
+from think_as_locals.types import ConfigError, Item
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_leaves_its_records(small_run: Path) -> None:
+    config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
+    assert config.grpo.max_steps == 2
+    environment = json.loads((small_run / "environment.json").read_text())
+    assert environment["packages"]["trl"].startswith("1.16.")
+    lines = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
+    assert {line["stage"] for line in lines} == {"sft", "grpo"}
+    grpo = [line for line in lines if line["stage"] == "grpo" and "reward" in line]
+    assert [line["step"] for line in grpo] == [1, 2]
+    assert {"rewards/correctness/mean", "rewards/structure/mean", "parse_failure", "carb/accuracy"} <= set(grpo[-1])
+    assert [line["step"] for line in lines if "carb/accuracy" in line] == [0, 1, 2]
+
+
+def test_carb_is_measured_before_at_checkpoints_and_after(small_run: Path) -> None:
+    for step in (0, 1, 2):
+        summary = json.loads((small_run / "carb" / f"step-{step}.json").read_text())
+        table = parquet.read_table(small_run / "carb" / f"step-{step}.parquet").to_pylist()
+        assert summary["step"] == step
+        assert summary["n"] == len(table) == 16
+        assert summary["accuracy"] == pytest.approx(sum(row["correct"] for row in table) / 16)
+        assert {"chance", "longest", "shortest", "label_match", "tfidf"} < set(summary["baselines"])
+        assert summary["split"] == "pairing"
+
+
+def test_completions_hold_reward_and_breakdown(small_run: Path) -> None:
+    rows = [
+        row for path in sorted((small_run / "completions").iterdir()) for row in parquet.read_table(path).to_pylist()
+    ]
+    assert len(rows) == 2 * 16
+    for row in rows:
+        assert row["reward"] == pytest.approx(row["reward/correctness"] + 0.2 * row["reward/structure"])
+        assert row["reward/correctness"] == (1.0 if row["verdict"] == row["best"] else -1.0)
+
+
+def test_checkpoints_are_called_by_their_step(small_run: Path) -> None:
+    assert [path.name for path in (small_run / "checkpoints").glob("*-*")] == ["step-1"]  # the last step's is the model
+    assert (small_run / "checkpoints" / "step-1" / "model.safetensors").is_file()
+    assert (small_run / "checkpoints" / "LATEST").read_text() == "step-1\n"
+
+
+def test_the_report_is_there_and_offline(small_run: Path) -> None:
+    page = (small_run / "report.html").read_text()
+    assert not re.findall(r"""(?:src|href)\s*=\s*["']?https?:|url\(\s*["']?https?:|@import""", page)
+    assert "small" in page
+
+
+def test_the_saved_judge_gives_the_verdicts_of_training(small_run: Path) -> None:
+    rows = parquet.read_table(small_run / "carb" / "step-2.parquet").to_pylist()
+    items = [_item(row) for row in rows]
+    judgements = Judge.load(str(small_run / "model")).judge(items)
+    assert [judgement.text for judgement in judgements] == [row["completion"] for row in rows]
+
+
+def test_a_folder_is_never_overwritten(small_run: Path) -> None:
+    before = (small_run / "config.yaml").read_bytes()
+    again = launch(
+        command("tal"), "run", "recipes/quickstart.yaml", *TRACKED, f"run.dir={small_run.parent}", "run.name=small"
+    )
+    assert again.returncode == 2
+    assert "run.resume=auto" in again.stderr
+    assert (small_run / "config.yaml").read_bytes() == before
+
+
+def test_the_cold_start_is_not_in_memory_when_grpo_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[weakref.ref[torch.nn.Module]] = []
+
+    def make(*args: Any) -> ColdStartTrainer:
+        trainer = ColdStartTrainer(*args)
+        models.append(weakref.ref(trainer.model))
+        return trainer
+
+    def begin(*_: Any) -> None:
+        assert [model() for model in models] == [None]
+
+    monkeypatch.setattr(train, "ColdStartTrainer", make)
+    monkeypatch.setattr(train, "grpo", begin)
+    monkeypatch.setattr(train, "write_report", lambda folder: folder)
+    start("recipes/quickstart.yaml", ["sft.max_steps=1", f"run.dir={tmp_path}", "run.name=small"])
+    assert len(models) == 1
+
+
+def test_a_run_can_be_continued_but_not_under_other_settings(small_run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "small"
+    shutil.copytree(small_run, copy)
+    overrides = [*TRACKED, f"run.dir={tmp_path}", "run.name=small", "run.resume=auto"]
+    before = (copy / "metrics.jsonl").read_bytes()
+    (copy / "report.html").unlink()
+    start("recipes/quickstart.yaml", overrides)
+    assert (copy / "report.html").is_file()
+    assert (copy / "metrics.jsonl").read_bytes() == before  # what is done is not done again
+    with pytest.raises(ConfigError, match="started with another seed"):
+        start("recipes/quickstart.yaml", [*overrides, "seed=7"])
+
+
+def _item(row: dict[str, object]) -> Item:
+    """The judged item, from the table alone: responses lie there as they were shown."""
+    labels = "ABCDEFGH"
+    return Item(
+        id=str(row["id"]),
+        prompt=str(row["prompt"]),
+        responses=tuple(row["responses"]),  # type: ignore[arg-type]
+        best=labels.index(str(row["best"])),
+        culture=str(row["culture"]),
+        language=str(row["language"]),
+        domain=str(row["domain"]),
+        group=str(row["group"]),
+        source="test",
+    )

@@ -1,0 +1,318 @@
+"""What a run records: CARB beside the steps, what a person sees, trackers read back from their own files."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+import wandb
+from conftest import PLANTED
+from rich.console import Console
+from training.small_grpo import TINY, chance, tiny_trainer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from wandb.proto import wandb_internal_pb2
+
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.judging import COMPONENTS
+from think_as_locals.machine import preflight
+from think_as_locals.runtime.files import write_json
+from think_as_locals.runtime.run_folder import RunFolder, rewind
+from think_as_locals.training.checkpoints import step_of
+from think_as_locals.training.logging import CarbCallback, LiveView, MetricsWriter, track
+from think_as_locals.training.stages import StopSignals
+
+_FILE_HEADER, _HEADER, _BLOCK, _FULL, _LAST = 7, 7, 32768, 1, 4
+
+
+def _records(run: Path) -> list[Any]:
+    """W&B's records of an offline run: a log in LevelDB's format, blocks of chunks with checksum, length and type."""
+    (path,) = run.glob("run-*.wandb")
+    data, place, record, records = path.read_bytes(), _FILE_HEADER, b"", []
+    while place + _HEADER <= len(data):
+        left = _BLOCK - place % _BLOCK
+        if left < _HEADER:  # filled with zeros
+            place += left
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        record += data[place + _HEADER : place + _HEADER + length]
+        place += _HEADER + length
+        if kind in (_FULL, _LAST):
+            records.append(wandb_internal_pb2.Record.FromString(record))
+            record = b""
+    return records
+
+
+def _history(run: Path) -> list[dict[str, Any]]:
+    """What was logged to W&B, call by call; a table as the fields that describe its file."""
+    calls = []
+    for record in _records(run):
+        call: dict[str, Any] = {}
+        for item in record.history.item:
+            name, *field = item.nested_key or [item.key]
+            value = json.loads(item.value_json)
+            call[name] = call.get(name, {}) | {field[0]: value} if field else value
+        calls.append(call)
+    return calls
+
+
+def _table(run: Path, logged: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a table that W&B was sent."""
+    assert logged["_type"] == "table-file"
+    table = json.loads((run / "files" / logged["path"]).read_text(encoding="utf-8"))
+    return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+
+
+@pytest.fixture(scope="module")
+def wandb_run(small_run: Path) -> Path:
+    """The folder of W&B's offline run."""
+    (run,) = small_run.parent.glob("wandb/offline-run-*")
+    return run
+
+
+@pytest.mark.slow
+def test_wandb_is_told_name_project_configuration_and_metrics(small_run: Path, wandb_run: Path) -> None:
+    records = _records(wandb_run)
+    run = next(record.run for record in records if record.HasField("run"))
+    assert (run.project, run.display_name) == ("think-as-locals", "small")
+    environment = json.loads((small_run / "environment.json").read_text())
+    assert run.run_id == environment["id"]  # under which a resumed run goes on
+    updates = {entry.key: entry.value_json for r in records for entry in (*r.run.config.update, *r.config.update)}
+    assert json.loads(updates["think_as_locals"])["data"]["split"] == "pairing"
+    logged = {name for call in _history(wandb_run) for name in call}
+    expected = {"reward", "rewards/correctness/mean", "rewards/structure/mean", "parse_failure", "carb/accuracy"}
+    assert {f"train/{name}" for name in expected} <= logged
+
+
+@pytest.mark.slow
+def test_wandb_shows_the_completions_with_rubric_verdict_and_breakdown(small_run: Path, wandb_run: Path) -> None:
+    calls = [call for call in _history(wandb_run) if "completions" in call]
+    assert [call["train/global_step"] for call in calls] == [1, 2]
+    for call in calls:
+        step = call["train/global_step"]
+        written = parquet.read_table(small_run / "completions" / f"step-{step:06d}.parquet").to_pylist()
+        shown = _table(wandb_run, call["completions"])
+        assert len(shown) == len(written) == 16
+        for row, said in zip(written, shown, strict=True):
+            assert {name: said[name] for name in ("verdict", "best", "completion", "reward")} == {
+                name: row[name] for name in ("verdict", "best", "completion", "reward")
+            }
+            assert said["reward"] == pytest.approx(said["reward/correctness"] + 0.2 * said["reward/structure"])
+            assert all(value is None or isinstance(value, str | int | float) for value in said.values())
+            assert said["rubric"] == "\n".join(row["rubric"])
+    rubrics = [row["rubric"] for call in calls for row in _table(wandb_run, call["completions"]) if row["verdict"]]
+    assert rubrics
+    assert all(sum(int(line.split(" | ")[0]) for line in rubric.splitlines()) == 100 for rubric in rubrics)
+
+
+@pytest.mark.slow
+def test_wandb_shows_accuracies_with_n_interval_and_baselines_after_each_measurement(
+    small_run: Path, wandb_run: Path
+) -> None:
+    calls = [call for call in _history(wandb_run) if "carb/by_culture" in call]
+    assert [call["train/global_step"] for call in calls] == [0, 1, 2]
+    for call in calls:
+        summary = json.loads((small_run / "carb" / f"step-{call['train/global_step']}.json").read_text())
+        for by in ("culture", "domain", "language", "cell"):
+            rows = _table(wandb_run, call[f"carb/by_{by}"])
+            assert {row[by] for row in rows} == set(summary[f"by_{by}"])
+            assert sum(row["n"] for row in rows) == 16
+            for row in rows:
+                part = summary[f"by_{by}"][row[by]]
+                assert (row["accuracy"], row["ci95_low"], row["ci95_high"]) == (part["accuracy"], *part["ci95"])
+                assert row["baseline/longest"] == part["baselines"]["longest"]["accuracy"]
+
+
+@pytest.mark.slow
+def test_tensorboard_and_trackio_are_told_the_figures_of_metrics_jsonl(small_run: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    lines = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
+    names = ("reward", "rewards/structure/mean", "carb/accuracy")
+    expected = {name: [(line["step"], line[name]) for line in lines if name in line] for name in names}
+    assert [step for step, _ in expected["carb/accuracy"]] == [0, 1, 2]
+    events = EventAccumulator(str(small_run / "tensorboard"))
+    events.Reload()
+    with sqlite3.connect(small_run.parent / "trackio" / "think-as-locals.db") as database:
+        rows = database.execute("SELECT run_name, metrics FROM metrics ORDER BY id").fetchall()
+    assert {run for run, _ in rows} == {"small"}
+    logged = [json.loads(metrics) for _, metrics in rows]
+    for name in names:
+        scalars = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
+        assert [step for step, _ in scalars] == [step for step, _ in expected[name]]
+        assert [value for _, value in scalars] == pytest.approx([value for _, value in expected[name]])
+        assert [line[f"train/{name}"] for line in logged if f"train/{name}" in line] == [v for _, v in expected[name]]
+
+
+@pytest.mark.slow
+def test_no_secret_of_the_environment_is_in_a_file_a_log_or_a_table(small_run: Path) -> None:
+    files = [path for path in small_run.parent.rglob("*") if path.is_file()]
+    assert {"output.txt", "config.yaml", "report.html", "think-as-locals.db"} <= {path.name for path in files}
+    for path in files:
+        content = path.read_bytes()
+        assert not [name for name, secret in PLANTED.items() if secret.encode() in content], path
+
+
+@pytest.mark.slow
+def test_a_tracker_that_is_not_installed_is_named_before_weights_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = preflight.installed_version
+    monkeypatch.setattr(preflight, "installed_version", lambda name: None if name == "trackio" else installed(name))
+    (said,) = preflight.missing_for(load_recipe("recipes/quickstart.yaml", ["grpo.report_to=[wandb,trackio]"]))
+    assert said == "package trackio<0.44,>=0.43: not installed; pip install 'think-as-locals[trackio]'"
+
+
+@pytest.mark.slow
+def test_a_resumed_run_goes_on_at_wandb_under_the_same_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.setenv(name, "")  # to be restored
+        monkeypatch.delenv(name)
+    write_json(tmp_path / "environment.json", {"id": "the-run"})
+    settings = ["grpo.report_to=[wandb]", "grpo.max_steps=3", "grpo.save_steps=1"]
+    for stop_after in (1, 3):
+        trainer = tiny_trainer(tmp_path, *settings)
+        track(trainer, load_recipe("recipes/quickstart.yaml", [*TINY, *settings]), RunFolder(tmp_path))
+        trainer.add_callback(StopAfter(stop_after))
+        trainer.train_from(trainer.checkpoints.latest())
+        wandb.finish()
+        wandb.teardown()  # waits for the process that writes the file, as the end of a run's own process does
+    runs = sorted(tmp_path.glob("wandb/offline-run-*"))
+    assert [path.name.rpartition("-")[2] for path in runs] == ["run", "run"]
+    steps = [[call["train/global_step"] for call in _history(run) if "train/reward" in call] for run in runs]
+    assert steps == [[1], [2, 3]]
+
+
+class StopAfter(TrainerCallback):
+    """Stops training after a step, as a signal does."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        control.should_training_stop = state.global_step == self._step
+
+
+class SignalAt(TrainerCallback):
+    """Sends this process SIGUSR1 in a step."""
+
+    def __init__(self, step: int | None) -> None:
+        self._step = step
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == self._step:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def trained(folder: Path, signal_at: int | None = None) -> list[int]:
+    """Train four steps, or to the end of the one with the signal; returns the steps at which CARB was measured."""
+    settings = ["grpo.max_steps=4", "grpo.save_steps=100", "grpo.logging_steps=4"]
+    trainer = tiny_trainer(folder, *settings, components={**COMPONENTS, "correctness": chance})
+    measured: list[int] = []
+
+    def evaluate(step: int) -> dict[str, float]:
+        measured.append(step)
+        (folder / "carb").mkdir(exist_ok=True)
+        (folder / "carb" / f"step-{step}.json").touch()
+        return {"carb/accuracy": step / 10}
+
+    checkpoint = trainer.checkpoints.latest()
+    rewind(RunFolder(folder), "grpo", step_of(checkpoint) if checkpoint else 0)
+    with StopSignals() as signals:
+        carb = CarbCallback(trainer, evaluate, RunFolder(folder), every_steps=2)
+        for callback in (signals, SignalAt(signal_at), carb, MetricsWriter(folder / "metrics.jsonl", "grpo")):
+            trainer.add_callback(callback)
+        trainer.train_from(checkpoint)
+        assert signals.stopped == (signal_at is not None)
+    return measured
+
+
+def logged(folder: Path, name: str) -> list[tuple[int, float]]:
+    """Steps at which a metric was logged, and its values."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line[name]) for line in lines if name in line and "train_runtime" not in line]
+
+
+@pytest.mark.slow
+def test_what_a_stopped_run_had_no_time_to_measure_is_logged_once_when_it_goes_on(tmp_path: Path) -> None:
+    folder, undisturbed = tmp_path / "stopped", tmp_path / "undisturbed"
+    assert trained(undisturbed) == [0, 2, 4]
+    assert trained(folder, signal_at=2) == [0]
+    assert logged(folder, "carb/accuracy") == [(0, 0.0)]
+    assert trained(folder, signal_at=3) == [2]
+    assert logged(folder, "carb/accuracy") == [(0, 0.0), (2, 0.2)]
+    assert trained(folder) == [4]
+    assert logged(folder, "carb/accuracy") == [(0, 0.0), (2, 0.2), (4, 0.4)]
+    # What the resumed run had yet to average was not given out with it.
+    assert logged(folder, "reward") == logged(undisturbed, "reward")
+    assert len(logged(folder, "reward")) == 1
+
+
+@pytest.mark.slow
+def test_a_measurement_that_was_made_up_for_is_not_logged_again_after_a_kill(tmp_path: Path) -> None:
+    trained(tmp_path, signal_at=2)
+    assert trained(tmp_path) == [2, 4]
+    assert step_of(next((tmp_path / "checkpoints").glob("step-*"))) == 2  # as if killed after it
+    assert trained(tmp_path) == [4]
+    assert logged(tmp_path, "carb/accuracy") == [(0, 0.0), (2, 0.2), (4, 0.4)]
+
+
+LOGS = {
+    "loss": 0.5,
+    "reward": 0.25,
+    "rewards/correctness/mean": 0.125,
+    "rewards/structure/mean": 0.75,
+    "rewards/own_words/mean": 0.5,
+    "parse_failure": 0.04,
+    "frac_reward_zero_std": 0.31,
+    "completions/mean_length": 61.0,
+    "num_tokens": 5000.0,
+}
+SHOWN = ["+0.250", "own words", "+0.125", "0.750", "4.0%", "31.0%", "tokens/s", "left"]
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+
+
+def watched(console: Console, *, broken_off: bool = False) -> str:
+    """What is written while a stage of four steps trains for two of them."""
+    view = LiveView(console, "GRPO")
+    state = TrainerState(max_steps=4, is_world_process_zero=True)
+    told = (TrainingArguments(report_to=[], use_cpu=True), state, TrainerControl())
+    view.on_train_begin(*told)
+    view.on_log(*told, logs={"carb/accuracy": 0.25, "epoch": 0.0})  # nothing of it is shown here
+    for step in (1, 2):
+        state.global_step = step
+        view.on_step_end(*told)
+        view.on_log(*told, logs=LOGS | {"num_tokens": 5000.0 * step})
+        console.print(f"CARB at step {step}")
+    if not broken_off:
+        view.on_train_end(*told)
+    view.close()
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 30), (60, 15)])
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_the_panel_shows_every_figure_and_gives_the_cursor_back(width: int, height: int, broken_off: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
+    written = watched(console, broken_off=broken_off)
+    assert written.rindex(HIDE) < written.rindex(SHOW)
+    panel = written[written.rindex("Think-as-Locals") :]
+    for part in (*SHOWN, "GRPO", "2/4"):
+        assert part in panel
+    assert all(f"CARB at step {step}" in written for step in (1, 2))
+
+
+def test_without_a_terminal_there_are_plain_lines() -> None:
+    written = watched(Console(file=io.StringIO(), force_terminal=False, width=60))  # nor are lines broken
+    assert "\x1b" not in written
+    line = next(line for line in written.splitlines() if line.startswith("GRPO 1/4"))
+    for part in SHOWN[:6]:
+        assert part in line

@@ -1,0 +1,235 @@
+"""Rewards of rollouts: components, pairs of orders, rubrics, and faults."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.engines import Chat
+from think_as_locals.judging import COMPONENTS, Component, Evidence, parse, score, shuffle_responses, write
+from think_as_locals.training.criteria_gain import GainQuery, LogProbPair
+from think_as_locals.training.rollout_rewards import Rewards, ScoreGains
+from think_as_locals.types import Criterion, Item, Judgement, Rubric, TrainingError
+
+RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There."), Criterion(20, "Fit", "It fits.")))
+END = 0
+
+
+class CharTokenizer:
+    """One id a character; id 0 ends a text."""
+
+    def decode(self, ids: tuple[int, ...], skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return "".join(chr(i) for i in ids if i != END)
+
+
+CHAT = Chat(CharTokenizer(), {}, frozenset([END]))
+NONSENSE = [ord(char) for char in "nonsense"] + [END]
+
+
+def _ids(text: str, ended: bool = True) -> list[int]:
+    return [ord(char) for char in text] + [END] * ended
+
+
+def _verdict(verdict: int) -> list[int]:
+    return _ids(write(RUBRIC, "weighed", verdict))
+
+
+Make = Callable[..., Rewards]
+
+
+@pytest.fixture
+def make(tmp_path: Path, item: Item) -> Make:
+    """Rewards of the quick start with some keys set otherwise."""
+
+    def rewards(
+        *overrides: str, presented: Sequence[Item] = (), components: Mapping[str, Component] = COMPONENTS
+    ) -> Rewards:
+        config = load_recipe("recipes/quickstart.yaml", overrides)
+        return Rewards(config, presented or [shuffle_responses(item)], CHAT, components, tmp_path / "faults")
+
+    return rewards
+
+
+def _no_gains(queries: Sequence[GainQuery]) -> list[LogProbPair | None]:
+    raise AssertionError("no component needs them")
+
+
+def _score(
+    rewards: Rewards,
+    completions: list[list[int]],
+    rows: list[int] | None = None,
+    score_gains: ScoreGains = _no_gains,
+) -> tuple[dict[str, list[float | None]], dict[str, float]]:
+    """The components' values as TRL gets them, and what was logged."""
+    logged: dict[str, float] = {}
+    rewards.score(completions, rows or [0] * len(completions), 3, logged.__setitem__, score_gains)
+    values = {component.__name__: component(completion_ids=completions) for component in rewards.functions()}
+    return values, logged
+
+
+def test_each_component_has_the_value_of_the_pure_function(make: Make, item: Item) -> None:
+    best = shuffle_responses(item).best
+    right, wrong = write(RUBRIC, "weighed", best), write(RUBRIC, "weighed", (best + 1) % 4)
+    values, logged = _score(make(), [_ids(right), _ids(wrong), _ids(right, ended=False), NONSENSE])
+    assert values["correctness"] == [1.0, -1.0, -1.0, -1.0]
+    assert values["structure"][:2] == [1.0, 1.0]
+    assert 0 < values["structure"][3] < values["structure"][2] < 1.0  # type: ignore[operator]
+    assert (logged["parse_failure"], logged["reward_faults"]) == (0.5, 0)
+    values, _ = _score(make("reward=rm_r1"), [_verdict(2)])
+    assert values == {"correctness": [score(parse(write(RUBRIC, "weighed", 2), 4), item).parts["correctness"]]}
+
+
+def test_the_share_of_verdicts_per_label_is_logged(make: Make) -> None:
+    _, logged = _score(make(), [*map(_verdict, (0, 0, 0, 2)), NONSENSE])
+    assert [logged[f"position/{label}"] for label in "ABCD"] == [0.75, 0.0, 0.25, 0.0]
+    assert "position/E" not in logged
+    assert "consistent_accuracy" not in logged
+
+
+def test_rows_hold_text_reward_and_step_and_are_taken_once(make: Make) -> None:
+    rewards = make()
+    _score(rewards, [NONSENSE])
+    (row,) = rewards.take_rows()
+    assert (row["step"], row["completion"], row["finish_reason"], row["verdict"]) == (3, "nonsense", "stop", None)
+    assert row["reward"] == pytest.approx(-1.0 + 0.2 * row["reward/structure"])
+    assert row["fault"] is None
+    assert rewards.take_rows() == []
+
+
+def test_rollout_k_of_one_order_is_paired_with_rollout_k_of_the_other(make: Make, item: Item) -> None:
+    presented = [shuffle_responses(item), shuffle_responses(item, reverse=True)]
+    good = [_verdict(one.best) for one in presented]
+    bad = [_verdict((one.best + 1) % 4) for one in presented]
+    completions = [good[0], good[0], bad[0], good[1], bad[1], bad[1]] * 2
+    rewards = make("reward=j1", "grpo.num_generations=6", presented=presented)
+    values, logged = _score(rewards, completions, [0, 0, 0, 1, 1, 1] * 2)
+    assert values["correctness"] == [1, 1, -1, 1, -1, -1] * 2
+    assert values["consistency"] == [1, 0, 0, 1, 0, 0] * 2
+    assert logged["consistent_accuracy"] == pytest.approx(1 / 3)
+
+
+def test_a_verdict_for_the_same_slot_in_both_orders_is_not_consistent(make: Make, item: Item) -> None:
+    presented = [shuffle_responses(item), shuffle_responses(item, reverse=True)]
+    first = _verdict(presented[0].best)
+    values, _ = _score(make("reward=j1", "grpo.num_generations=2", presented=presented), [first, first], [0, 1])
+    assert values == {"correctness": [1.0, -1.0], "consistency": [0.0, 0.0]}
+
+
+def test_rubrics_are_scored_once_for_the_whole_batch(make: Make, item: Item) -> None:
+    batches: list[Sequence[GainQuery]] = []
+
+    def score_gains(queries: Sequence[GainQuery]) -> list[LogProbPair | None]:
+        batches.append(queries)
+        return [None if query.rubric is None else (-0.5, -0.5 - 0.25 * i) for i, query in enumerate(queries)]
+
+    full, cut = write(RUBRIC, "weighed", 0), write(RUBRIC, "weighed", 0).replace("There.", "Hence B.")
+    completions = [NONSENSE, _ids(full), _ids(cut)]
+    values, _ = _score(make("reward=paper"), completions, score_gains=score_gains)
+    assert values["criteria_gain"] == [-1.0, 0.25, 0.5]
+    ((nothing, whole, part),) = batches
+    assert (nothing.rubric, nothing.row, nothing.verdict) == (None, 0, shuffle_responses(item).best)
+    assert whole.rubric == full[: full.index("</rubric>") + len("</rubric>")]
+    assert part.rubric == "<rubric>\n- 50 | Custom | Done.\n"
+    assert list(whole.completion_ids) == completions[1]
+    _score(make("reward=paper", "reward.weights.criteria_gain=0"), completions)  # asks for none
+
+
+LENIENT = ("reward.fault_window=8", "reward.max_fault_share=0.25", "reward.timeout_s=0.2")
+
+
+def _failing(how: Component) -> dict[str, Component]:
+    """Our components, with `structure` failing on the completion `bad`."""
+
+    def structure(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
+        component = how if judgement.text == "bad" else COMPONENTS["structure"]
+        return component(judgement, presented, evidence)
+
+    return {**COMPONENTS, "structure": structure}
+
+
+def _raises(*_: object) -> float:
+    raise ZeroDivisionError("no such thing")
+
+
+def _never_returns(*_: object) -> float:
+    while True:
+        try:
+            math.sqrt(2)
+        except Exception:  # noqa: S112
+            continue
+
+
+def _blocks(*_: object) -> float:
+    time.sleep(30)
+    return 1.0
+
+
+def _exits(*_: object) -> float:
+    raise SystemExit(3)
+
+
+BAD, GOOD = _ids("bad"), _ids("good")
+
+
+@pytest.mark.parametrize("how", [_raises, _never_returns, _blocks, _exits])
+def test_a_failing_reward_is_none_for_that_rollout_alone_and_counted(make: Make, how: Component) -> None:
+    rewards = make(*LENIENT, components=_failing(how))
+    began = time.monotonic()
+    values, logged = _score(rewards, [BAD, GOOD])
+    assert time.monotonic() - began < 5
+    assert values["correctness"] == [None, -1.0]
+    assert values["structure"][0] is None
+    assert values["structure"][1] is not None
+    assert logged["reward_faults"] == 1
+    bad, good = rewards.take_rows()
+    faults = {_raises: "ZeroDivisionError: no such thing", _exits: "tried to end the process: SystemExit(3)"}
+    assert faults.get(how, "TimeoutError: took longer than 0.2 s") in bad["fault"]  # type: ignore[arg-type]
+    assert how is not _raises or "(test_rollout_rewards.py:" in bad["fault"]  # where the user's own code failed
+    assert (bad["reward"], bad["reward/correctness"], good["fault"]) == (None, None, None)
+
+
+def test_too_many_faults_over_the_window_end_the_run_and_leave_the_batch(make: Make, tmp_path: Path) -> None:
+    rewards = make(*LENIENT, components=_failing(_raises))
+    for _ in range(3):  # one in four is not more than a quarter
+        _score(rewards, [BAD, *[GOOD] * 3])
+    with pytest.raises(TrainingError) as caught:
+        _score(rewards, [BAD, BAD, GOOD, GOOD])
+    message = str(caught.value)
+    assert "step 4: on rank 0 the rewards of more than 25.0% of the last 8 rollouts failed" in message
+    assert "ZeroDivisionError: no such thing" in message
+    assert str(tmp_path / "faults" / "step-4-rank-") in message
+    assert [row["completion"] for row in _left(tmp_path)] == ["bad", "bad", "good", "good"]
+    about = json.loads((tmp_path / "faults" / "step-4-rank-0.json").read_text())
+    assert about == {"fault": "rewards failed", "step": 4, "rank": 0, "batch": "step-4-rank-0.parquet"}
+
+
+def test_when_all_hang_the_wait_is_bounded(make: Make) -> None:
+    rewards = make(*LENIENT, components=_failing(_blocks))
+    began = time.monotonic()
+    with pytest.raises(TrainingError, match=r"took longer than 0\.2 s"):
+        _score(rewards, [BAD] * 200)
+    assert time.monotonic() - began < 5  # three time limits, not two hundred
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_ends_the_run_and_leaves_the_batch(
+    make: Make, tmp_path: Path, value: float
+) -> None:
+    rewards = make(components=_failing(lambda *_: value))
+    with pytest.raises(TrainingError, match=r"step 4: reward not finite on rank 0; the optimizer did not use it"):
+        _score(rewards, [GOOD, BAD])
+    assert [math.isfinite(row["reward/structure"]) for row in _left(tmp_path)] == [True, False]
+
+
+def _left(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = parquet.read_table(folder / "faults" / "step-4-rank-0.parquet").to_pylist()
+    return rows

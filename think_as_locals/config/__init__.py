@@ -1,0 +1,1 @@
+"""A recipe -> a validated configuration. No torch."""

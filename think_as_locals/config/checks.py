@@ -1,0 +1,277 @@
+"""A recipe and its overrides -> a validated configuration, or one message with everything that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
+from think_as_locals.config.schema import (
+    ClassifierSection,
+    ConstantSection,
+    DataSection,
+    EvaluationConfig,
+    GrpoSection,
+    ImplicitSection,
+    ItemsConfig,
+    JudgeSection,
+    ModelSection,
+    RewardSection,
+    RunConfig,
+    ScpoConfig,
+    ServerSection,
+)
+from think_as_locals.config.trl_fields import SECTIONS, trl_faults
+from think_as_locals.types import GRAMMAR_PROMPTS, ConfigError, RewardName
+
+_OFF = {  # sections that may be null, and what turns them on
+    "sft": "this recipe has no cold start (sft is null): choose trainer=cold_start_grpo, or drop sft.*",
+    "lora": "this run trains all weights (lora is null): choose lora=rank16, or drop lora.*",
+    "global_rm": "this recipe loads its global RM (global_rm is null): choose global_rm=pooled, or drop global_rm.*",
+    "model.scratch": "null here (the model is loaded): choose model=quickstart, or drop model.scratch.*",
+}
+
+_FORMS = {  # what keys with a pattern expect
+    "name": "letters, digits, '.', '_' and '-' that do not leave the run directory",
+    "own_name": "lower-case letters, digits and '_'",
+    "own": "path/to/file.py:function or package.module:function",
+}
+
+_RM_KINDS: dict[str, type[BaseModel]] = {
+    "judge": JudgeSection,
+    "server": ServerSection,
+    "classifier": ClassifierSection,
+    "implicit": ImplicitSection,
+    "constant": ConstantSection,
+}
+
+Config = RunConfig | EvaluationConfig | ScpoConfig
+"""What a recipe becomes: a judge to train, reward models to evaluate, or a reward model to steer."""
+
+_Schema = TypeVar("_Schema", bound=BaseModel)
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Compose a recipe with conf/ and overrides, and validate the result.
+
+    Args:
+        path: A recipe: a YAML file whose `defaults` begin with `/config`.
+        overrides: `key=value`, or `group=option` for one of conf/'s groups.
+
+    Raises:
+        ConfigError: one message with every fault found, each with what was got, what was expected and the nearest
+            known name.
+
+    Example:
+        >>> load_recipe("recipes/quickstart.yaml", ["seed=3"]).seed
+        3
+    """
+    config = load_config(path, overrides)
+    if not isinstance(config, RunConfig):
+        does = _DOES["rms" if isinstance(config, EvaluationConfig) else "scpo"]
+        raise ConfigError(f"{config.recipe} {does} and trains no judge: `tal run` takes it")
+    return config
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Compose and validate a recipe of any kind, as `load_recipe` does."""
+    return validate(compose_recipe(path, overrides))
+
+
+def load_items(overrides: Sequence[str]) -> ItemsConfig:
+    """Compose and validate conf/items.yaml: the data section alone, for `tal data`."""
+    values = compose_recipe(ASSETS / "conf" / "items.yaml", overrides)
+    return validate_as(ItemsConfig, values, lambda config: _data_faults(config.data))
+
+
+_DOES = {"grpo": "trains a judge", "rms": "evaluates reward models", "scpo": "steers a reward model"}
+"""The section that only one kind of recipe has, and what recipes of this kind do."""
+
+
+def validate(values: Mapping[str, Any]) -> Config:
+    """Validate a composed configuration of any kind.
+
+    Raises:
+        ConfigError: as for `load_recipe`.
+    """
+    kinds = [section for section in _DOES if section in values]
+    if len(kinds) > 1:  # an override of another kind of recipe
+        does = ", ".join(f"{kind}.* belongs to a recipe that {_DOES[kind]}" for kind in kinds)
+        raise ConfigError(
+            f"{values['recipe']}: {does}; a run does one of these: drop the keys that are not this recipe's"
+        )
+    if "rms" in values:
+        return validate_as(EvaluationConfig, values, _evaluation_faults)
+    if "scpo" in values:
+        return validate_as(ScpoConfig, values, _scpo_faults)
+    return validate_as(RunConfig, values, _training_faults)
+
+
+def validate_as(
+    schema: type[_Schema], values: Mapping[str, Any], find_faults: Callable[[_Schema], list[str]] = lambda config: []
+) -> _Schema:
+    """Validate values by a schema, then by the rules that involve several keys (`find_faults`).
+
+    Raises:
+        ConfigError: one message with every fault.
+    """
+    faults = [fault for section in SECTIONS if section in schema.model_fields for fault in trl_faults(section, values)]
+    try:
+        config = schema.model_validate(values)
+        faults += find_faults(config)
+    except ValidationError as error:
+        faults += [_describe(dict(fault), schema) for fault in error.errors()]
+    if faults:
+        listed = "\n".join(f"  - {fault}" for fault in dict.fromkeys(faults))
+        raise ConfigError(f"the configuration is not valid:\n{listed}")
+    return config
+
+
+def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
+    """Return one pydantic error as a sentence."""
+    loc, got = tuple(map(str, fault["loc"])), fault.get("input")
+    known = sorted(_keys(schema))
+    if loc[0] == "rms" and len(loc) > 2:  # rms, its name, its kind, the key
+        known = [f"rms.{loc[1]}.{key}" for key in _RM_KINDS[loc[2]].model_fields]
+        loc = (*loc[:2], *loc[3:])
+    place = ".".join(loc)
+    if fault["type"] == "extra_forbidden":
+        return f"{place}: no such key{nearest(place, known)}"
+    if loc[0] == "rms" and len(loc) < 3:
+        return (
+            f"{place}: got {got!r}, expected reward models by name, each added by rms.NAME=KIND: {', '.join(_RM_KINDS)}"
+        )
+    if fault["type"] == "finite_number":
+        return f"{place}: got {got}, expected a finite number"
+    if loc[-1] == "url":  # the value may hold a password
+        return f"{place}: expected http[s]://HOST[:PORT][/PATH] without user or key, which the environment names"
+    if fault["type"] == "missing" and (section := place.rpartition(".")[0]) in _OFF:
+        return f"{section}: {_OFF[section]}"
+    if fault["type"] == "missing":
+        return f"{place}: missing; the recipe's defaults must begin with one of conf/'s roots"
+    if isinstance(got, bool) and "str" in fault["type"]:
+        return f"{place}: got the boolean {str(got).lower()}: YAML reads an unquoted NO, ON or YES so; put it in quotes"
+    if place.endswith(".[key]"):
+        return f"{place.removesuffix('.[key]')}: got the name {got!r}, expected {_FORMS['own_name']}"
+    form = _FORMS.get("own" if loc[:-1] == ("reward", "own") else loc[-1], str(fault["msg"]))
+    return f"{place}: got {got!r}, expected {form.removeprefix('Input should be ')}"
+
+
+def _keys(model: type[BaseModel], place: str = "") -> Iterator[str]:
+    """Yield every dotted key of a schema."""
+    for name, field in model.model_fields.items():
+        here = f"{place}.{name}" if place else name
+        yield here
+        for annotation in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                yield from _keys(annotation, here)
+
+
+# Rules that involve several keys, or names that are known elsewhere: each returns its faults, a sentence each.
+
+
+def _training_faults(config: RunConfig) -> list[str]:
+    faults = _model_faults(config.model)
+    if config.sft is None and config.model.scratch is not None:
+        faults.append("sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path")
+    if config.sft and config.sft.biased_wrong + config.sft.biased_right > 1:
+        faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")
+    if config.grpo.max_steps == 0:
+        faults.append("grpo.max_steps: got 0, expected at least 1, or -1 for as many as grpo.num_train_epochs takes")
+    prompt = config.prompt.template
+    if not (unknown := prompt_faults("prompt.template", prompt)) and prompt not in GRAMMAR_PROMPTS:
+        expected = ", ".join(GRAMMAR_PROMPTS)
+        got = f"got {prompt!r}, whose answers rewards cannot score"
+        faults.append(f"prompt.template: {got}, expected one of {expected}")
+    faults += unknown
+    return faults + _reward_faults(config.reward, config.grpo) + _data_faults(config.data)
+
+
+def _evaluation_faults(config: EvaluationConfig) -> list[str]:
+    faults = []
+    for name, rm in config.rms.items():
+        if not isinstance(rm, JudgeSection | ServerSection):
+            continue
+        faults += prompt_faults(f"rms.{name}.prompt", rm.prompt)
+        if config.eval.candidates and rm.protocol in ("pairwise", "round_robin"):
+            faults.append(f"rms.{name}.protocol: got {rm.protocol}; eval.candidates needs listwise or pointwise")
+        most = {"listwise": 8, "pairwise": 2, "round_robin": 2, "pointwise": 1}[rm.protocol]
+        if rm.orders > most:
+            faults.append(f"rms.{name}.orders: got {rm.orders}, expected at most {most} with protocol {rm.protocol}")
+    return faults + _data_faults(config.data)
+
+
+def _scpo_faults(config: ScpoConfig) -> list[str]:
+    faults, scpo = _model_faults(config.model), config.scpo
+    if (config.model.scratch is None) != (config.global_rm is None):
+        faults.append("global_rm: a reward model made from scratch needs global_rm=pooled, any other global_rm=none")
+    for key, values in (("variants", scpo.variants), ("seeds", scpo.seeds), ("pair_counts", scpo.pair_counts)):
+        if len(set(values)) < len(values):
+            faults.append(f"scpo.{key}: got {list(values)}, expected each once")
+    if unknown := set(scpo.keep_models).difference(scpo.variants):
+        faults.append(f"scpo.keep_models: {', '.join(sorted(unknown))} is not among scpo.variants")
+    if config.data.split != "group":
+        faults.append(f"data.split: got {config.data.split}, expected group: people are split, not pairings")
+    if config.lora and config.lora.lora_dropout and not config.mode.dropout:
+        faults.append("lora.lora_dropout: mode=corrected turns all dropout off: set it to 0, or mode.dropout=true")
+    if scpo.reference == "other_countries" and config.data.source != "globalopinionqa":
+        faults.append(f"scpo.reference: other_countries needs data=globalopinionqa, got {config.data.source}")
+    return faults + _data_faults(config.data)
+
+
+def _model_faults(model: ModelSection) -> list[str]:
+    if (model.path is None) != (model.scratch is None):
+        return []
+    got = "neither" if model.path is None else "both"
+    return [f"model: got {got} of model.path and model.scratch, expected one of them"]
+
+
+def _data_faults(data: DataSection) -> list[str]:
+    if data.path is None or not data.source.endswith("_cards"):
+        return []
+    remedy = "choose data=jsonl, or the source of these rows, or set data.path=null"
+    return [f"data.path: got {data.path!r}, but {data.source} is embedded: {remedy}"]
+
+
+def prompt_faults(place: str, name: str | None) -> list[str]:
+    """Check the name of a prompt template at a place of the configuration."""
+    folder = Path(__file__).parents[1] / "judging" / "prompts"
+    known = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    if name is None or name in known:
+        return []
+    return [f"{place}: no {name!r}{nearest(name, known)}; available: {', '.join(known)}"]
+
+
+def _reward_faults(reward: RewardSection, grpo: GrpoSection) -> list[str]:
+    builtin = get_args(RewardName)
+    known = [*builtin, *reward.own]
+    faults = [
+        f"reward.weights: no component {name!r}{nearest(name, known)}; available: {', '.join(known)}, "
+        f"and a function of your own by reward.own.{name}=path/to/file.py:function"
+        for name in reward.weights
+        if name not in known
+    ]
+    for name in reward.own:
+        if name in builtin:
+            faults.append(f"reward.own.{name}: there is such a component already: choose another name")
+        if name not in reward.weights:
+            faults.append(f"reward.own.{name}: has no weight: set reward.weights.{name}")
+    weighted, (low, high) = reward.weighted(), reward.criteria_gain.clip
+    if not weighted:
+        faults.append(f"reward.weights: all are 0 ({', '.join(reward.weights)}): set one above 0")
+    if low >= high:
+        faults.append(f"reward.criteria_gain.clip: got [{low}, {high}], expected a low end below the high one")
+    if "criteria_gain" in weighted and reward.criteria_gain.scorer == "reference" and not grpo.beta:
+        faults.append("reward.criteria_gain.scorer: no reference model with grpo.beta=0: raise it, or set policy")
+    if "length" in weighted and (cache := reward.length.cache) > grpo.max_completion_length:
+        most = f"grpo.max_completion_length ({grpo.max_completion_length})"
+        faults.append(f"reward.length.cache: got {cache}, expected at most {most}")
+    if "consistency" in weighted and not reward.both_orders:
+        faults.append("reward.weights.consistency: compares both orders of an item: set reward.both_orders=true")
+    if reward.both_orders and grpo.num_generations % 2:
+        got = grpo.num_generations
+        faults.append(f"grpo.num_generations: got {got}, expected an even number with reward.both_orders=true")
+    return faults

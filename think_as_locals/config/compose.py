@@ -1,0 +1,222 @@
+"""Compose a recipe, conf/ and overrides into plain values with Hydra; find launch files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from think_as_locals.types import ConfigError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Override
+
+_PACKAGE = Path(__file__).parents[1]
+ASSETS = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.parent
+"""The folder of conf/, recipes/ and launch/: beside the package in a checkout, inside it in a wheel."""
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
+
+
+def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Compose a recipe with conf/ and overrides.
+
+    Args:
+        path: A recipe: a YAML file whose `defaults` begin with one of conf/'s roots, such as `/config` or `/carb`.
+        overrides: `key=value`, `group=option` for one of conf/'s groups, or `rms.NAME=KIND` for one more reward model.
+
+    Raises:
+        ConfigError: there is no such recipe, group option or default, or Hydra cannot compose them.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    recipe = _find_recipe(Path(path))
+    given = [_as_override(text) for text in overrides]
+    ours = [f"hydra.searchpath=[{quoted(f'file://{ASSETS}/conf')}]", f"recipe={quoted(recipe.stem)}"]
+    try:
+        # In a folder of its own: files beside a recipe must not take the place of conf/.
+        with TemporaryDirectory() as folder:
+            text = recipe.read_text(encoding="utf-8")
+            lines = enumerate(text.splitlines(), start=1)
+            _refuse_environment({f"line {n}": line for n, line in lines if not line.lstrip().startswith("#")})
+            (Path(folder) / "a_recipe.yaml").write_text(text, encoding="utf-8")
+            with initialize_config_dir(folder, version_base="1.3"):
+                composed = compose("a_recipe", overrides=[*ours, *given])
+            unset = sorted(OmegaConf.missing_keys(composed))
+            _refuse_environment(OmegaConf.to_container(composed, resolve=False))
+            values = OmegaConf.to_container(composed, resolve=True)
+    except ConfigError as error:
+        raise ConfigError(f"{recipe}: {error}") from None
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{recipe}: {reason(error)}") from error
+    if unset:
+        raise ConfigError(f"{recipe}: no default for {', '.join(unset)}: set it, e.g. {unset[0]}=...")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{recipe}: expected a mapping of keys, got {type(values).__name__}")
+    # The first line of a recipe launches it; to YAML it is a key that starts with "if ".
+    return {str(key): value for key, value in values.items() if not str(key).startswith("if ")}
+
+
+def group_options() -> dict[str, list[str]]:
+    """Return the option names of every group in conf/, e.g. `{"model": ["quickstart", "qwen3_8b"], ...}`."""
+    folders = sorted(entry for entry in (ASSETS / "conf").iterdir() if entry.is_dir())
+    return {folder.name: sorted(option.stem for option in folder.glob("*.yaml")) for folder in folders}
+
+
+def recipes() -> list[Path]:
+    """Return the recipes that come with the package."""
+    return sorted((ASSETS / "recipes").glob("*.yaml"))
+
+
+def find_launch(name: str) -> Path:
+    """Return the path of an accelerate configuration: one of launch/ by its name, or a file.
+
+    Raises:
+        ConfigError: there is none.
+
+    Example:
+        >>> find_launch("gpu8_zero3").name
+        'gpu8_zero3.yaml'
+    """
+    known = sorted(path.stem for path in (ASSETS / "launch").glob("*.yaml"))
+    path = ASSETS / "launch" / f"{name}.yaml" if name in known else Path(name).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"no launch file {name!r}{nearest(name, known)}; available: {', '.join(known)}, or a file")
+    return path.resolve()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """An accelerate configuration.
+
+    Args:
+        kind: As accelerate calls it: NO, MULTI_GPU, DEEPSPEED, FSDP.
+        zero_stage: DeepSpeed's; 3 for FSDP2, which shards the same; 0 for none.
+        processes: In all.
+        machines: How many of them.
+    """
+
+    kind: str
+    zero_stage: int
+    processes: int
+    machines: int = 1
+
+
+def read_launch(path: Path) -> Launch:
+    """Read an accelerate configuration.
+
+    Raises:
+        ConfigError: it is no mapping, or its numbers of processes and machines are not positive integers.
+
+    Example:
+        >>> read_launch(ASSETS / "launch" / "gpu8_zero2.yaml")
+        Launch(kind='DEEPSPEED', zero_stage=2, processes=8, machines=1)
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read as an accelerate configuration: {reason(error)}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected an accelerate configuration, a mapping, got {type(values).__name__}")
+    for key in ("num_processes", "num_machines"):
+        if type(got := values.setdefault(key, 1)) is not int or got < 1:
+            raise ConfigError(f"{path}: {key}: got {got!r}, expected a whole number from 1")
+    kind = str(values.get("distributed_type", "NO"))
+    stages = {"DEEPSPEED": (values.get("deepspeed_config") or {}).get("zero_stage", 0), "FSDP": 3}
+    return Launch(kind, int(stages.get(kind, 0)), values["num_processes"], values["num_machines"])
+
+
+def _find_recipe(path: Path) -> Path:
+    for candidate in (path, ASSETS / path):
+        if candidate.is_file():
+            return candidate.resolve()
+    known = [f"recipes/{recipe.name}" for recipe in recipes()]
+    near = nearest(f"recipes/{path.stem}.yaml", known)
+    raise ConfigError(f"{path}: no such recipe{near}; available: {', '.join(known)}")
+
+
+def read_override(text: str, parser: OverridesParser | None = None) -> Override:
+    """Parse an override with Hydra's grammar.
+
+    Raises:
+        ConfigError: it cannot be read.
+
+    Example:
+        >>> read_override("seed=1,2").is_sweep_override()
+        True
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return (parser or OverridesParser.create()).parse_overrides([text])[0]
+    except HydraException as error:
+        key, message = text.partition("=")[0], reason(error).partition(" See https")[0]
+        raise ConfigError(
+            f"override {key}: cannot be read ({message}); a value with commas, '=', brackets or letters beyond ASCII "
+            f"needs quotes, and these the shell's: '{key}=\"...\"'"
+        ) from error
+
+
+def _as_override(text: str) -> str:
+    """Leave group choices to Hydra; set or add any other key, so that only the schema decides which keys exist."""
+    key, _, option = text.partition("=")
+    if not key or "=" not in text:
+        raise ConfigError(f"override {text!r}: expected key=value")
+    if read_override(text).is_sweep_override():
+        raise ConfigError(
+            f"{text}: several values are for a sweep only (tal run -m); a list is {key}=[...], a text with commas "
+            f"'{key}=\"...\"'"
+        )
+    if key.lstrip("+~").startswith(("hydra.", "hydra/", "sweep.", "sweep=")):
+        raise ConfigError(f"{text}: for a sweep only (tal run -m)")
+    if key.lstrip("+~") == "recipe":
+        raise ConfigError(f"{text}: recipe is the name of the recipe's file; use run.name to name a run")
+    groups, one_more = group_options(), key.startswith("rms.") and key.count(".") == 1
+    if key in groups or one_more:
+        options = groups["rm" if one_more else key]
+        if option not in options:
+            near = nearest(option, options)
+            raise ConfigError(f"{key}={option}: no such option{near}; available: {', '.join(options)}")
+        return f"+rm@{key}={option}" if one_more else text
+    return text if key.startswith(("+", "~")) else f"++{text}"
+
+
+def quoted(text: str) -> str:
+    """Quote a text for Hydra's override grammar."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _refuse_environment(values: Any, place: str = "") -> None:
+    """Refuse values from the environment, which holds keys: every resolved value stands in config.yaml."""
+    if isinstance(values, dict | list):
+        for key, part in values.items() if isinstance(values, dict) else enumerate(values):
+            _refuse_environment(part, f"{place}.{key}" if place else str(key))
+    elif isinstance(values, str) and _ENVIRONMENT.search(values):
+        raise ConfigError(
+            f"{place}: a value from the environment (oc.env) would be written into the run's config.yaml, which is "
+            f"shown to others; let the shell put in what may be seen (KEY=$NAME), secrets belong in no recipe"
+        )
+
+
+def reason(error: Exception) -> str:
+    """Return an error's message on one line, without the folders that Hydra searched."""
+    message = re.sub(
+        r"'a_recipe'|\"[^\"]*a_recipe\.yaml\"", "the recipe", str(error).partition("Config search path")[0]
+    )
+    return " ".join(message.split()) or type(error).__name__
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return a suggestion for an unknown name: "; did you mean ...?", or nothing where no known name is similar."""
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,434 @@
+"""The typed schema of every configuration. All defaults live in conf/: no field here has one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from think_as_locals.types import Convention, DataSource, ProtocolKind
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,49}$")]
+Reference = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_]*$")]
+Url = Annotated[str, Field(pattern=r"^https?://[^/@]+(/[^@]*)?$")]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as numpy takes them
+Dtype = Literal["float32", "bfloat16", "float16"]
+TemplateKwargs = dict[str, bool | int | float | str]
+Tracker = Literal["wandb", "tensorboard", "trackio"]
+
+
+class Section(BaseModel):
+    """A part of the configuration: strict types, no unknown keys, immutable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class RunSection(Section):
+    """The folder of a run and its name."""
+
+    name: Name
+    dir: str
+    resume: Literal["never", "auto"]
+
+
+class ScratchSection(Section):
+    """A small, randomly initialised judge: a Qwen3 architecture, and a tokenizer trained on the data's own texts."""
+
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    num_subwords: PositiveInt
+    num_phrases: NonNegativeInt
+    initializer_range: PositiveFloat
+
+
+class ModelSection(Section):
+    """The model to train: a path or Hub id, or a model made from scratch."""
+
+    path: str | None
+    revision: str | None
+    scratch: ScratchSection | None
+    dtype: Dtype
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
+    chat_template_kwargs: TemplateKwargs
+    requires_gpu: bool
+
+
+class DataSection(Section):
+    """Items, and how they are split."""
+
+    source: DataSource
+    path: str | None
+    split: Literal["group", "pairing"]
+    test_share: Share
+    languages: Annotated[list[str], Field(min_length=1)]
+    groups: Annotated[list[str], Field(min_length=1)] | None
+    countries: Annotated[list[str], Field(min_length=1)] | None
+    num_responses: Annotated[int, Field(ge=2, le=8)]
+    sets_per_group: PositiveInt | None
+    max_groups: PositiveInt | None
+    min_share_gap: Annotated[float, Field(ge=0, lt=1)] | None
+    shuffle_labels: bool
+
+
+class ItemsConfig(Section):
+    """What `tal data` reads: conf/items.yaml."""
+
+    recipe: str
+    seed: Seed
+    data: DataSection
+
+
+class PromptSection(Section):
+    """The prompt: a folder of templates in `judging/prompts`."""
+
+    template: str
+
+
+class CriteriaGainSection(Section):
+    """Whose log-probabilities `criteria_gain` uses, and its range in nats."""
+
+    scorer: Literal["policy", "reference"]
+    clip: Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class RubricQualitySection(Section):
+    """The script that a rubric should be written in: that of a BCP-47 tag, of the `item`, or any (null)."""
+
+    language: str | None
+
+
+class LengthSection(Section):
+    """The number of tokens below the maximum length over which the overlong penalty grows."""
+
+    cache: PositiveInt
+
+
+class RewardSection(Section):
+    """Reward components: their weights, their settings, and what happens if one fails."""
+
+    weights: Annotated[dict[str, NonNegativeFloat], Field(min_length=1)]
+    own: dict[OwnName, Reference]
+    both_orders: bool
+    timeout_s: PositiveFloat
+    max_fault_share: Annotated[float, Field(ge=0, lt=1)]
+    fault_window: PositiveInt
+    criteria_gain: CriteriaGainSection
+    rubric_quality: RubricQualitySection
+    length: LengthSection
+
+    def weighted(self) -> dict[str, float]:
+        """Return the components that are computed: those with a weight other than 0."""
+        return {name: weight for name, weight in self.weights.items() if weight}
+
+
+class ToleranceSection(Section):
+    """The largest difference between an engine's log-probabilities and the policy's, in nats."""
+
+    full: PositiveFloat
+    half: PositiveFloat
+
+
+class RolloutSection(Section):
+    """The engine that samples completions during training."""
+
+    backend: Literal["transformers", "vllm_colocate", "vllm_server"]
+    dtype: Dtype | None
+    gpu_memory_utilization: Share
+    max_model_length: PositiveInt | None
+    tolerance: ToleranceSection
+    url: Url
+    timeout_s: PositiveFloat
+    weights_dir: str | None
+
+
+class TrlSection(Section):
+    """Fields of a TRL configuration: those of conf/ are typed here, `trl_fields` checks any other against TRL."""
+
+    model_config = ConfigDict(extra="allow")
+    OURS: ClassVar[frozenset[str]] = frozenset()  # keys that are not TRL's
+
+    learning_rate: PositiveFloat
+    lr_scheduler_type: str
+    warmup_steps: NonNegativeInt
+    per_device_train_batch_size: PositiveInt
+    gradient_accumulation_steps: PositiveInt
+    gradient_checkpointing: bool
+    max_steps: Annotated[int, Field(ge=-1)]
+    logging_steps: PositiveInt
+    save_steps: PositiveInt
+    save_total_limit: PositiveInt
+
+
+class GrpoSection(TrlSection):
+    """TRL's GRPOConfig."""
+
+    num_generations: Annotated[int, Field(ge=2)]
+    max_completion_length: PositiveInt
+    temperature: PositiveFloat
+    beta: NonNegativeFloat
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
+    num_train_epochs: PositiveFloat
+    report_to: list[Tracker]
+    ddp_timeout: PositiveInt
+
+
+class SftSection(TrlSection):
+    """The cold start: TRL's SFTConfig, and the deliberate errors of the demonstrations."""
+
+    OURS = frozenset({"biased_share", "biased_wrong", "biased_right", "biased_guess"})
+
+    max_steps: PositiveInt
+    biased_share: Annotated[float, Field(ge=0, le=1)]
+    biased_wrong: Annotated[float, Field(ge=0, le=1)]
+    biased_right: Annotated[float, Field(ge=0, le=1)]
+    biased_guess: Annotated[float, Field(ge=0, le=1)]
+
+
+class LoraSection(Section):
+    """An adapter to train instead of the weights: PEFT's LoraConfig."""
+
+    r: PositiveInt
+    lora_alpha: PositiveInt
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)]
+    target_modules: str | Annotated[list[str], Field(min_length=1)]
+
+
+class MeasureSection(Section):
+    """The number of items to evaluate on, and of bootstrap samples for intervals."""
+
+    max_items: PositiveInt | None
+    bootstrap_samples: PositiveInt
+
+
+class EvalSection(MeasureSection):
+    """CARB during and after training."""
+
+    every_steps: PositiveInt
+    batch_size: PositiveInt
+
+
+class RunConfig(Section):
+    """A training run: what `load_recipe` returns and the run's `config.yaml` holds."""
+
+    recipe: str
+    seed: Seed
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    prompt: PromptSection
+    reward: RewardSection
+    rollout: RolloutSection
+    grpo: GrpoSection
+    sft: SftSection | None
+    lora: LoraSection | None
+    eval: EvalSection
+
+
+# An evaluation: which reward models are evaluated, on what.
+
+
+class AskedSection(Section):
+    """How a generative reward model is queried."""
+
+    protocol: ProtocolKind
+    orders: Annotated[int, Field(ge=1, le=8)]
+    convention: Convention
+    margins: bool
+
+
+class JudgeSection(AskedSection):
+    """A generative reward model in this process."""
+
+    kind: Literal["judge"]
+    path: str
+    revision: str | None
+    backend: Literal["transformers", "vllm"]
+    dtype: Dtype | None
+    prompt: str | None
+    max_completion_length: PositiveInt | None
+    chat_template_kwargs: TemplateKwargs | None
+    chunk_size: PositiveInt
+    batch_size: PositiveInt
+
+
+class ServerSection(AskedSection):
+    """A generative reward model behind an OpenAI-compatible server."""
+
+    kind: Literal["server"]
+    url: Url
+    model: str
+    key_variable: str | None
+    prompt: str
+    max_completion_length: PositiveInt
+    concurrency: PositiveInt
+    deadline_s: PositiveFloat
+    timeout_s: PositiveFloat
+    fields: dict[str, Any]
+
+
+class ClassifierSection(Section):
+    """A scalar reward model: a classifier head scores each response."""
+
+    kind: Literal["classifier"]
+    path: str
+    revision: str | None
+    dtype: Dtype | None
+    chat_template_kwargs: TemplateKwargs
+    batch_size: PositiveInt
+    max_length: PositiveInt | None
+    new_head_seed: Seed | None
+
+
+class ImplicitSection(Section):
+    """The implicit reward of a DPO policy."""
+
+    kind: Literal["implicit"]
+    path: str
+    revision: str | None
+    reference: str | None
+    reference_revision: str | None
+    dtype: Dtype | None
+    chat_template_kwargs: TemplateKwargs
+    batch_size: PositiveInt
+    max_length: PositiveInt | None
+    beta: PositiveFloat
+    per_token: bool
+
+
+class ConstantSection(Section):
+    """A baseline that scores every response alike."""
+
+    kind: Literal["constant"]
+
+
+RewardModelSection = Annotated[
+    JudgeSection | ServerSection | ClassifierSection | ImplicitSection | ConstantSection, Field(discriminator="kind")
+]
+
+
+class BenchmarkSection(MeasureSection):
+    """Which items an evaluation uses, and what it measures beside accuracy."""
+
+    items: Literal["all", "test"]
+    probes: bool
+    consistency_k: PositiveFloat
+    candidates: str | None
+    tournament_size: Annotated[int, Field(ge=2, le=8)]
+
+
+class EvaluationConfig(Section):
+    """An evaluation: what its `config.yaml` holds."""
+
+    recipe: str
+    seed: Seed
+    run: RunSection
+    data: DataSection
+    eval: BenchmarkSection
+    rms: Annotated[dict[Name, RewardModelSection], Field(min_length=1)]
+
+
+# An SCPO run: a scalar reward model is steered to one country after the other.
+
+Variant = Literal["full", "filter", "weight", "scpo", "inverse_weight"]
+"""Which of a country's pairs are trained on, and their weights; `scpo.select` has the rules."""
+
+
+class ModeSection(Section):
+    """The differences between SCPO's description and its released code, one key each."""
+
+    name: Literal["corrected", "as_released"]
+    dropout: bool
+    training_text: Literal["as_scored", "joined"]
+    minority_test: Literal["filter", "disagreement"]
+    split: Literal["by_country", "together"]
+    steps: Literal["at_most", "exactly"]
+    probability: Literal["sigmoid", "exponentials"]
+    inverse_weight: Literal["temperature", "ratio"]
+    ties: Literal["half", "wrong"]
+
+
+class GlobalRMSection(TrlSection):
+    """Training of a global RM from scratch on all countries' pairs: TRL's RewardConfig."""
+
+    max_steps: PositiveInt
+
+
+class ScpoSection(TrlSection):
+    """The method, its variants and baselines, and TRL's RewardConfig."""
+
+    OURS = frozenset(
+        {"variants", "seeds", "pair_counts", "reference", "filter_threshold", "weight_temperature"}
+        | {"num_train_epochs", "max_length", "scoring_batch_size", "keep_models"}
+    )
+
+    variants: Annotated[list[Variant], Field(min_length=1)]
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    pair_counts: list[PositiveInt]
+    reference: Literal["global_rm", "other_countries"]
+    filter_threshold: Annotated[float, Field(gt=0, lt=1)]
+    weight_temperature: PositiveFloat
+    num_train_epochs: PositiveFloat
+    max_steps: PositiveInt
+    max_length: PositiveInt | None
+    scoring_batch_size: PositiveInt
+    keep_models: list[Variant]
+    ddp_timeout: PositiveInt
+
+
+class ScpoConfig(Section):
+    """An SCPO run: what its `config.yaml` holds."""
+
+    recipe: str
+    seed: Seed
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    mode: ModeSection
+    global_rm: GlobalRMSection | None
+    scpo: ScpoSection
+    lora: LoraSection | None
+    eval: MeasureSection
+
+
+# A server: conf/serve.yaml.
+
+
+class ScoreSection(Section):
+    """How /score rewards the responses to one prompt."""
+
+    protocol: Literal["round_robin", "pointwise"]
+    orders: Annotated[int, Field(ge=1, le=2)]
+    prompt: str | None
+    group_size: PositiveInt
+    group_wait_s: PositiveFloat
+
+
+class LimitsSection(Section):
+    """Limits on requests and clients."""
+
+    body_bytes: PositiveInt
+    body_s: PositiveFloat
+    items: PositiveInt
+    responses: PositiveInt
+    text_characters: PositiveInt
+    requests_per_minute: PositiveInt
+    requests_at_once: PositiveInt
+
+
+class ServeConfig(Section):
+    """A judge behind HTTP."""
+
+    recipe: str
+    seed: Seed
+    host: Annotated[str, Field(min_length=1)]
+    port: Annotated[int, Field(ge=0, le=65535)]
+    judge: JudgeSection
+    score: ScoreSection
+    limits: LimitsSection
+    window_s: NonNegativeFloat
+    grace_s: PositiveFloat

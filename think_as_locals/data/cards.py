@@ -1,0 +1,235 @@
+"""Culture cards: 100 questions, each with a true answer for ten cultures, all in ten languages.
+
+`cards/<domain>/<group>.json` holds a question with a slot for the place, and a fact for every culture. The facts of a
+group exclude one another (`also` lists the exceptions), which makes flip sets of any four cultures. The id of a fact is
+`<domain>/<group>/<culture>`.
+
+Opinion cards are preferences of simulated people, made from the culture cards: data to steer a reward model with that
+needs no download. A person is shown two customs that answer a question of the cards and prefers one by its worth: how
+popular the custom is (a random draw, the same for all people), plus a bonus if it is a custom of the person's own
+country. So there is a taste that all share, and each country has a minority view. The prompt names no country.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import combinations, zip_longest
+from typing import TYPE_CHECKING, Any
+
+from think_as_locals.data.splits import flip_set_combinations, richest
+from think_as_locals.types import DataError, Item
+
+if TYPE_CHECKING:
+    from think_as_locals.config.schema import DataSection
+
+_CARDS = files(__package__).joinpath("cards")
+DOMAINS = ("commonsense", "value", "safety", "linguistic")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One question group: `question[language]`, `facts[culture][language]`, `also[culture]`."""
+
+    domain: str
+    group: str
+    question: Mapping[str, str]
+    facts: Mapping[str, Mapping[str, str]]
+    also: Mapping[str, Sequence[str]]
+
+
+@cache
+def cultures() -> dict[str, dict[str, Any]]:
+    """Return, by culture code, its language and, per language, the words for "in that place"."""
+    loaded: dict[str, dict[str, Any]] = json.loads(_CARDS.joinpath("cultures.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+@cache
+def cards() -> tuple[Card, ...]:
+    """Return all cards, ordered by domain and group."""
+    return tuple(
+        Card(domain=domain, group=entry.name.removesuffix(".json"), **json.loads(entry.read_text(encoding="utf-8")))
+        for domain in DOMAINS
+        for entry in sorted(_CARDS.joinpath(domain).iterdir(), key=lambda entry: entry.name)
+    )
+
+
+def read_culture_cards(data: DataSection, seed: int) -> Iterator[Item]:
+    """Yield the items of the culture cards, flip set by flip set.
+
+    Args:
+        data: Each of `languages` is `en`, another card language, or `own` (that of the culture asked about);
+            `sets_per_group` limits the flip sets of each group (there are 210 of four cultures).
+        seed: Which flip sets are drawn if they are limited.
+
+    Raises:
+        DataError: an unknown language or group; the message lists the known ones.
+    """
+    _check_known("language", data.languages, {"own", *cards()[0].question})
+    return iter(richest(_culture_items(_chosen_cards(data.groups), data, seed), data.max_groups))
+
+
+def _culture_items(chosen: Sequence[Card], data: DataSection, seed: int) -> Iterator[Item]:
+    size, limit = data.num_responses, data.sets_per_group
+    for language in dict.fromkeys(data.languages):
+        if language == "own":
+            for culture, about in cultures().items():
+                if about["language"] not in data.languages:
+                    yield from _own_items(chosen, culture, size, limit, seed)
+            continue
+        for card in chosen:
+            key = f"{seed}:{card.domain}/{card.group}"
+            for members in flip_set_combinations(tuple(card.facts), card.also, size, limit, key):
+                for culture in members:
+                    yield _item(card, culture, language, members)
+
+
+def in_language(item: Item, language: str | None) -> Item | None:
+    """Return an item of the cards in another language, its responses in the same order; `None` for other sources.
+
+    Args:
+        item: From the culture cards; its responses may be reordered.
+        language: A card language; `None` for that of the culture asked about.
+    """
+    card = _by_name().get((item.domain, item.group))
+    if item.source != "culture_cards" or card is None or item.culture is None or item.culture not in card.facts:
+        return None
+    return _item(card, item.culture, language or str(cultures()[item.culture]["language"]), item.origins)
+
+
+@cache
+def _by_name() -> dict[tuple[str, str], Card]:
+    return {(card.domain, card.group): card for card in cards()}
+
+
+def _own_items(
+    chosen: Sequence[Card], culture: str, size: int, sets_per_group: int | None, seed: int
+) -> Iterator[Item]:
+    """Yield items about one culture in its own language.
+
+    A language has shorter words for its own culture's things than for others', so over all cards the right answer
+    takes every rank of length equally often, and length tells nothing. These are no flip sets: every culture is asked
+    in another language.
+    """
+    language = cultures()[culture]["language"]
+    by_rank = zip(*(_rivals_by_rank(card, culture, language, size, seed) for card in chosen), strict=True)
+    # Within a rank the cards take turns, so that none crowds out the others.
+    ranks = [[pick for turn in zip_longest(*of_cards) for pick in turn if pick] for of_cards in by_rank]
+    wanted = min(len(rank) for rank in ranks)
+    if sets_per_group is not None:
+        wanted = min(wanted, sets_per_group * len(chosen) // len(cultures()))  # as many as there are in flip sets
+    for rank in ranks:
+        for card, wrong in rank[:wanted]:
+            yield _item(card, culture, language, tuple(sorted((culture, *wrong))))
+
+
+def _rivals_by_rank(
+    card: Card, culture: str, language: str, size: int, seed: int
+) -> list[list[tuple[Card, tuple[str, ...]]]]:
+    """Return, by rank (how many wrong answers are shorter than the right one), sets of other cultures, shuffled."""
+    lengths = {c: len(fact[language]) for c, fact in card.facts.items()}
+    rivals = [c for c in lengths if c != culture and culture not in card.also.get(c, ())]
+    ranks: list[list[tuple[Card, tuple[str, ...]]]] = [[] for _ in range(size)]
+    for wrong in combinations(rivals, size - 1):
+        if all(lengths[c] != lengths[culture] for c in wrong):
+            ranks[sum(lengths[c] < lengths[culture] for c in wrong)].append((card, wrong))
+    rng = random.Random(f"{seed}:{card.domain}/{card.group}/{culture}")
+    for rank in ranks:
+        rng.shuffle(rank)
+    return ranks
+
+
+def _item(card: Card, culture: str, language: str, chosen: tuple[str, ...]) -> Item:
+    return Item(
+        id=f"{card.domain}/{card.group}/{culture}/{language}/{'-'.join(chosen)}",
+        prompt=card.question[language].replace("{place}", cultures()[culture]["place"][language]),
+        responses=tuple(card.facts[c][language] for c in chosen),
+        best=chosen.index(culture),
+        culture=culture,
+        language=language,
+        domain=card.domain,
+        group=card.group,
+        source="culture_cards",
+        origins=chosen,
+    )
+
+
+def _chosen_cards(groups: Sequence[str] | None) -> list[Card]:
+    """Return the cards of certain question groups; `None` for all."""
+    _check_known("question group", groups or (), {card.group for card in cards()})
+    return [card for card in cards() if groups is None or card.group in groups]
+
+
+def _check_known(what: str, asked: Sequence[str], known: set[str]) -> None:
+    if unknown := sorted(set(asked) - known):
+        names = ", ".join(map(repr, unknown))
+        raise DataError(f"no {what} {names} in the culture cards; known: {', '.join(sorted(known))}")
+
+
+# --- Opinion cards ---
+
+PEOPLE = 40  # of each country
+PAIRS = 24  # that each person compares
+POPULARITY, OWN = 1.5, 2.0
+"""Worth of a custom, in log-odds: the factor of a standard normal draw, and the bonus for one's own."""
+
+OWN_SHARE = 0.5
+"""Share of pairs in which one custom is of the person's own country."""
+
+
+def read_opinion_cards(data: DataSection, seed: int) -> Iterator[Item]:
+    """Yield the pairs of every person: the first response is preferred, `group` is the person.
+
+    Args:
+        data: Of `groups`, only the cards of these question groups are used.
+        seed: Decides who the people are, and what is popular.
+
+    Raises:
+        DataError: an unknown group; the message lists the known ones.
+    """
+    chosen = _chosen_cards(data.groups)
+    for culture in cultures():
+        for number in range(PEOPLE):
+            yield from _person(chosen, culture, f"{culture}-{number:02}", seed)
+
+
+def _person(chosen: Sequence[Card], culture: str, name: str, seed: int) -> Iterator[Item]:
+    rng = random.Random(f"{seed}:{name}")
+    for number in range(PAIRS):
+        card = rng.choice(chosen)
+        first, second = _draw_pair(card, culture, rng)
+        ahead = _worth(card, first, culture, seed) - _worth(card, second, culture, seed)
+        if rng.random() >= 1 / (1 + math.exp(-ahead)):
+            first, second = second, first
+        yield Item(
+            id=f"opinion/{name}/{number}",
+            prompt=card.question["en"].replace("{place}", "where you live"),
+            responses=(card.facts[first]["en"], card.facts[second]["en"]),
+            best=0,
+            culture=culture,
+            language="en",
+            domain=card.domain,
+            group=name,
+            source="opinion_cards",
+            origins=(first, second),
+        )
+
+
+def _draw_pair(card: Card, culture: str, rng: random.Random) -> tuple[str, str]:
+    """Draw two cultures whose customs are compared, without others that also hold for the person's own."""
+    others = [c for c in card.facts if c != culture and culture not in card.also.get(c, ())]
+    if rng.random() < OWN_SHARE:
+        return culture, rng.choice(others)
+    first, second = rng.sample(others, 2)
+    return first, second
+
+
+def _worth(card: Card, custom: str, culture: str, seed: int) -> float:
+    popular = random.Random(f"{seed}:{card.domain}/{card.group}/{custom}").gauss(0, 1)
+    return POPULARITY * popular + (OWN if custom == culture else 0)

@@ -1,0 +1,129 @@
+"""Our own rows: one JSON object a line, with the fields of `Item`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, TextIO
+
+from think_as_locals.data.faults import Defect, Outcome, Row, mark_repeats, valid_items
+from think_as_locals.data.fields import Prompt, RowModel, Text, check_text, check_texts, shown
+from think_as_locals.data.rows import read_rows
+from think_as_locals.types import DataError, Item
+
+REQUIRED = tuple(field.name for field in dataclasses.fields(Item) if field.default is dataclasses.MISSING)
+
+
+class ItemRow(RowModel):
+    """The fields of `Item`, no more, and no fewer but for `origins`."""
+
+    FIELDS: ClassVar = tuple(field.name for field in dataclasses.fields(Item))
+    EXACT: ClassVar = True
+
+    domain: Text
+    group: Text
+    id: Text
+    language: Text
+    source: Text
+    prompt: Prompt
+    culture: Any
+    responses: Any
+    best: Any
+    origins: Any = None
+
+
+def read(path: Path) -> Iterator[Item]:
+    """Yield the items of a JSONL file.
+
+    Raises:
+        DataError: at the first bad row, as `file:line: what is wrong`, or at a repeated id.
+    """
+    return valid_items(mark_repeats(map(outcome, read_rows(str(path)))))
+
+
+def outcome(row: Row) -> Outcome:
+    """Return the item that a row is."""
+    fields = ItemRow.read(row)
+    if not fields.readable:
+        return fields.outcome()
+    if isinstance(fields.culture, str):
+        check_text("culture", fields.culture, fields.faults)
+    elif fields.culture is not None:
+        fields.add(Defect.WRONG_TYPE, f"culture must be a non-blank string or None, got {shown(fields.culture)}")
+    _check_responses(fields, row.value)
+    return fields.outcome(*([] if fields.faults else [Item(**row.value)]))
+
+
+def _check_responses(fields: ItemRow, given: dict[str, Any]) -> None:
+    """Check responses, best and origins as far as they are given."""
+    responses, origins, best = (given.get(name, []) for name in ("responses", "origins", "best"))
+    if not isinstance(responses, list) or not isinstance(origins, list):
+        fields.add(Defect.WRONG_TYPE, "responses and origins must be lists")
+        return
+    count = len(responses)
+    if "responses" in given:
+        texts = check_texts("responses", responses, fields.faults)
+        fields.check_count(texts)
+        fields.check_distinct(texts)
+    if "best" in given and (isinstance(best, bool) or not isinstance(best, int) or not 0 <= best < count):
+        fields.add(Defect.BAD_BEST, f"best must be an index from 0 to {count - 1}, got {shown(best)}")
+    if origins and len(check_texts("origins", origins, fields.faults)) != count:
+        message = f"origins must be empty or name a culture per response: got {len(origins)} for {count}"
+        fields.add(Defect.WRONG_COUNT, message)
+
+
+def write(items: Iterable[Item], path: Path) -> int:
+    """Write items, all or nothing, and return how many.
+
+    Raises:
+        DataError: the file is there already.
+    """
+    count = 0
+    with new_file(path) as file:
+        for count, item in enumerate(items, 1):  # noqa: B007
+            file.write(line(item))
+    return count
+
+
+def line(item: Item) -> str:
+    """Return an item as a line of a file."""
+    return json.dumps(dataclasses.asdict(item), ensure_ascii=False) + "\n"
+
+
+@contextmanager
+def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
+    """Open a file that appears as a whole at the end, or not at all.
+
+    Raises:
+        DataError: the file exists, cannot be written, or is named like another kind of file.
+    """
+    exists = DataError(f"{path} is there already; give another name or move it away")
+    if path.suffix.lower() in (".gz", ".json", ".parquet", ".csv"):
+        raise DataError(f"{path}: one JSON object a line is written: expected a name such as {path.stem}.jsonl")
+    try:
+        if path.exists():
+            raise exists
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        lines = partial.open("w", encoding="utf-8")  # replaces what a killed process with the same id left
+    except DataError:
+        raise
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+    try:
+        with lines as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if not keep_empty and not partial.stat().st_size:
+            return
+        try:
+            path.touch(exist_ok=False)  # claims the name, so that the rename overwrites nothing written meanwhile
+        except FileExistsError as error:
+            raise exists from error
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,223 @@
+"""Splits into train and test items, and flip sets, which no split may divide.
+
+Flip set: the same N responses, asked about N cultures, each with another best response. A judge that ignores the
+culture scores exactly 1/N on the set, and neither length nor any other trait of a text gives the answer away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Literal
+
+from think_as_locals.types import DataError, Item
+
+Split = Literal["group", "pairing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Train and test items."""
+
+    train: tuple[Item, ...]
+    test: tuple[Item, ...]
+
+
+def split_items(items: Sequence[Item], split: Split, test_share: float) -> Splits:
+    """Split items so that no unit is divided; each domain gives its share, and at least one unit, to the test side.
+
+    With `group` a unit is a question group; with `pairing`, all items that ask the same question about the same
+    cultures (in any language) or show the same responses. A hash of the unit decides, not the order of the items.
+    """
+    units = [item.group for item in items] if split == "group" else _pairing_units(items)
+    by_domain: dict[str, set[str]] = defaultdict(set)
+    for item, unit in zip(items, units, strict=True):
+        by_domain[item.domain].add(unit)
+    test: set[str] = set()
+    for of_domain in by_domain.values():
+        test.update(sorted(of_domain, key=hash_fraction)[: max(1, round(test_share * len(of_domain)))])
+    return Splits(
+        train=tuple(item for item, unit in zip(items, units, strict=True) if unit not in test),
+        test=tuple(item for item, unit in zip(items, units, strict=True) if unit in test),
+    )
+
+
+def _pairing_units(items: Sequence[Item]) -> list[str]:
+    """Return the unit of each item: the connected components of items with the same responses or origins."""
+    parent: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        while parent.setdefault(key, key) != key:
+            key = parent[key]
+        return key
+
+    def name(kind: str, item: Item, texts: Sequence[str]) -> str:
+        return "\n".join((kind, item.group, *sorted(texts)))
+
+    keys = [name("responses", item, item.responses) for item in items]
+    for item, key in zip(items, keys, strict=True):
+        if item.origins:
+            # The smaller name wins, so that a unit's name does not depend on the order of its items.
+            first, second = sorted((root(key), root(name("origins", item, item.origins))))
+            parent[second] = first
+    return [root(key) for key in keys]
+
+
+def flip_set_combinations(
+    cultures: Sequence[str], also: Mapping[str, Sequence[str]], size: int, limit: int | None, key: str
+) -> list[tuple[str, ...]]:
+    """Return sets of `size` cultures whose facts exclude one another, spread evenly over the cultures.
+
+    Args:
+        cultures: The cultures that have a fact in the group.
+        also: Culture -> other cultures for which its fact holds as well.
+        size: N, the number of responses of an item.
+        limit: At most this many sets; `None` for all.
+        key: Decides, by its hash, which sets are drawn.
+    """
+    sets = [
+        chosen
+        for chosen in combinations(cultures, size)
+        if not any(b in also.get(a, ()) for a in chosen for b in chosen)
+    ]
+    if limit is None or len(sets) <= limit:
+        return sets
+    random.Random(_digest(key)).shuffle(sets)
+    used: Counter[str] = Counter()
+    picked = []
+    for _ in range(limit):
+        # The set whose cultures were used least; a shuffled list makes ties random.
+        best = min(sets, key=lambda chosen: sum(used[c] ** 2 for c in chosen))
+        sets.remove(best)
+        used.update(best)
+        picked.append(best)
+    return picked
+
+
+def flip_sets(items: Sequence[Item]) -> list[list[Item]]:
+    """Return the flip sets among items: the same responses and question group, another best response each.
+
+    Only complete sets count: as many items as responses, each response the best of exactly one.
+    """
+    shared: dict[tuple[str, frozenset[str], frozenset[str]], list[Item]] = defaultdict(list)
+    for item in items:
+        # Two cultures may give the same answer: the origins tell their sets apart.
+        shared[item.group, frozenset(item.responses), frozenset(item.origins)].append(item)
+    sets = []
+    for members in shared.values():
+        by_language: dict[str, list[Item]] = defaultdict(list)
+        for item in members:
+            by_language[item.language].append(item)
+        # Asked in one language for all cultures, and what is left: in each culture's own.
+        whole = [asked for asked in by_language.values() if _is_whole(asked)]
+        rest = [item for asked in by_language.values() if not _is_whole(asked) for item in asked]
+        sets += whole + ([rest] if _is_whole(rest) else [])
+    return sets
+
+
+def _is_whole(members: Sequence[Item]) -> bool:
+    best = {item.responses[item.best] for item in members}
+    return bool(members) and len(best) == len(members) == len(members[0].responses)
+
+
+def richest(items: Iterable[Item], limit: int | None) -> Iterable[Item]:
+    """Return the items of the `limit` question groups with the most flip sets; all items if it is `None`."""
+    if limit is None:
+        return items
+    items = tuple(items)
+    sets = Counter(members[0].group for members in flip_sets(items))
+    groups = sorted({item.group for item in items}, key=lambda group: (-sets[group], hash_fraction(group)))[:limit]
+    return [item for item in items if item.group in groups]
+
+
+def hash_fraction(key: str, seed: int = 0) -> float:
+    """Return a number in [0, 1) that depends on `key` and `seed` alone; it decides splits."""
+    return _digest(f"{seed}:{key}") / 2**64
+
+
+def _digest(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+
+
+_SHARED = ""  # the stratum of groups that several countries have in common
+
+
+def split_people(items: Iterable[Item], share: float, seed: int, *, by_country: bool) -> Splits:
+    """Split pairs so that the test pairs are of people without a pair in the train split.
+
+    Args:
+        items: Pairs with a culture.
+        share: As for `groups_to_test`, like the others.
+        seed: Which people are drawn.
+        by_country: Whether the share is one of each country's people.
+
+    Raises:
+        DataError: there are no items, one is no pair or names no culture; or as for `groups_to_test`.
+    """
+    items = tuple(items)
+    if not items:
+        raise DataError("got no pairs, expected some to train on: is there such a data.groups or data.countries?")
+    if odd := [item for item in items if len(item.responses) != 2 or item.culture is None]:
+        got = "no culture" if odd[0].culture is None else f"{len(odd[0].responses)} responses"
+        raise DataError(f"item {odd[0].id!r} has {got}: SCPO trains on pairs of people whose country is known")
+    test = groups_to_test(items, share, seed, by_country=by_country)
+    return Splits(
+        train=tuple(item for item in items if item.group not in test),
+        test=tuple(item for item in items if item.group in test),
+    )
+
+
+def groups_to_test(items: Sequence[Item], share: float, seed: int, *, by_country: bool) -> frozenset[str]:
+    """Return the groups (people, or the questions of a survey) whose items are test items.
+
+    Args:
+        items: Items with a culture.
+        share: The share of groups that are tested on.
+        seed: Which groups are drawn.
+        by_country: Draw this share of each country's groups, and at least one; else of all groups at once, as SCPO's
+            released code does (arXiv 2606.18606). A group that several countries share, a survey's question, is always
+            drawn among all such groups, so that it is on the same side for each of them.
+
+    Raises:
+        DataError: a country has fewer than two groups, so that one of its sides would be empty.
+    """
+    cultures: dict[str, set[str]] = defaultdict(set)
+    for item in items:
+        cultures[item.group].add(str(item.culture))
+    strata: dict[str, list[str]] = defaultdict(list)
+    for group, of_group in cultures.items():
+        alone = by_country and len(of_group) == 1
+        strata[next(iter(of_group)) if alone else _SHARED].append(group)
+    chosen: set[str] = set()
+    for groups in strata.values():
+        groups.sort(key=lambda group: hashlib.sha256(f"{seed}:{group}".encode()).digest())
+        chosen.update(groups[: max(1, round(share * len(groups)))])
+    for culture in sorted(set().union(*cultures.values())):
+        sides = {group in chosen for group, of_group in cultures.items() if culture in of_group}
+        if len(sides) < 2:
+            side = "test on" if sides == {False} else "train on"
+            raise DataError(f"{culture}: nobody to {side} with a test share of {share}: leave this country out")
+    return frozenset(chosen)
+
+
+def select(items: Sequence[Item], limit: int | None) -> tuple[Item, ...]:
+    """Return at most `limit` items, complete flip sets first, drawn evenly from all questions."""
+    if limit is None or len(items) <= limit:
+        return tuple(items)
+    chosen: list[Item] = []
+    for members in sorted(flip_sets(items), key=lambda members: hash_fraction(members[0].id)):
+        if len(chosen) + len(members) <= limit:
+            chosen += members
+    taken = {item.id for item in chosen}
+    chosen += sorted((item for item in items if item.id not in taken), key=lambda item: hash_fraction(item.id))
+    return tuple(chosen[:limit])
+
+
+def shuffle_labels(items: Sequence[Item], seed: int) -> tuple[Item, ...]:
+    """Return the same items with a random best response: the control of an experiment."""
+    rng = random.Random(seed)
+    return tuple(replace(item, best=rng.randrange(len(item.responses))) for item in items)

@@ -1,0 +1,5 @@
+"""Sampling completions from a judge."""
+
+from think_as_locals.engines.engine import Chat, Engine, Messages, Sampling, eos_token_ids, sample_all
+
+__all__ = ["Chat", "Engine", "Messages", "Sampling", "eos_token_ids", "sample_all"]

@@ -1,0 +1,116 @@
+"""Micro-batches: calls of several threads at about the same time become one call of an engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+
+from think_as_locals.engines.engine import Deliver, Engine, Messages, Sampling, sample_all
+from think_as_locals.types import DataError, ModelError, Rollout
+
+_log = logging.getLogger(__name__)
+_MAX_WINDOWS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One call of `sample`."""
+
+    conversations: Sequence[Messages]
+    sampling: Sampling
+    rollouts: Future[list[Rollout]] = field(default_factory=Future)
+
+
+class MicroBatches:
+    """An engine that may be called from any number of threads; one thread of its own calls the wrapped engine.
+
+    Calls that come shortly after one another, or while the engine is busy, go into one batch. If a batch fails, each of
+    its calls is tried alone, so that a call that the engine cannot take (a prompt too long for it) fails only itself.
+
+    Args:
+        engine: The engine; nothing else may call it.
+        window_s: Seconds without another call after which a batch starts; at most ten times as long after its first.
+        max_size: Number of conversations from which on a batch no longer waits.
+    """
+
+    def __init__(self, engine: Engine, window_s: float, max_size: int) -> None:
+        self.special_tokens = engine.special_tokens
+        self._engine = engine
+        self._window_s = window_s
+        self._max_size = max_size
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._lock = Lock()
+        self._closed = False
+        self._worker = Thread(target=self._work, name="engine", daemon=True)
+        self._worker.start()
+
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+        """As `Engine.sample`; delivers when all rollouts of this call are there.
+
+        Raises:
+            DataError: the engine cannot take a conversation.
+            ModelError: the engine failed, or is closed.
+        """
+        job = _Job(conversations, sampling)
+        with self._lock:
+            if self._closed:
+                raise ModelError("the engine is closed: the server is stopping")
+            self._jobs.put(job)
+        for place, rollout in enumerate(job.rollouts.result()):
+            deliver(place, rollout)
+
+    def close(self) -> None:
+        """End the thread after the batch in flight; calls that still wait get an error."""
+        with self._lock:
+            self._closed = True
+            self._jobs.put(None)
+        self._worker.join()
+
+    def _work(self) -> None:
+        while jobs := self._next():
+            for sampling in dict.fromkeys(job.sampling for job in jobs):
+                self._answer([job for job in jobs if job.sampling == sampling], sampling)
+
+    def _next(self) -> list[_Job]:
+        """Return the calls of the next batch; none once closed."""
+        job, jobs = self._jobs.get(), []
+        ends = time.monotonic() + _MAX_WINDOWS * self._window_s
+        while job is not None and not self._closed:
+            jobs.append(job)
+            if sum(len(each.conversations) for each in jobs) >= self._max_size:
+                return jobs
+            try:
+                job = self._jobs.get(timeout=max(0.0, min(self._window_s, ends - time.monotonic())))
+            except Empty:
+                return jobs
+        while job is not None:
+            jobs.append(job)
+            job = self._jobs.get()
+        for waiting in jobs:
+            waiting.rollouts.set_exception(ModelError("the engine was closed before its turn: the server is stopping"))
+        return []
+
+    def _answer(self, jobs: Sequence[_Job], sampling: Sampling) -> None:
+        conversations = [messages for job in jobs for messages in job.conversations]
+        try:
+            rollouts = iter(sample_all(self._engine, conversations, sampling))
+        except Exception as error:
+            # Whatever it is, it concerns the callers of this batch and not the thread that serves all others.
+            _log.exception("%d conversations of %d calls failed", len(conversations), len(jobs))
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._answer([job], sampling)
+                return
+            if not isinstance(error, DataError):  # which is the caller's fault and says so
+                failed = ModelError(f"the engine failed: {type(error).__name__}")
+                failed.__cause__ = error
+                error = failed
+            jobs[0].rollouts.set_exception(error)
+            return
+        for job in jobs:
+            job.rollouts.set_result([next(rollouts) for _ in job.conversations])

@@ -1,0 +1,300 @@
+"""Completions from any server with an OpenAI-compatible /chat/completions route."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+import yaml
+
+from think_as_locals.config.compose import ASSETS
+from think_as_locals.engines.engine import Deliver, Messages, Sampling
+from think_as_locals.judging import CHAT_TOKENS
+from think_as_locals.types import LABELS, Rollout, ServerError
+
+_TOP_LOGPROBS = 20  # the most that the route gives
+_CONNECT_S = 10.0  # a living server accepts a connection within this time
+_FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds before the second try, and before any
+_QUOTED = 300  # characters of a server's answer that a message repeats
+_REMEDIES = {
+    401: "put a valid key into the environment variable that key_variable names",
+    403: "put a key that may use this model into the environment variable that key_variable names",
+    404: "check url and model",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatServer:
+    """An engine behind a server with an OpenAI-compatible /chat/completions route.
+
+    Transport errors and answers 429 and 5xx are retried with growing pauses, and no sooner than the server asks; any
+    other error cancels all requests. What was delivered until then stays.
+
+    Args:
+        url: The part before /chat/completions, e.g. `http://127.0.0.1:8000/v1`.
+        model: Its name there.
+        key_variable: Name of the environment variable that holds the key; `None` sends none.
+        concurrency: Maximum number of requests in flight.
+        deadline_s: Seconds for each conversation, from its first try to its completion.
+        timeout_s: Seconds without any answer from the server after which it is given up.
+        fields: Fields of each request beside ours, or in their place; `None` removes one.
+        special_tokens: The tokenizer's special tokens; if unknown, those of widely used chat formats.
+
+    Raises:
+        ServerError: `url` is not a URL, or the key is not set or invalid.
+    """
+
+    url: str
+    model: str
+    key_variable: str | None
+    concurrency: int
+    deadline_s: float
+    timeout_s: float
+    fields: Mapping[str, Any]
+    special_tokens: tuple[str, ...] = CHAT_TOKENS
+
+    def __post_init__(self) -> None:
+        if not _is_address(self.url):
+            shown = self.url.rpartition("@")[2].partition("?")[0]  # either side may hold a key
+            raise ServerError(
+                f"no url of a server: {shown!r}; expected one such as http://127.0.0.1:8000/v1, "
+                "without /chat/completions, and without a key, which belongs into an environment variable"
+            )
+        self.key()
+
+    def key(self) -> str | None:
+        """Return the key from the environment."""
+        if self.key_variable is None:
+            return None
+        key = os.environ.get(self.key_variable, "").strip()
+        if not key:
+            raise ServerError(f"{self.key_variable} is not set: put the key for {self.url} there")
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ServerError(f"{self.key_variable} holds no key: expected printable ASCII without spaces")
+        return key
+
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+        """As `Engine.sample`; conversations are independent of one another.
+
+        Raises:
+            ServerError: a deadline passed, the server was silent, or its answer was an error that no retry would fix.
+                All requests in flight are then cancelled, as by Ctrl-C.
+        """
+        _run(_Requests(self, sampling, deliver).send_all(conversations))
+
+    def body(self, messages: Messages, sampling: Sampling) -> dict[str, Any]:
+        """Return the JSON of a request."""
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "temperature": sampling.temperature,
+            "max_tokens": sampling.max_completion_length,
+            "seed": sampling.seed,
+            **({"logprobs": True, "top_logprobs": _TOP_LOGPROBS} if sampling.label_opening else {}),
+            **self.fields,
+        }
+        return {name: value for name, value in body.items() if value is not None}
+
+
+def connect(
+    url: str,
+    model: str,
+    *,
+    key_variable: str | None,
+    special_tokens: tuple[str, ...],
+    chat_template_kwargs: Mapping[str, Any],
+) -> ChatServer:
+    """Return a server with the concurrency and time limits of `conf/rm/server.yaml`.
+
+    `chat_template_kwargs` are sent if there are any; vLLM and SGLang pass them to the chat template.
+    """
+    conf = yaml.safe_load((ASSETS / "conf" / "rm" / "server.yaml").read_text(encoding="utf-8"))
+    return ChatServer(
+        url=url,
+        model=model,
+        key_variable=key_variable,
+        fields={"chat_template_kwargs": dict(chat_template_kwargs)} if chat_template_kwargs else {},
+        special_tokens=special_tokens,
+        **{name: conf[name] for name in ("concurrency", "deadline_s", "timeout_s")},
+    )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        return False
+    return url.scheme in ("http", "https") and bool(url.host) and not (url.userinfo or url.query)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end, in a thread if a notebook or a framework runs an event loop in this one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+        return
+    loop = asyncio.new_event_loop()
+
+    def run_in_thread() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(work)
+
+    def cancel_all() -> None:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(run_in_thread)
+        try:
+            done.result()
+        finally:
+            if not done.done():  # Ctrl-C, which only this thread receives
+                loop.call_soon_threadsafe(cancel_all)
+
+
+class _Requests:
+    """The requests of one call of `ChatServer.sample`."""
+
+    def __init__(self, server: ChatServer, sampling: Sampling, deliver: Deliver) -> None:
+        self._server = server
+        self._sampling = sampling
+        self._deliver = deliver
+        self._key = server.key()
+        self._route = f"{server.url.rstrip('/')}/chat/completions"
+        self._last_answer = time.monotonic()  # or until when the server asked to be left alone
+
+    async def send_all(self, conversations: Sequence[Messages]) -> None:
+        """Send all requests; the first error cancels the rest."""
+        left, concurrency = iter(enumerate(conversations)), self._server.concurrency
+        client = httpx.AsyncClient(
+            headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
+            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # the deadline bounds everything else
+            trust_env=False,
+            follow_redirects=False,
+        )
+        try:
+            async with client, asyncio.TaskGroup() as watched:
+                watch = watched.create_task(self._watch())
+                async with asyncio.TaskGroup() as workers:
+                    for _ in range(min(concurrency, len(conversations))):
+                        workers.create_task(self._work(client, left))
+                watch.cancel()
+        except BaseExceptionGroup as group:
+            first: BaseException = group
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            raise first from None  # the others are from the same server at the same time
+
+    async def _work(self, client: httpx.AsyncClient, left: Iterator[tuple[int, Messages]]) -> None:
+        for place, messages in left:
+            response = await self._post(client, place, self._server.body(messages, self._sampling))
+            try:
+                rollout = _rollout(response.json(), self._sampling.label_opening)
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                got = f"{self._quote(response)} ({type(error).__name__}: {error})"
+                raise self._error(got, "is the url that of an OpenAI-compatible server?") from None
+            self._deliver(place, rollout)
+
+    async def _watch(self) -> None:
+        timeout = self._server.timeout_s
+        while (silence := time.monotonic() - self._last_answer) < timeout:
+            await asyncio.sleep(timeout - silence)
+        raise self._error(f"no answer for {timeout:g} s", "is it up? timeout_s says how long to wait for it")
+
+    async def _post(self, client: httpx.AsyncClient, place: int, body: Mapping[str, Any]) -> httpx.Response:
+        ends = time.monotonic() + self._server.deadline_s
+        jitter = random.Random(f"{self._sampling.seed}-{place}")
+        got, tries, pause = "no answer", 0, _FIRST_PAUSE
+        while True:
+            wait = pause * jitter.uniform(0.5, 1)  # so that not all come back at once
+            tries, pause = tries + 1, min(2 * pause, _MAX_PAUSE)
+            try:
+                response = await asyncio.wait_for(client.post(self._route, json=body), ends - time.monotonic())
+            except TimeoutError:
+                break
+            except httpx.RequestError as error:
+                got = f"{type(error).__name__}: {error}"
+            else:
+                if response.is_success:
+                    self._last_answer = time.monotonic()
+                    return response
+                got = self._quote(response)
+                if response.status_code != httpx.codes.TOO_MANY_REQUESTS and not response.is_server_error:
+                    raise self._rejected(response)
+                wait = max(wait, _retry_after(response))
+                self._last_answer = max(self._last_answer, time.monotonic() + wait)
+            if time.monotonic() + wait > ends:
+                break
+            await asyncio.sleep(wait)
+        raise self._error(
+            f"{got}; {tries} tries for conversation {place}, which has {self._server.deadline_s:g} s",
+            "raise deadline_s, or lower concurrency where the server has too much to do",
+        )
+
+    def _rejected(self, response: httpx.Response) -> ServerError:
+        if response.is_redirect:
+            got = f"{response.status_code}, a redirect to {response.headers.get('location', 'nowhere')}"
+            return self._error(got, "redirects are not followed; put the right address into url")
+        remedy = _REMEDIES.get(response.status_code, "check model and fields, and whether the prompt is too long")
+        return self._error(self._quote(response), remedy)
+
+    def _quote(self, response: httpx.Response) -> str:
+        return f"{response.status_code} with {self._without_key(response.text)[:_QUOTED]!r}"
+
+    def _error(self, got: str, remedy: str) -> ServerError:
+        message = f"the server at {self._route} failed: got {got}; expected a chat completion. To fix it: {remedy}"
+        return ServerError(self._without_key(message))
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Return the seconds that a server asks to wait, from a number or a date (RFC 9110, section 10.2.3); else 0."""
+    asked = response.headers.get("retry-after", "")
+    try:
+        return max(0.0, float(asked))
+    except ValueError:
+        pass
+    try:
+        when = parsedate_to_datetime(asked)
+    except ValueError:
+        return 0.0
+    return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+
+
+def _rollout(answer: Any, label_opening: str) -> Rollout:
+    """Parse a server's JSON; the errors of wrong shapes are raised as they are."""
+    choice = answer["choices"][0]
+    text = choice["message"].get("content") or ""
+    if not isinstance(text, str):
+        raise TypeError("the content is no text")
+    tokens = (choice.get("logprobs") or {}).get("content") or []
+    return Rollout(
+        text=text.encode(errors="replace").decode(),  # no file could hold half of a surrogate pair
+        finish_reason=str(choice.get("finish_reason")),
+        label_log_probs=_label_log_probs(tokens, label_opening) if label_opening else {},
+    )
+
+
+def _label_log_probs(tokens: Sequence[Mapping[str, Any]], opening: str) -> dict[str, float]:
+    """Return label -> log-probability at the last token that is a label by itself right after `opening`, if any."""
+    before, found = "", {}
+    for token in tokens:
+        if token["token"] in tuple(LABELS) and before.endswith(opening):
+            near = {each["token"]: float(each["logprob"]) for each in (*(token.get("top_logprobs") or ()), token)}
+            found = {label: near[label] for label in LABELS if math.isfinite(near.get(label, math.nan))}
+        before = (before + token["token"])[-len(opening) :]
+    return found

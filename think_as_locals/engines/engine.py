@@ -1,0 +1,306 @@
+"""The engine protocol, and what all engines with a tokenizer in this process share."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+from think_as_locals.judging import label_place
+from think_as_locals.types import LABELS, DataError, ModelError, Rollout
+
+Messages = list[dict[str, str]]
+
+Deliver = Callable[[int, Rollout], None]
+"""Takes the index of a conversation and its rollout."""
+
+_THOUGHTS = ("<think>", "</think>")  # templates cut thoughts off there even if they are not tokens of their own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to sample.
+
+    Args:
+        max_completion_length: In tokens.
+        temperature: 0 is greedy.
+        seed: Of the sampling.
+        label_opening: The text right before the verdict's label (`Format.label_opening`), to have the log-probabilities
+            of the labels in that place as well; empty for none.
+    """
+
+    max_completion_length: int
+    temperature: float = 0.0
+    seed: int = 0
+    label_opening: str = ""
+
+
+class Engine(Protocol):
+    """Samples completions for conversations: a model in this process, or a server."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Texts that the tokenizer reads as control tokens: none may come from untrusted text."""
+
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+        """Sample one rollout for each conversation and deliver each as soon as it is there, in any order."""
+
+
+def sample_all(engine: Engine, conversations: Sequence[Messages], sampling: Sampling) -> list[Rollout]:
+    """Return one rollout for each conversation, in their order."""
+    rollouts: dict[int, Rollout] = {}
+    engine.sample(conversations, sampling, rollouts.__setitem__)
+    return [rollouts[place] for place in range(len(conversations))]
+
+
+class TokenEngine(ABC):
+    """An engine that is given token ids, since its tokenizer is in this process."""
+
+    chat: Chat
+
+    @abstractmethod
+    def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> Sequence[Sequence[int]]:
+        """Return the sampled token ids for each prompt, in their order."""
+
+    def next_log_probs(
+        self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """Return the log-probabilities, in nats at temperature 1, of each context's candidates for the next token."""
+        raise ModelError(f"{type(self).__name__} gives no log-probabilities of labels: set margins to false")
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The special tokens of the chat."""
+        return self.chat.special_tokens
+
+    def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
+        """Sample one rollout for each conversation in one batch, in which those with a common prefix are neighbours."""
+        order = sorted(range(len(conversations)), key=lambda i: [message["content"] for message in conversations[i]])
+        prompts = self.chat.encode([conversations[i] for i in order])
+        rollouts = [self.chat.rollout(ids) for ids in self.sample_tokens(prompts, sampling)]
+        if sampling.label_opening:
+            found = label_log_probs(self, prompts, rollouts)
+            rollouts = [replace(one, label_log_probs=labels) for one, labels in zip(rollouts, found, strict=True)]
+        for place, rollout in zip(order, rollouts, strict=True):
+            deliver(place, rollout)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A tokenizer and how its chat template is called.
+
+    Args:
+        tokenizer: A transformers tokenizer with a chat template.
+        template_kwargs: Passed to the template, e.g. `{"enable_thinking": False}`.
+        eos_token_ids: Every id that ends a completion.
+        positions: Context length of the model, prompt and completion together; `None` if not declared.
+    """
+
+    tokenizer: Any
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    eos_token_ids: frozenset[int] = frozenset()
+    positions: int | None = None
+
+    @cached_property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Texts that tokenizer or chat template read as control tokens."""
+        added = [(token.content, token.special) for token in self.tokenizer.added_tokens_decoder.values()]
+        marks = control_marks(added, str(self.tokenizer.chat_template))
+        return tuple(sorted(marks | set(self.tokenizer.all_special_tokens)))
+
+    def turns(self, messages: Messages) -> Messages:
+        """Merge a system turn that the template refuses or drops into the user turn."""
+        if messages[0]["role"] != "system":
+            return messages
+        system, user, *rest = messages
+        try:
+            if system["content"].strip() in self._written(messages):
+                return messages
+        except TemplateError:
+            pass  # where it is not about the system turn, the template raises again
+        return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]
+
+    def text(self, messages: Messages, *, add_generation_prompt: bool) -> str:
+        """Return a conversation as its template writes it."""
+        return self._written(self.turns(messages), add_generation_prompt)
+
+    def _written(self, messages: Messages, add_generation_prompt: bool = False) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **dict(self.template_kwargs)
+        )
+        return text
+
+    def encode(self, conversations: Sequence[Messages]) -> list[list[int]]:
+        """Return the token ids of each conversation with the generation prompt.
+
+        Raises:
+            DataError: a prompt leaves the model no room for a completion.
+        """
+        if not conversations:
+            return []
+        texts = [self.text(messages, add_generation_prompt=True) for messages in conversations]
+        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        longest = max(map(len, ids), default=0)
+        if self.positions is not None and longest >= self.positions:
+            raise DataError(
+                f"a prompt of {longest} tokens: the model takes {self.positions} together with what it writes; nothing "
+                "is cut off: leave such items out, or take a model that reads more"
+            )
+        return ids
+
+    def rollout(self, token_ids: Sequence[int]) -> Rollout:
+        """Return a rollout of sampled ids, cut after the first end token (kept in `token_ids`, not in the text)."""
+        end = next((i for i, token in enumerate(token_ids) if token in self.eos_token_ids), None)
+        kept = tuple(token_ids if end is None else token_ids[: end + 1])
+        return Rollout(
+            text=self.tokenizer.decode(kept, skip_special_tokens=True),
+            token_ids=kept,
+            finish_reason="length" if end is None else "stop",
+        )
+
+
+def eos_token_ids(tokenizer: Any, generation_config: Any) -> frozenset[int]:
+    """Return the tokenizer's end token and those that the model declares."""
+    declared = generation_config.eos_token_id
+    ids = [declared] if isinstance(declared, int) else list(declared or [])
+    return frozenset(token for token in (*ids, tokenizer.eos_token_id) if token is not None)
+
+
+def require_chat_template(path: str, tokenizer: Any) -> None:
+    """Raise a ModelError if a model has no chat template."""
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"{path} has no chat template, so how it is asked and where its answer begins is not known: give a chat "
+            "model, or add its template as chat_template.jinja"
+        )
+
+
+def require_all_weights(path: str, missing: Iterable[str]) -> None:
+    """Raise a ModelError if the files of a language model lack some of its weights."""
+    if names := sorted(missing):
+        raise ModelError(
+            f"{path} lacks weights of a language model, which would be random: {', '.join(names[:5])}. Is it a "
+            "classifier (tal.ScalarRM, rms.NAME=classifier), or not saved as a whole?"
+        )
+
+
+def control_marks(added: Iterable[tuple[str, bool]], template: str) -> set[str]:
+    """Return which of a tokenizer's added tokens, given as (text, is special), structure a conversation.
+
+    These are the special ones, and of the others those that the chat template uses: Qwen3's `</think>` is not special,
+    but its template cuts an assistant's turn there. Others, such as runs of spaces or HTML tags, are ordinary text.
+    """
+
+    def is_mark(text: str, special: bool) -> bool:
+        return special or (text[:1] in ("<", "[") and text[-1:] in (">", "]") and text in template)
+
+    return {text for text, special in added if is_mark(text, special)} | {m for m in _THOUGHTS if m in template}
+
+
+def label_log_probs(
+    engine: TokenEngine, prompts: Sequence[list[int]], rollouts: Sequence[Rollout]
+) -> list[dict[str, float]]:
+    """Return label -> log-probability in the place of the verdict's label, for the rollout of each prompt.
+
+    That is the label as the next token, given the prompt and what the judge wrote before it: the conclusion of its own
+    reasoning. Empty without a verdict, or if its label is not a token of its own.
+    """
+    found: list[dict[str, float]] = [{} for _ in rollouts]
+    places = {i: place for i, rollout in enumerate(rollouts) if (place := label_tokens(engine.chat.tokenizer, rollout))}
+    if places:
+        contexts = [[*prompts[i], *rollouts[i].token_ids[:index]] for i, (index, _) in places.items()]
+        log_probs = engine.next_log_probs(contexts, [list(tokens.values()) for _, tokens in places.values()])
+        for (i, (_, tokens)), values in zip(places.items(), log_probs, strict=True):
+            found[i] = dict(zip(tokens, values, strict=True))
+    return found
+
+
+def label_tokens(tokenizer: Any, rollout: Rollout) -> tuple[int, dict[str, int]] | None:
+    """Return the index of the verdict's label among a rollout's tokens, and label -> token id for all labels.
+
+    `None` without a verdict, or if the tokenizer joins its label to the text before or after it.
+    """
+    place = label_place(rollout.text)
+    if place is None:
+        return None
+    ids = list(rollout.token_ids)
+
+    def written(through: int) -> str:
+        return str(tokenizer.decode(ids[: through + 1], skip_special_tokens=True))
+
+    index = bisect_right(range(len(ids)), place, key=lambda i: len(written(i)))
+    if index == len(ids) or written(index - 1) != rollout.text[:place] or written(index) != rollout.text[: place + 1]:
+        return None
+    label, form = rollout.text[place], tokenizer.convert_ids_to_tokens(ids[index])
+    if form.count(label) != 1:  # spelt in bytes
+        return None
+    others = {other: form.replace(label, other) for other in LABELS}
+    tokens = {other: tokenizer.convert_tokens_to_ids(token) for other, token in others.items()}
+    return index, {
+        other: token
+        for other, token in tokens.items()
+        if token is not None and tokenizer.convert_ids_to_tokens(token) == others[other]
+    }
+
+
+# Files of a model, in a directory or on the Hub, read without loading the model.
+
+
+def model_file(path: str, name: str, revision: str | None = None) -> Path | None:
+    """Return a file of a model, given its directory or Hub id; `None` if the model has no such file.
+
+    Raises:
+        ModelError: the Hub has no such model, or cannot be reached and the file is not in its cache.
+    """
+    if Path(path).is_dir():
+        file = Path(path) / name
+        return file if file.is_file() else None
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError as Missing
+
+    try:
+        return Path(hf_hub_download(path, name, revision=revision))
+    except Missing:
+        return None
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        if isinstance(error, LocalEntryNotFoundError):
+            found = try_to_load_from_cache(path, name, revision=revision)
+            if found is not None and not isinstance(found, str):  # the Hub said before that there is none
+                return None
+        raise ModelError(
+            f"{path!r} is no directory, and the Hub gives no {name} of it ({type(error).__name__}): check the name, "
+            "the revision, your access to it and the network, or give a directory"
+        ) from error
+
+
+def special_tokens(path: str, revision: str | None = None) -> tuple[str, ...]:
+    """Return `Chat.special_tokens` of a model without loading its tokenizer; none if it has no tokenizer.json.
+
+    Raises:
+        ModelError: as `model_file`; or the file is not that of a tokenizer.
+    """
+    file = model_file(path, "tokenizer.json", revision)
+    if file is None:
+        return ()
+    try:
+        added: list[Any] = json.loads(file.read_text(encoding="utf-8")).get("added_tokens", [])
+        tokens = [(token["content"], token["special"]) for token in added]
+        return tuple(sorted(control_marks(tokens, _chat_template(path, revision))))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{file}: not the file of a tokenizer: {error!r}") from error
+
+
+def _chat_template(path: str, revision: str | None) -> str:
+    """Return a model's chat template, from its own file or the tokenizer's configuration; empty if it has none."""
+    if file := model_file(path, "chat_template.jinja", revision):
+        return file.read_text(encoding="utf-8")
+    file = model_file(path, "tokenizer_config.json", revision)
+    return str(json.loads(file.read_text(encoding="utf-8")).get("chat_template")) if file else ""

@@ -1,0 +1,155 @@
+"""Rollouts from transformers' `generate`: needs nothing but the model, and can share it with a trainer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, set_seed
+
+from think_as_locals.engines.engine import (
+    Chat,
+    Sampling,
+    TokenEngine,
+    eos_token_ids,
+    require_all_weights,
+    require_chat_template,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersEngine(TokenEngine):
+    """A language model that samples batches of prompts of similar length, left-padded."""
+
+    model: Any
+    chat: Chat
+    batch_size: int
+
+    @classmethod
+    def load(
+        cls, path: str, *, dtype: str, template_kwargs: Mapping[str, Any], batch_size: int, revision: str | None = None
+    ) -> TransformersEngine:
+        """Load a judge from a directory or the Hub.
+
+        Raises:
+            ModelError: weights are missing, as in a classifier, or there is no chat template.
+        """
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, padding_side="left")
+        require_chat_template(path, tokenizer)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, revision=revision, dtype=dtype, output_loading_info=True
+        )
+        require_all_weights(path, info["missing_keys"])
+        model = model.to(device).eval()
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        ends = eos_token_ids(tokenizer, model.generation_config)
+        return cls(model, Chat(tokenizer, template_kwargs, ends, positions), batch_size)
+
+    def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
+        """As `TokenEngine.sample_tokens`."""
+        return self._batched(prompts, lambda indices: self._sample([prompts[i] for i in indices], sampling))
+
+    def next_log_probs(
+        self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """As `TokenEngine.next_log_probs`."""
+
+        def score(indices: Sequence[int]) -> list[list[float]]:
+            log_probs = self._log_probs([contexts[i] for i in indices])
+            return [row[list(candidates[i])].tolist() for row, i in zip(log_probs, indices, strict=True)]
+
+        return self._batched(contexts, score)
+
+    def _batched(self, rows: Sequence[Sequence[int]], compute: Callable[[Sequence[int]], list[T]]) -> list[T]:
+        """Return a result for each row of tokens, computed in batches of similar length without dropout."""
+        by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        found: dict[int, T] = {}
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            for start in range(0, len(by_length), self.batch_size):
+                indices = by_length[start : start + self.batch_size]
+                found.update(zip(indices, compute(indices), strict=True))
+        finally:
+            self.model.train(was_training)
+        return [found[i] for i in range(len(rows))]
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        """Return input ids and attention mask (B, L), padded on the left."""
+        filled = {
+            "input_ids": [torch.tensor(row) for row in rows],
+            "attention_mask": [torch.ones(len(row)) for row in rows],
+        }
+        return {
+            name: pad_sequence(of, batch_first=True, padding_side="left").long().to(self.model.device)
+            for name, of in filled.items()
+        }
+
+    def _log_probs(self, contexts: Sequence[Sequence[int]]) -> Tensor:
+        """Return log-probabilities of the next token (contexts, vocabulary), float32."""
+        batch = self._padded(contexts)
+        positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        with torch.inference_mode():
+            output = self.model(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                position_ids=positions,
+                logits_to_keep=1,
+                use_cache=False,
+            )
+            log_probs: Tensor = output.logits[:, -1].float().log_softmax(-1)
+        return log_probs
+
+    def _sample(self, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
+        batch = self._padded(prompts)
+        greedy = sampling.temperature == 0
+        rooms = [self._room(prompt, sampling) for prompt in prompts]
+        ends = sorted(self.chat.eos_token_ids)
+        config = GenerationConfig(
+            max_new_tokens=max(rooms),
+            do_sample=not greedy,
+            eos_token_id=ends or None,
+            pad_token_id=ends[0] if ends else 0,  # behind a completion's end, where it is cut
+            use_cache=True,
+            **({} if greedy else {"temperature": sampling.temperature, "top_k": 0}),
+        )
+        if not greedy:
+            set_seed(sampling.seed)
+        with torch.inference_mode(), _default_generation_config(self.model.generation_config):
+            output = self.model.generate(
+                **batch,
+                generation_config=config,
+                synced_gpus=False,  # else, under ZeRO-3, every rank would need as many batches as the others
+            )
+        completions: list[list[int]] = output[:, batch["input_ids"].shape[1] :].tolist()
+        return [completion[:room] for completion, room in zip(completions, rooms, strict=True)]
+
+    def _room(self, prompt: Sequence[int], sampling: Sampling) -> int:
+        """Return the maximum number of completion tokens, within the model's context length."""
+        left = math.inf if self.chat.positions is None else self.chat.positions - len(prompt)
+        return int(min(sampling.max_completion_length, left))
+
+
+@contextmanager
+def _default_generation_config(config: GenerationConfig) -> Iterator[None]:
+    """Replace the model's generation_config.json, from which `generate` takes whatever it is not told, by defaults.
+
+    Qwen2.5-Instruct's has a repetition penalty and a top_p: greedy would not be greedy, and differ from vLLM's.
+    """
+    saved = dict(vars(config))
+    vars(config).clear()
+    vars(config).update(vars(GenerationConfig()))
+    try:
+        yield
+    finally:
+        vars(config).clear()
+        vars(config).update(saved)

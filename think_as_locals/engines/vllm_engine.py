@@ -1,0 +1,132 @@
+"""Rollouts from a vLLM engine in this process: loaded for an evaluation, or shared with a trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, TypedDict
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from think_as_locals.engines.engine import (
+    Chat,
+    Sampling,
+    TokenEngine,
+    eos_token_ids,
+    model_file,
+    require_chat_template,
+)
+
+_CPU_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, where weights can be synchronised
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads would starve the trainer
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+}
+
+
+def prepare() -> None:
+    """Set what has to be set before vLLM is imported; variables of the environment are left as they are."""
+    import torch
+
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if torch.cuda.is_available() or not find_spec("vllm"):
+        return
+    for name, value in _CPU_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    keep_weights_plain()
+
+
+def keep_weights_plain() -> None:
+    """On CPU, keep oneDNN from packing linear weights: a weight sync would fail, or leave a tied LM head stale."""
+    import vllm._custom_ops
+
+    vllm._custom_ops._supports_onednn = False
+
+
+class AdapterLimits(TypedDict):
+    """The largest rank of LoRA adapters that an engine can apply (0: none), and the layers they may adapt."""
+
+    rank: int
+    modules: list[str]
+
+
+def adapter_limits(model_runner: Any) -> AdapterLimits:
+    """Return the adapter limits of a vLLM worker, given its model runner."""
+    if model_runner.lora_config is None:
+        return {"rank": 0, "modules": []}
+    manager = model_runner.lora_manager._adapter_manager
+    packed = manager.packed_modules_mapping  # vLLM computes q_proj, k_proj and v_proj in one layer
+    modules = {part for name in manager.supported_lora_modules for part in packed.get(name, [name])}
+    return {"rank": model_runner.lora_config.max_lora_rank, "modules": sorted(modules)}
+
+
+@dataclass(frozen=True, slots=True)
+class VLLMEngine(TokenEngine):
+    """A vLLM `LLM`, which batches by itself."""
+
+    llm: Any
+    chat: Chat
+
+    @classmethod
+    def load(
+        cls, path: str, *, dtype: str, template_kwargs: Mapping[str, Any], revision: str | None = None
+    ) -> VLLMEngine:
+        """Load a judge from a directory or the Hub.
+
+        Raises:
+            ModelError: there is no chat template.
+        """
+        prepare()
+        from vllm import LLM
+
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+        require_chat_template(path, tokenizer)
+        config = generation_config(path, revision)
+        llm = LLM(model=path, revision=revision, dtype=dtype, enforce_eager=_on_cpu(), disable_log_stats=True)
+        ends, positions = eos_token_ids(tokenizer, config), llm.model_config.max_model_len
+        return cls(llm, Chat(tokenizer, template_kwargs, ends, positions))
+
+    def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[Sequence[int]]:
+        """As `TokenEngine.sample_tokens`."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_completion_length,
+            seed=sampling.seed,
+            stop_token_ids=sorted(self.chat.eos_token_ids),
+            detokenize=False,
+        )
+        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    def next_log_probs(
+        self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """As `TokenEngine.next_log_probs`: one token each, after a context that is mostly in the prefix cache."""
+        from vllm import SamplingParams
+
+        prompts = [{"prompt_token_ids": list(context)} for context in contexts]
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=1, logprob_token_ids=list(ids), detokenize=False)
+            for ids in candidates
+        ]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        places = [output.outputs[0].logprobs[0] for output in outputs]
+        return [[place[token].logprob for token in ids] for place, ids in zip(places, candidates, strict=True)]
+
+
+def generation_config(path: str, revision: str | None) -> GenerationConfig:
+    """Load a model's generation config as transformers does: from config.json if it has no generation_config.json."""
+    if model_file(path, "generation_config.json", revision):
+        return GenerationConfig.from_pretrained(path, revision=revision)
+    return GenerationConfig.from_model_config(AutoConfig.from_pretrained(path, revision=revision))
+
+
+def _on_cpu() -> bool:
+    import torch
+
+    return not torch.cuda.is_available()

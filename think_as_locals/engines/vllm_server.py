@@ -1,0 +1,172 @@
+"""Rollouts from a vLLM server on other GPUs or another node, by its OpenAI-compatible routes and token ids."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
+from think_as_locals.types import ServerError
+
+KEY_VARIABLE = "VLLM_API_KEY"
+START = "launch/vllm_server.sh MODEL --dtype DTYPE"
+_CONNECT = 5.0  # seconds: a living server accepts a connection within this time
+_PAUSE = 1.0  # seconds before the next try
+_TRIES_WITH_ANSWER = 3  # if the server answers with errors, more tries do not help
+
+
+class OtherWeightsError(ServerError):
+    """The server holds other weights than expected: it was restarted, or given others."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """A completion as tokens, with the log-probability of each and those of the likeliest at its place, by token id."""
+
+    token_ids: list[int]
+    log_probs: list[float | None]
+    likeliest: list[dict[int, float]]
+
+
+class VLLMServer:
+    """A vLLM server started by launch/vllm_server.sh; its key comes from the environment.
+
+    Every method raises a ServerError if the server does not answer within `timeout_s` (with retries and a restart), or
+    answers with an error.
+    """
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        if not (key := os.environ.get(KEY_VARIABLE)):
+            raise ServerError(f"{KEY_VARIABLE} is not set: put the key there that the server at {url} was started with")
+        self._client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+        self._timeout = timeout_s
+        self._began: float | None = None
+        self._adapter: dict[str, str] = {}  # fields of a request that apply it
+
+    @contextmanager
+    def one_limit(self) -> Iterator[None]:
+        """Requests within this context share one `timeout_s`."""
+        self._began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began = None
+
+    def complete(self, prompts: Sequence[Sequence[int]], weights: str, **parameters: Any) -> list[SampledTokens]:
+        """Sample a completion for each prompt in one request, with the given weights and the adapter loaded since.
+
+        `weights` is their name in `state`, which is checked before every try and afterwards: a server that was
+        restarted in between is not asked for what would be discarded. `parameters` are those of /v1/completions.
+
+        Raises:
+            OtherWeightsError: the server holds others.
+        """
+        asked = {"prompt": prompts, "logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        route, content = "/v1/completions", {**asked, **self._adapter, **parameters}
+        choices = self._ask("POST", route, before=lambda: self._expect(weights), json=content).json()["choices"]
+        self._expect(weights)
+        return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
+
+    def load_weights(self, folder: str) -> None:
+        """Load the safetensors of a folder into every worker, and reset the prefix cache."""
+        self._ask("POST", "/collective_rpc", json={"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        if not self._ask("POST", "/reset_prefix_cache").json()["success"]:
+            raise ServerError(
+                f"the vLLM server at {self._client.base_url} did not empty its prefix cache: is it shared?"
+            )
+        self._adapter = {}
+
+    def load_adapter(self, folder: str) -> None:
+        """Apply a LoRA adapter in place of the last one; its name is the folder, which must be a new one.
+
+        Blocks of the prefix cache are keyed by that name, so none computed with another adapter is found. The last one
+        is not unloaded by name: it is replaced, and a restarted server would not know it.
+        """
+        self._ask("POST", "/v1/load_lora_adapter", json={"lora_name": folder, "lora_path": folder})
+        self._adapter = {"model": folder}
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of its workers: `weights` (where loaded from), `dtype`, `logprobs_mode`, `adapters`."""
+        workers = self._ask("POST", "/collective_rpc", json={"method": "tal_state"}).json()["results"]
+        if any(worker != workers[0] for worker in workers):
+            raise ServerError(f"the workers of the vLLM server at {self._client.base_url} differ: {workers}")
+        state: dict[str, Any] = workers[0]
+        return state
+
+    def _expect(self, weights: str) -> None:
+        if (holds := self.state()["weights"]) != weights:
+            raise OtherWeightsError(f"the vLLM server at {self._client.base_url} holds {holds}, expected {weights}")
+
+    def prefix_cache(self) -> tuple[float, float]:
+        """Return the hits and queries of its prefix cache since it started, in prompt tokens."""
+        lines = [line.split() for line in self._ask("GET", "/metrics").text.splitlines()]
+        hits, looked_for = (
+            sum(float(line[-1]) for line in lines if line and line[0].startswith(f"vllm:prefix_cache_{name}_total"))
+            for name in ("hits", "queries")
+        )
+        return hits, looked_for
+
+    def _ask(self, method: str, path: str, before: Callable[[], None] = lambda: None, **content: Any) -> httpx.Response:
+        """Return the first successful answer; `before` is called before each try, and may raise."""
+        started = time.monotonic() if self._began is None else self._began
+        tries, answers, what = 0, 0, "no time was left"
+        while started + self._timeout > time.monotonic() and answers < _TRIES_WITH_ANSWER:
+            before()
+            tries += 1
+            left = max(0.0, started + self._timeout - time.monotonic())
+            try:
+                limit = httpx.Timeout(left, connect=min(left, _CONNECT))
+                response = self._client.request(method, path, timeout=limit, **content)
+            except httpx.TransportError as error:
+                what = f"{type(error).__name__}: {error}"
+            else:
+                if response.is_success:
+                    return response
+                answers += 1
+                what = f"{response.status_code}: {response.text[:300]}"
+                if response.is_client_error:
+                    break
+            time.sleep(min(_PAUSE, max(0.0, started + self._timeout - time.monotonic())))
+        raise ServerError(
+            f"the vLLM server at {self._client.base_url} failed at {path} ({what}); {tries} tries in "
+            f"{time.monotonic() - started:.0f} s of {self._timeout:.0f} s (rollout.timeout_s). "
+            f"Start it with {START} and its key in {KEY_VARIABLE}; rollout.url says where it listens, "
+            "rollout.weights_dir through which folder, seen by both, it gets weights"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEngine(TokenEngine):
+    """An engine that samples by a function such as `VLLMServer.complete`."""
+
+    complete: Callable[..., list[SampledTokens]]
+    chat: Chat
+
+    def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
+        """As `TokenEngine.sample_tokens`."""
+        sampled = self.complete(
+            prompts,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_completion_length,
+            seed=sampling.seed,
+            stop_token_ids=sorted(self.chat.eos_token_ids),
+        )
+        return [one.token_ids for one in sampled]
+
+
+def _completion(choice: dict[str, Any]) -> SampledTokens:
+    found = choice["logprobs"]
+    return SampledTokens(
+        token_ids=choice["token_ids"],
+        log_probs=found["token_logprobs"],
+        likeliest=[
+            {int(token.removeprefix("token_id:")): value for token, value in place.items()}
+            for place in found["top_logprobs"]
+        ],
+    )

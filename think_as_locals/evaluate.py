@@ -1,0 +1,153 @@
+"""One evaluation, top to bottom: reward models -> CARB, probes, selections -> leaderboard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from think_as_locals.config.schema import AskedSection, EvaluationConfig
+from think_as_locals.data import load, read
+from think_as_locals.data.candidates import Candidates, read_candidates
+from think_as_locals.data.splits import select
+from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.downstream import best_scored, selection_quality, tournament, write_selections
+from think_as_locals.evaluation.journal import AnswerCollector, Journal
+from think_as_locals.evaluation.leaderboard import write_leaderboard
+from think_as_locals.evaluation.probes import probe
+from think_as_locals.judging import shuffle_responses
+from think_as_locals.reward_models.load import load_reward_model
+from think_as_locals.runtime.files import write_json
+from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.types import Item
+
+
+def items_of(config: EvaluationConfig) -> Sequence[Item]:
+    """Load the items to evaluate on.
+
+    Raises:
+        DataError: a fault in the data.
+    """
+    every = config.eval.items == "all"
+    items = tuple(read(config.data, config.seed)) if every else load(config.data, config.seed).test
+    return select(items, config.eval.max_items)
+
+
+def candidates_of(config: EvaluationConfig) -> Sequence[Candidates]:
+    """Load the candidates of best-of-N selection, if there are any.
+
+    Raises:
+        DataError: a fault in the file.
+    """
+    return read_candidates(Path(config.eval.candidates).expanduser()) if config.eval.candidates else []
+
+
+def run(config: EvaluationConfig, items: Sequence[Item], candidates: Sequence[Candidates], folder: RunFolder) -> None:
+    """Evaluate reward models one after the other, and write the leaderboard.
+
+    Args:
+        config: The evaluation.
+        items: From `items_of`.
+        candidates: From `candidates_of`.
+        folder: Its folder, from `open_run`: a reward model that has its files is done, and no answer that is in the
+            journals of the others is asked for again.
+    """
+    console = Console()
+    console.print(f"{config.run.name}: {len(items):,} items ({config.data.source}), reward models: {len(config.rms)}")
+    for name in config.rms:
+        RewardModelEvaluation(config, name, folder.path, console).run(items, candidates)
+    console.print(f"leaderboard  {write_leaderboard([folder.path], folder.path)}", highlight=False)
+
+
+class RewardModelEvaluation:
+    """One reward model of an evaluation. Each stage writes `STAGE/NAME.json` last: where it is, the stage is done."""
+
+    def __init__(self, config: EvaluationConfig, name: str, folder: Path, console: Console) -> None:
+        self._config = config
+        self._name = name
+        self._folder = folder
+        self._console = console
+
+    def run(self, items: Sequence[Item], candidates: Sequence[Candidates]) -> None:
+        """Do the stages that are not done; the model is loaded only if there are any."""
+        stages = {
+            "carb": partial(self._carb, items=items),
+            "probes": partial(self._probe, items=items) if self._config.eval.probes else None,
+            "selections": partial(self._select, rows=candidates) if candidates else None,
+        }
+        missing = {stage: measure for stage, measure in stages.items() if measure and not self._result(stage).is_file()}
+        if not missing:
+            return
+        rm = load_reward_model(self._config.rms[self._name], self._config.seed)
+        answers = self._folder / "journals" / f"{self._name}.jsonl"
+        bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Journal(answers, rm.identity) as journal, bar:
+            for stage, measure in missing.items():
+                task = bar.add_task(f"{self._name}: {stage}", total=None)
+                self._result(stage).parent.mkdir(exist_ok=True)
+                measure(AnswerCollector(rm, journal, partial(_advance, bar, task)))
+
+    def _result(self, stage: str) -> Path:
+        return self._folder / stage / f"{self._name}.json"
+
+    def _carb(self, collector: AnswerCollector, items: Sequence[Item]) -> None:
+        """Measure which responses it chooses."""
+        config, scored = self._config, collector.predictions(items)
+        section, protocol = config.rms[self._name], "a score for each response"
+        if isinstance(section, AskedSection):
+            orders = "one order" if section.orders == 1 else f"{section.orders} orders"
+            protocol = f"{section.protocol}, greedy, {orders}, {section.convention}"
+        summary = carb.summarise(
+            scored,
+            dataset=config.data.source,
+            split="all" if config.eval.items == "all" else config.data.split,
+            model=self._name,
+            seed=config.seed,
+            step=0,
+            bootstrap_samples=config.eval.bootstrap_samples,
+            protocol=protocol,
+        )
+        carb.save(summary, scored, self._result("carb"))
+        low, high = summary["ci95"]
+        self._console.print(
+            f"{self._name}: {summary['accuracy']:.1%} [{low:.1%}, {high:.1%}] on n={summary['n']}, "
+            f"parse failures {summary['parse_failure']:.1%}",
+            highlight=False,
+        )
+
+    def _probe(self, collector: AnswerCollector, items: Sequence[Item]) -> None:
+        """Measure how far its scores move with edits of the items, if it gives scores."""
+        config = self._config
+        found: dict[str, Any] = {"scores": None}
+        if collector.rm.score_requests(items[0]):
+            found = probe(
+                [shuffle_responses(item, config.seed) for item in items],
+                collector.scores,
+                k=config.eval.consistency_k,
+                samples=config.eval.bootstrap_samples,
+                seed=config.seed,
+            )
+        write_json(self._result("probes"), found)
+
+    def _select(self, collector: AnswerCollector, rows: Sequence[Candidates]) -> None:
+        """Best-of-N: measure which candidates it chooses, and how good these are where that is known."""
+        config, section = self._config, self._config.rms[self._name]
+        if isinstance(section, AskedSection) and section.protocol == "listwise":
+            chosen = tournament(rows, collector.scores, config.eval.tournament_size, config.seed)
+        else:
+            chosen = best_scored(rows, collector.scores, config.seed)
+        table = self._result("selections").with_suffix(".jsonl")
+        table.unlink(missing_ok=True)  # of a run that was killed between the two files
+        write_selections(rows, chosen, table)
+        found: dict[str, Any] = {"n": len(rows)}
+        if rows[0].qualities is not None:
+            found |= selection_quality(rows, chosen, config.eval.bootstrap_samples, config.seed)
+        write_json(self._result("selections"), found)
+
+
+def _advance(bar: Progress, task: TaskID, more: int, total: int) -> None:
+    bar.update(task, advance=more, total=total)

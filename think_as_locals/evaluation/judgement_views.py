@@ -1,0 +1,107 @@
+"""What a reward model made of an item: for a person in a terminal, for a machine as JSON.
+
+Prompts, responses and completions are untrusted: nothing in them is markup, and nothing a terminal would act on gets to
+it. Responses are called by the caller's own numbers, from 1, and by the labels under which the judge saw them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from think_as_locals.evaluation.tables import escape_terminal
+from think_as_locals.judging import RULES
+from think_as_locals.judging.prompt import culture_name
+from think_as_locals.reward_models.reward_model import ScoredItem, favourite
+from think_as_locals.types import LABELS, Item, Rubric
+
+
+def judgement_view(prediction: ScoredItem) -> RenderableType:
+    """Prompt, responses, rubric, analysis and verdict, or why there is no verdict."""
+    judgement, order = prediction.judgement, _order(prediction)
+    labels = [LABELS[order.index(number)] for number in range(len(order))]
+    parts: list[RenderableType] = [*_asked(prediction.item), _responses(prediction.item, "shown as", labels)]
+    if judgement.rubric:
+        parts.append(_rubric(judgement.rubric))
+    if judgement.analysis:
+        parts += [Text("Analysis", style="bold"), escape_terminal(judgement.analysis.strip())]
+    if judgement.verdict is None:
+        parts += [Text("No verdict", style="bold red"), *_issues(judgement.issues)]
+        parts += [Text("It wrote", style="bold"), escape_terminal(judgement.text)]
+    else:
+        number = order[judgement.verdict]
+        verdict = f"{LABELS[judgement.verdict]}, your response {number + 1}: "
+        parts.append(
+            Text.assemble(("Verdict: ", "bold green"), verdict, escape_terminal(prediction.item.responses[number]))
+        )
+    return Group(*parts)
+
+
+def scores_view(item: Item, scores: Sequence[float]) -> RenderableType:
+    """Prompt and responses with their scores, and which has the highest."""
+    best = favourite(scores)
+    said = "several share it" if best is None else f"your response {best + 1}"
+    highest = Text.assemble(("Highest score: ", "bold green"), said)
+    return Group(*_asked(item), _responses(item, "score", [f"{score:.4g}" for score in scores]), highest)
+
+
+def judgement_record(prediction: ScoredItem) -> dict[str, Any]:
+    """The same for a machine; `verdict` and `shown` are indices of the item's own responses."""
+    judgement, order = prediction.judgement, _order(prediction)
+    return {
+        "id": prediction.item.id,
+        "verdict": None if judgement.verdict is None else order[judgement.verdict],
+        "issues": list(judgement.issues),
+        "shown": order,
+        "rubric": [asdict(criterion) for criterion in judgement.rubric.criteria] if judgement.rubric else None,
+        "analysis": judgement.analysis,
+        "completion": judgement.text,
+    }
+
+
+def scores_record(item: Item, scores: Sequence[float]) -> dict[str, Any]:
+    """Scores of the item's own responses, and the index of the highest (none where several share it)."""
+    return {"id": item.id, "verdict": favourite(scores), "scores": list(scores)}
+
+
+def _order(prediction: ScoredItem) -> list[int]:
+    """Of each response as shown, its index in the item."""
+    return [prediction.item.responses.index(response) for response in prediction.presented.responses]
+
+
+def _asked(item: Item) -> Iterator[RenderableType]:
+    yield Rule(escape_terminal(item.id))
+    yield escape_terminal(item.prompt)
+    yield Text.assemble(escape_terminal(culture_name(item.culture)), style="dim")
+
+
+def _responses(item: Item, head: str, values: Sequence[str]) -> Table:
+    table = _table("response", head, "")
+    for number, (value, response) in enumerate(zip(values, item.responses, strict=True), 1):
+        table.add_row(str(number), value, escape_terminal(response))
+    return table
+
+
+def _rubric(rubric: Rubric) -> Table:
+    table = _table("weight", "criterion", "rubric")
+    for criterion in rubric.criteria:
+        table.add_row(str(criterion.weight), escape_terminal(criterion.name), escape_terminal(criterion.description))
+    return table
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="left" if head == heads[-1] else "right")
+    return table
+
+
+def _issues(issues: Sequence[str]) -> Iterator[Text]:
+    for issue in issues:
+        yield Text(f"- {issue}: {RULES[issue]}")

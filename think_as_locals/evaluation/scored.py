@@ -1,0 +1,164 @@
+"""The judgements of a reward model: read back from their table, their credited by item, and the effect of order."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from think_as_locals.data import flip_sets
+from think_as_locals.evaluation.statistics import Estimate, accuracy, difference
+from think_as_locals.judging import reorder_responses
+from think_as_locals.reward_models.reward_model import ScoredItem
+from think_as_locals.runtime.files import read_parquet
+from think_as_locals.types import LABELS, DataError, Item, Judgement
+
+Outcome = Literal["right", "tie", "wrong", "parse failure"]
+"""Of a judgement; in a tie the best response shares the highest score with others."""
+
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+_ITEM = ("id", "culture", "domain", "language", "group", "source", "prompt", "responses", "origins")
+_COLUMNS = (*_ITEM, "best", "verdict", "credit", "scores", "margin", "issues", "completion")
+
+Thing = TypeVar("Thing")
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemCredit:
+    """An item and its credit in [0, 1]; of an item that was judged in several orders, the mean over them."""
+
+    item: Item
+    credit: float
+
+
+def read_scored(path: Path) -> list[ScoredItem]:
+    """Load a table of judgements, the rows of `ScoredItem.row`.
+
+    The order in which a source gave the responses of an item is not recorded: `item` has them sorted, so that it is the
+    same however they were presented.
+
+    Raises:
+        DataError: there are no judgements, or they cannot be read; the message names the file.
+    """
+    if not path.is_file():
+        expected = "no such file; expected the folder of a run, or a carb/NAME.parquet"
+        raise DataError(f"{path}: not a readable table of judgements: {expected}")
+    rows = read_parquet(path)
+    if not rows:
+        raise DataError(f"{path}: no judgements")
+    if lacks := [name for name in _COLUMNS if name not in rows[0]]:
+        raise DataError(f"{path}: a table of judgements lacks {', '.join(lacks)}; measure again")
+    try:
+        scored = [_scored_item(row) for row in rows]
+    except (DataError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: {error}") from error
+    items: dict[str, Item] = {}
+    for each in scored:
+        if items.setdefault(each.item.id, each.item) != each.item:
+            raise DataError(f"{path}: several items are called {each.item.id!r}")
+    return scored
+
+
+def _scored_item(row: dict[str, Any]) -> ScoredItem:
+    presented = Item(best=LABELS.index(row["best"]), **{name: row[name] for name in _ITEM})
+    labels, verdict, credit = LABELS[: len(presented.responses)], row["verdict"], row["credit"]
+    if verdict is not None and verdict not in tuple(labels):
+        raise DataError(f"item {row['id']!r}: verdict must be one of {', '.join(labels)} or none, got {verdict!r}")
+    by_text = sorted(range(len(labels)), key=presented.responses.__getitem__)
+    scored = ScoredItem(
+        item=reorder_responses(presented, tuple(by_text)),
+        presented=presented,
+        judgement=Judgement(
+            verdict=None if verdict is None else labels.index(verdict),
+            rubric=None,
+            analysis=None,
+            issues=tuple(row["issues"]),
+            text=row["completion"],
+        ),
+        scores=None if row["scores"] is None else tuple(row["scores"]),
+        margin=row["margin"],
+        parse_failure_credit=credit,
+    )
+    if not isinstance(credit, float) or not 0 <= credit <= 1 or credit != scored.credit:
+        raise DataError(f"item {row['id']!r}: credit must be in [0, 1] and that of its verdict or scores, got {credit}")
+    return scored
+
+
+def outcome(scored: ScoredItem) -> Outcome:
+    """Return what became of a judgement."""
+    if scored.parse_failure:
+        return "parse failure"
+    return "right" if scored.credit == 1 else "tie" if scored.credit > 0 else "wrong"
+
+
+def item_credits(scored: Sequence[ScoredItem]) -> list[ItemCredit]:
+    """Return each item once, with its credit, in the order of their first judgements."""
+    return [
+        ItemCredit(judgements[0].item, math.fsum(s.credit for s in judgements) / len(judgements))
+        for judgements in grouped(scored, lambda s: s.item.id).values()
+    ]
+
+
+def flip_set_credits(credited: Sequence[ItemCredit]) -> list[list[ItemCredit]]:
+    """Return those that make whole flip sets, set by set."""
+    by_id = {each.item.id: each for each in credited}
+    return [[by_id[item.id] for item in members] for members in flip_sets([each.item for each in credited])]
+
+
+def slot_bias(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str, Any]:
+    """Return, by label, how much more often its slot is chosen than the best response lies in it.
+
+    For each slot on offer: `n` (judgements with a verdict that could name it), `chosen` and `best` (the shares of
+    them), and `bias` = chosen - best with its interval. Models that score see no slots.
+    """
+    listwise = [s for s in scored if s.judgement.verdict is not None and s.scores is None]
+    found = {}
+    for slot in range(max((len(s.presented.responses) for s in listwise), default=0)):
+        offered = [s for s in listwise if slot < len(s.presented.responses)]
+        best, chosen = (
+            [float(s.presented.best == slot) for s in offered],
+            [float(s.judgement.verdict == slot) for s in offered],
+        )
+        bias = difference(best, chosen, [s.item.group for s in offered], samples, seed)
+        found[LABELS[slot]] = {**Estimate.as_dict(bias, "bias"), "chosen": bias.b, "best": bias.a}
+    return found
+
+
+def order_consistency(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str, Any]:
+    """Return the share of items with the same response chosen in all of several orders; a parse failure is in none.
+
+    J1 (arXiv 2505.10320) calls `all_right`, the share that is right in every order, consistent accuracy. `n` counts
+    the items judged in several orders.
+    """
+    several = [
+        judgements
+        for judgements in grouped(scored, lambda s: s.item.id).values()
+        if len({s.presented.responses for s in judgements}) > 1
+    ]
+    if not several:
+        return {"n": 0}
+    chosen = [
+        {None if (v := s.judgement.verdict) is None else s.presented.responses[v] for s in judgements}
+        for judgements in several
+    ]
+    estimate = partial(
+        accuracy, groups=[judgements[0].item.group for judgements in several], samples=samples, seed=seed
+    )
+    return {
+        **estimate([float(len(texts) == 1 and None not in texts) for texts in chosen]).as_dict("consistent"),
+        "all_right": estimate([float(all(s.correct for s in judgements)) for judgements in several]).as_dict(),
+    }
+
+
+def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:
+    """Return things by their key, in the order in which they come."""
+    parts: dict[Key, list[Thing]] = defaultdict(list)
+    for thing in things:
+        parts[key(thing)].append(thing)
+    return dict(parts)

@@ -1,0 +1,248 @@
+r"""One table for three readers: a terminal, a markdown file, a page. Untrusted text is escaped here, once for each.
+
+print(Table(["reward model", "accuracy, %"], [["mine", figure(summary)]]).markdown())
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from markupsafe import Markup
+from rich.table import Table as TerminalTable
+from rich.text import Text
+
+METHODS = {"cluster_bootstrap": "bootstrap by group", "cluster_wilson": "Wilson by group", "wilson": "Wilson by item"}
+"""What pages call a `ci_method`."""
+
+_MARKDOWN = re.compile(r"[\\`*_{}\[\]()#+!|~$@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+"""The last three begin an address, which GitHub turns into a link without any sign around it."""
+
+_NUMBER = re.compile(r"\d.*|–||none|no such pairs")
+_JOINERS_AND_MARKS = "\u200c\u200d\u200e\u200f\u061c"  # invisible, and needed to write some languages
+_DIRECTION = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
+
+
+def escape_markdown(value: str) -> str:
+    r"""Return a text, on one line, in which nothing means anything to markdown or HTML.
+
+    Example:
+        >>> print(escape_markdown("a|b <i>_c_"))
+        a\|b &lt;i&gt;\_c\_
+    """
+    return _MARKDOWN.sub(r"\\\g<0>", html.escape(" ".join(value.split()), quote=False))
+
+
+def escape_terminal(value: str) -> Text:
+    r"""Return a text with whatever a terminal would act on or not show as escapes: control characters, bidi overrides.
+
+    Example:
+        >>> escape_terminal("[red]bow\x1b[2J").plain
+        '[red]bow\\x1b[2J'
+    """
+
+    def visible(character: str) -> str:
+        if character in "\n\t" or character in _JOINERS_AND_MARKS:
+            return character
+        hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        return character.encode("unicode_escape").decode() if hidden else character
+
+    return Text("".join(map(visible, value.replace("\r\n", "\n"))))
+
+
+def without_bidi(name: str) -> str:
+    """Return a name without bidirectional control characters, which would turn the figures beside it."""
+    return name.translate(_DIRECTION)
+
+
+def isolate(name: str) -> Markup:
+    r"""Return a name as HTML that leaves the direction of the text around it alone.
+
+    Example:
+        >>> isolate("<best> \u202e")
+        Markup('<bdi>&lt;best&gt; </bdi>')
+    """
+    return Markup("<bdi>{}</bdi>").format(without_bidi(name))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with its 95 % interval, its n and how the interval was found, where it has them.
+
+    `form` is a format of numbers, as `.1f` or `+.1f`, or `p` for a p-value; `label` stands before the number, which is
+    `strong` on a page.
+    """
+
+    value: float
+    ci95: tuple[float, float] | None = None
+    n: int | None = None
+    method: str = ""
+    form: str = ".1f"
+    label: str = ""
+    strong: bool = True
+
+    def text(self) -> str:
+        """Return e.g. `A 61.2 [55.0, 67.1], n 134`."""
+        interval = " [{}, {}]".format(*map(self._number, self.ci95)) if self.ci95 else ""
+        n = "" if self.n is None else f", n {self.n}"
+        return f"{self.label} {self._number(self.value)}{interval}{n}".strip()
+
+    def html(self) -> Markup:
+        """Return the same with a typographic minus, the interval and n in small print and the method as its title."""
+        join = " to " if "+" in self.form else "–"
+        small = [join.join(map(self._signed, self.ci95))] if self.ci95 else []
+        small += [] if self.n is None else [f"n {self.n}"]
+        title = Markup(' title="{}"').format(METHODS.get(self.method, self.method)) if self.method else ""
+        number = Markup("<b>{}</b>").format(self._signed(self.value)) if self.strong else self._signed(self.value)
+        note = Markup(" <small{}>{}</small>").format(title, ", ".join(small)) if small else ""
+        return Markup("{} {}{}").format(self.label, number, note) if self.label else Markup("{}{}").format(number, note)
+
+    def _number(self, value: float) -> str:
+        if self.form == "p":
+            return "< 0.001" if value < 0.001 else f"{value:.3f}"
+        return f"{value:{self.form}}"
+
+    def _signed(self, value: float) -> str:
+        written = self._number(value)
+        zero = "+" in self.form and not any(digit in written for digit in "123456789")
+        return f"±{written[1:]}" if zero else written.replace("-", "−")
+
+
+def figure(
+    part: Mapping[str, Any],
+    key: str = "accuracy",
+    form: str = ".1f",
+    scale: float = 100,
+    show_n: bool = False,
+    **how: Any,
+) -> Figure | None:
+    """Return the figure of an estimate in its JSON form (`Estimate.as_dict(key)`); `None` where it has no value.
+
+    Numbers are multiplied by `scale`; `how` is passed on to `Figure`.
+    """
+    if not part.get("n") or part.get(key) is None:
+        return None
+    ci95 = part.get("ci95")
+    ends = (scale * ci95[0], scale * ci95[1]) if ci95 else None
+    n = part["n"] if show_n else None
+    return Figure(scale * part[key], ends, n, part.get("ci_method", ""), form, **how)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A name with a mark behind it that `meaning` explains on a page, and a note in small print."""
+
+    text: str
+    mark: str = ""
+    meaning: str = ""
+    note: str = ""
+
+    def html(self) -> Markup:
+        """Return the label as HTML."""
+        mark = Markup(' <span class="mark" title="{0}">{1}<span class="unseen"> {0}</span></span>')
+        return Markup("{}{}{}").format(
+            isolate(self.text),
+            mark.format(self.meaning, self.mark) if self.mark else "",
+            Markup(" <small>{}</small>").format(self.note) if self.note else "",
+        )
+
+
+Cell = str | Label | Figure | Sequence[Figure] | None
+"""Text is untrusted, but for `Markup` (a plot, say), which only pages show; `None` is a value that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Headings and rows of cells; column `header` names the row, and a line is drawn before the rows in `sections`.
+
+    A column whose heading begins with "plot" is for pages alone; one of figures and numbers alone stands right.
+    """
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    header: int = 0
+    sections: Sequence[int] = ()
+
+    def terminal(self, title: str = "", caption: str = "") -> TerminalTable:
+        """Return the table as rich prints it; no figure is ever cut short."""
+        shown = TerminalTable(
+            title=escape_terminal(title), caption=caption or None, title_justify="left", caption_justify="left"
+        )
+        for place in self._written():
+            justify = "right" if self._numeric(place) else "left"
+            shown.add_column(self.headings[place], justify=justify, overflow="fold")  # type: ignore[arg-type]
+        for number, row in enumerate(self.rows, start=1):
+            cells = (escape_terminal(_text(row[place])) for place in self._written())
+            shown.add_row(*cells, end_section=number in self.sections)
+        return shown
+
+    def markdown(self) -> str:
+        """Return the table as GitHub's markdown."""
+        places = list(self._written())
+        head = [self.headings[place] for place in places]
+        rows = [[_markdown(row[place]) for place in places] for row in self.rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+
+    def html(self, label: str, style: str = "") -> Markup:
+        """Return the table as HTML, in a region called `label` that scrolls sideways; `style` is added to its class."""
+        columns = range(len(self.headings))
+        number = [Markup(' class="number"') if self._numeric(place) else "" for place in columns]
+        written = set(self._written())
+        unseen = Markup('<span class="unseen">{}</span>')
+        head = [text if place in written else unseen.format(text) for place, text in enumerate(self.headings)]
+        cells = [Markup('<th scope="col"{}>{}</th>').format(number[place], head[place]) for place in columns]
+        rows = []
+        for row in self.rows:
+            tags = [Markup("<td{}>{}</td>").format(number[place], _html(row[place])) for place in columns]
+            tags[self.header] = Markup('<th scope="row">{}</th>').format(_html(row[self.header]))
+            rows.append(Markup("<tr>{}</tr>").format(Markup().join(tags)))
+        cuts = pairwise([0, *self.sections, len(rows)])
+        bodies = [Markup("<tbody>\n{}\n</tbody>\n").format(Markup("\n").join(rows[a:b])) for a, b in cuts]
+        return Markup(
+            '<div class="scroll" role="region" aria-label="{}" tabindex="0">\n<table class="measures {}">\n'
+            "<thead><tr>{}</tr></thead>\n{}</table>\n</div>"
+        ).format(label, style, Markup().join(cells), Markup().join(bodies))
+
+    def _written(self) -> Iterator[int]:
+        return (place for place, heading in enumerate(self.headings) if not heading.startswith("plot"))
+
+    def _numeric(self, place: int) -> bool:
+        texts = [cell for row in self.rows if isinstance(cell := row[place], str | Label)]
+        return place != self.header and all(isinstance(cell, str) and _NUMBER.fullmatch(cell) for cell in texts)
+
+
+def _text(cell: Cell) -> str:
+    match cell:
+        case None:
+            return ""
+        case Figure():
+            return cell.text()
+        case Label():
+            return " ".join(filter(None, (cell.text, cell.mark, cell.note and f"({cell.note})")))
+        case str():
+            return cell
+        case _:
+            return "; ".join(each.text() for each in cell)
+
+
+def _markdown(cell: Cell) -> str:
+    return escape_markdown(_text(cell)) if isinstance(cell, str | Label) else _text(cell)
+
+
+def _html(cell: Cell) -> Markup | str:
+    match cell:
+        case None:
+            return "–"
+        case Figure() | Label():
+            return cell.html()
+        case Markup():
+            return cell
+        case str():
+            return without_bidi(cell)
+        case _:
+            return Markup().join(Markup('<span class="item">{}</span>').format(each.html()) for each in cell)

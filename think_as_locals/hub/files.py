@@ -1,0 +1,167 @@
+"""Collect the files of a run that go to the Hub: those on an allow-list and no others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from think_as_locals.hub.source_run import SCPO_FIGURES, JudgeRun, SteeredRun, TrainedRun
+from think_as_locals.judging import prompt_texts
+from think_as_locals.reward_models.judge import SETTINGS_FILE
+from think_as_locals.types import ConfigError, DataError
+
+CARD = "README.md"
+RESULTS = ".eval_results/carb.yaml"
+
+_TOKENIZER = {
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "chat_template.jinja"),
+}
+_MODEL = {"config.json", "generation_config.json", "model.safetensors.index.json", "LICENSE"}
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|adapter_model\.safetensors")
+_ADAPTER = "adapter_config.json"
+_GENERATED = re.compile(
+    rf"{'|'.join(map(re.escape, (CARD, RESULTS, SCPO_FIGURES)))}|prompt/\w+\.txt|(carb|probes)/[\w.-]+\.json"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of the repository."""
+
+    path: str  # in the repository
+    content: bytes | Path  # what was scanned and is sent; of weights, which may not fit in memory, the local file
+    generated: bool = False  # whether it was written for the Hub
+
+    @property
+    def size(self) -> int:
+        """Return its size in bytes."""
+        return self.content.stat().st_size if isinstance(self.content, Path) else len(self.content)
+
+    def sha256(self) -> str:
+        """Return the hash that the Hub keeps of large files."""
+        if isinstance(self.content, bytes):
+            return hashlib.sha256(self.content).hexdigest()
+        with self.content.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def text(self) -> bytes:
+        """Return all that is readable in it: of weights, the header with the names of tensors."""
+        if isinstance(self.content, bytes):
+            return self.content
+        try:
+            with safe_open(self.content, framework="np") as weights:
+                return json.dumps([weights.metadata(), list(weights.keys())], ensure_ascii=False).encode()
+        except SafetensorError as error:
+            raise DataError(f"{self.content}: called safetensors, but is not: {error}") from error
+
+
+def is_pushed_path(path: str) -> bool:
+    """Return whether a file comes from a push, so that a later push without it removes it; a licence stays.
+
+    Example:
+        >>> paths = ("model-00001-of-00002.safetensors", "carb/step-9.json", "LICENSE", "photo.png")
+        >>> [is_pushed_path(path) for path in paths]
+        [True, True, False, False]
+    """
+    names = (_TOKENIZER | _MODEL | {_ADAPTER, SETTINGS_FILE}) - {"LICENSE"}
+    return path in names or any(pattern.fullmatch(path) for pattern in (_WEIGHTS, _GENERATED))
+
+
+def collect_files(run: JudgeRun | SteeredRun, adapter: bool) -> tuple[list[HubFile], list[str]]:
+    """Return the files to push, other than the card and its results, and what is left out with the reason.
+
+    With `adapter`, the LoRA adapter goes alone instead of the judge that it is merged into.
+    """
+    root = run.folder.path
+    folder = run.folder.adapter if adapter else run.model
+    if adapter:
+        _check_adapter(run, folder)
+    settings = {SETTINGS_FILE} if isinstance(run, JudgeRun) else set()
+    allowed = _TOKENIZER | ({_ADAPTER} if adapter else _MODEL | settings)
+    where = folder.relative_to(root)
+    files, left_out = [], []
+    for path in sorted(folder.iterdir()):
+        weights = _WEIGHTS.fullmatch(path.name) and path.name.startswith("adapter") == adapter
+        if not _is_plain(path, root):
+            left_out.append(f"{where}/{path.name!r}: not a plain file of this run")
+        elif weights or path.name in allowed:
+            files.append(HubFile(path.name, path if weights else path.read_bytes()))
+        elif path.name != CARD:  # the card is written anew
+            left_out.append(f"{where}/{path.name!r}: not on the list of files that are pushed")
+    _check_complete(folder, {file.path for file in files}, {_ADAPTER} if adapter else {"config.json", *settings})
+    if adapter:
+        files = [_with_base(run, file) if file.path == _ADAPTER else file for file in files]
+        files.append(_read_plain(SETTINGS_FILE, run.model / SETTINGS_FILE, root))
+    return [*files, *_generated(run), *_results(run)], left_out
+
+
+def _is_plain(path: Path, folder: Path) -> bool:
+    """Return whether it is a file in this folder, reached without following a link."""
+    return path.is_file() and path.resolve() == folder.resolve() / path.relative_to(folder)
+
+
+def _read_plain(name: str, path: Path, folder: Path) -> HubFile:
+    if not _is_plain(path, folder):
+        raise DataError(f"{path}: not a plain file of {folder}")
+    return HubFile(name, path.read_bytes())
+
+
+def _check_complete(folder: Path, names: set[str], required: set[str]) -> None:
+    index = folder / "model.safetensors.index.json"
+    if index.name in names:
+        shards = set(json.loads(index.read_bytes())["weight_map"].values())
+    else:
+        shards = {"adapter_model.safetensors" if _ADAPTER in required else "model.safetensors"}
+    if missing := sorted((required | shards | {"tokenizer_config.json"}) - names):
+        raise DataError(f"{folder}: lacks {', '.join(missing)} (links do not count), so the model could not be loaded")
+
+
+def _check_adapter(run: TrainedRun, folder: Path) -> None:
+    """Refuse to push an adapter unless its base model is on the Hub."""
+    if not isinstance(run, JudgeRun):
+        raise ConfigError("SCPO keeps reward models with adapters merged into them: push without --adapter")
+    if run.config.lora is None or not folder.is_dir():
+        raise ConfigError(f"{run.folder.path}: no adapter/, this run trained without lora=...: push without --adapter")
+    instead = "push the judge that it is merged into, without --adapter"
+    if run.config.sft is not None:
+        raise ConfigError(
+            f"the adapter belongs to the weights after the cold start, which are not on the Hub: {instead}"
+        )
+    if run.base is None:
+        path = run.config.model.path
+        raise ConfigError(
+            f"the adapter belongs to model.path={path}, expected a model on the Hub (owner/name): {instead}"
+        )
+
+
+def _with_base(run: TrainedRun, file: HubFile) -> HubFile:
+    """Return the adapter's configuration with the base model's name on the Hub in place of a local path."""
+    config = json.loads(file.text())
+    config |= {"base_model_name_or_path": run.base, "revision": run.config.model.revision}
+    return HubFile(file.path, json.dumps(config, indent=2).encode() + b"\n", generated=True)
+
+
+def _generated(run: JudgeRun | SteeredRun) -> Iterator[HubFile]:
+    """Yield the prompt's texts for a judge, the country's figures for a steered reward model."""
+    if isinstance(run, JudgeRun):
+        for name, text in sorted(prompt_texts(run.settings.prompt).items()):
+            yield HubFile(f"prompt/{name.removesuffix('.txt')}.txt", f"{text}\n".encode(), generated=True)
+    else:
+        text = json.dumps(run.figures, ensure_ascii=False, indent=2, allow_nan=False)
+        yield HubFile(SCPO_FIGURES, f"{text}\n".encode(), generated=True)
+
+
+def _results(run: TrainedRun) -> Iterator[HubFile]:
+    """Yield CARB results and probes, which hold no item's text."""
+    for result in run.results:
+        folder = result.path.parents[1]
+        yield _read_plain(f"carb/{result.name}.json", result.path, folder)
+        if result.probes:
+            yield _read_plain(f"probes/{result.name}.json", result.probes, folder)

@@ -1,0 +1,207 @@
+"""Read the folder of a finished run: how a model was trained and what was measured; unknown facts are `None`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from think_as_locals.config.schema import DataSection, EvaluationConfig, RunConfig, ScpoConfig
+from think_as_locals.data.rows import hub_id
+from think_as_locals.evaluation import carb
+from think_as_locals.reward_models.judge import SETTINGS_FILE, JudgeSettings
+from think_as_locals.reward_models.reward_model import identify_weights
+from think_as_locals.runtime.files import read_json
+from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.scpo.results import GLOBAL, VariantResult, read_result
+from think_as_locals.types import ConfigError, DataError
+
+SCPO_FIGURES = "scpo.json"
+"""File with the figures of all reward models of an SCPO run; on the Hub, of the one in the repository."""
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_FIGURES = [
+    "dataset",
+    "mode",
+    "differences",
+    "filter_threshold",
+    "weight_temperature",
+    "reference",
+    "resampled",
+    "rows",
+]
+Config = TypeVar("Config", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class CarbResult:
+    """A CARB result of the model, and the probes of the same evaluation."""
+
+    name: str  # the step of the run (`step-30`), or the name of the evaluation
+    path: Path
+    summary: dict[str, Any]  # content of the file
+    data: DataSection  # what it was measured on
+    probes: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRun:
+    """A finished run and one model that was trained in it."""
+
+    folder: RunFolder
+    model: Path  # the model's folder
+    config: RunConfig | ScpoConfig
+    environment: dict[str, Any]  # versions and git state
+    results: tuple[CarbResult, ...]  # the last of the run itself, then those of evaluations
+    hours: float | None  # process-hours of the stages that made the model; of a resumed stage since the last resume
+    device: str | None  # `cpu`, or a GPU's name
+
+    @property
+    def base(self) -> str | None:
+        """Hub id of the base model; `None` if it was randomly initialised or loaded from a local folder."""
+        path = self.config.model.path
+        return path if path and _REPOSITORY.fullmatch(path) and not Path(path).exists() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeRun(TrainedRun):
+    """A run that trained a judge."""
+
+    config: RunConfig
+    settings: JudgeSettings
+    steps: int | None  # of GRPO's optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteeredRun(TrainedRun):
+    """An SCPO run and one of its reward models."""
+
+    config: ScpoConfig
+    result: VariantResult
+    figures: dict[str, Any]  # of its country, from `scpo.json`; `rows`: the global reward model, the variant over seeds
+
+
+def read_judge_run(path: Path, evaluations: Sequence[Path] = ()) -> JudgeRun:
+    """Read the run of a judge, with the results of evaluations of its `model/`."""
+    folder = RunFolder(path)
+    if not (folder.model / SETTINGS_FILE).is_file():
+        raise DataError(f"{path}: no model/{SETTINGS_FILE}; expected the folder of a finished training run")
+    config = _read_config(path, RunConfig)
+    last = list(folder.carb_steps().values())[-1:]
+    results = [CarbResult(found.stem, found, carb.read(found), config.data) for found in last]
+    return JudgeRun(
+        config=config,
+        settings=JudgeSettings.load(str(folder.model)),
+        steps=_stage_summaries(folder).get("grpo", {}).get("step"),
+        **_common_facts(folder, folder.model, results, evaluations, ("sft", "grpo")),
+    )
+
+
+def read_steered_run(path: Path, model: str | None, evaluations: Sequence[Path] = ()) -> SteeredRun:
+    """Read an SCPO run and one of its reward models, e.g. `TH/scpo-seed-0`, with the results of evaluations of it."""
+    folder, figures = RunFolder(path), path / SCPO_FIGURES
+    if not figures.is_file():
+        raise DataError(
+            f"{path}: no {SCPO_FIGURES}; --model chooses a reward model of a finished SCPO run; a judge's run has one"
+        )
+    kept = sorted(f"{found.parent.name}/{found.name}" for found in path.glob("models/*/*") if found.is_dir())
+    if model is None or model not in kept:
+        got = "nothing" if model is None else repr(model)
+        raise ConfigError(
+            f"--model: got {got}, expected one of the reward models that {path} keeps: "
+            f"{', '.join(kept) or 'none, see scpo.keep_models'}"
+        )
+    result = read_result(folder.variant(model).path)
+    if result is None:
+        raise DataError(f"{path}: no record of the training in variants/{model}")
+    return SteeredRun(
+        config=_read_config(path, ScpoConfig),
+        result=result,
+        figures=_country_figures(figures, result.spec.country, result.spec.variant),
+        **_common_facts(folder, folder.steered_model(model), [], evaluations, ("global_rm", model)),
+    )
+
+
+def hub_data(data: DataSection) -> re.Match[str] | None:
+    """Return the parts of a dataset's Hub id (`id`, `revision`, `config`, `split`); `None` for data not on the Hub."""
+    return hub_id(data.path) if data.path else None
+
+
+def _common_facts(
+    folder: RunFolder, model: Path, results: Sequence[CarbResult], evaluations: Sequence[Path], stages: Collection[str]
+) -> dict[str, Any]:
+    """Return the fields of `TrainedRun` other than `config`."""
+    results = (*results, *(_evaluation_result(evaluation, model) for evaluation in evaluations))
+    names = [result.name for result in results]
+    if len(set(names)) < len(names):
+        raise DataError(f"evaluations with the same name ({', '.join(names)}): each needs its own run.name")
+    environment, workers = (read_json(path) if path.is_file() else {} for path in (folder.environment, folder.workers))
+    seconds = [line["train_runtime"] for stage, line in _stage_summaries(folder).items() if stage in stages]
+    return {
+        "folder": folder,
+        "model": model,
+        "environment": environment,
+        "results": results,
+        "hours": sum(seconds) * len(workers["ranks"]) / 3600 if seconds and workers else None,
+        "device": workers.get("device"),
+    }
+
+
+def _read_config(folder: Path, kind: type[Config]) -> Config:
+    """Read `config.yaml` of a run or an evaluation; error messages show no values, which may be secret."""
+    path = RunFolder(folder).config
+    try:
+        return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        reason = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = f"cannot be read ({type(error).__name__})"
+    expected = "an evaluation" if kind is EvaluationConfig else "a training run"
+    raise DataError(f"{path}: not the configuration of {expected} of this version: {reason}")
+
+
+def _evaluation_result(evaluation: Path, model: Path) -> CarbResult:
+    """Return what an evaluation measured of these weights, found by names, sizes and times of their files."""
+    config = _read_config(evaluation, EvaluationConfig)
+    files = identify_weights(str(model), None)["files"]
+    for journal in sorted(evaluation.glob("journals/*.jsonl")):
+        with journal.open("rb") as lines:
+            line = lines.readline()
+        try:
+            identity = json.loads(line)["identity"] if line.endswith(b"\n") else {}  # a torn line is nobody's
+            measured = identity.get("model") or identity.get("weights") or {}  # of a judge, of a classifier
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{journal}: its first line does not name the reward model") from error
+        path = RunFolder(evaluation).carb(journal.stem)
+        if measured.get("files") == files and path.is_file():
+            probes = evaluation / "probes" / path.name
+            probed = probes if config.eval.probes and probes.is_file() else None
+            return CarbResult(config.run.name, path, carb.read(path), config.data, probed)
+    raise DataError(f"{evaluation}: no reward model measured there has the weights of {model}, file by file")
+
+
+def _stage_summaries(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    """Return the last line of each stage in `metrics.jsonl`."""
+    lines = folder.metrics.read_bytes().splitlines() if folder.metrics.is_file() else []
+    try:
+        logged = [json.loads(line) for line in lines if b'"train_runtime"' in line]
+        return {line["stage"]: line for line in logged}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder.metrics}: a line with train_runtime cannot be read") from error
+
+
+def _country_figures(path: Path, country: str, variant: str) -> dict[str, Any]:
+    """Return the part of `scpo.json` about one country: the global reward model and a variant."""
+    figures = read_json(path)
+    if missing := sorted(set(_FIGURES) - set(figures)):
+        raise DataError(f"{path}: lacks {', '.join(missing)}")
+    rows = {row["variant"]: row for row in figures["rows"] if (row["country"], row["num_pairs"]) == (country, None)}
+    if missing := sorted({GLOBAL, variant} - set(rows)):
+        raise DataError(f"{path}: has no row of {country} for {', '.join(missing)}")
+    return {key: figures[key] for key in _FIGURES} | {"rows": [rows[GLOBAL], rows[variant]]}

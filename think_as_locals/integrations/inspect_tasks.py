@@ -1,0 +1,209 @@
+"""inspect-ai: CARB as a task, and a judge as a scorer of any task; with inspect's models, logs and statistics.
+
+Items, prompt, order of responses and parser are ours; the judge is a model of inspect's with the role `judge`, without
+torch. Standard errors are inspect's, by question group; `tal` has baselines and intervals that hold with few groups.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from inspect_ai import Task, task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageSystem,
+    ChatMessageUser,
+    GenerateConfig,
+    Model,
+    ModelOutput,
+    get_model,
+)
+from inspect_ai.scorer import (
+    Metric,
+    SampleScore,
+    Score,
+    Scorer,
+    Target,
+    accuracy,
+    grouped,
+    mean,
+    metric,
+    scorer,
+    stderr,
+)
+from inspect_ai.solver import TaskState, generate
+from inspect_ai.util import collect
+
+from think_as_locals.config.checks import load_recipe, prompt_faults
+from think_as_locals.data import load, read
+from think_as_locals.data.splits import select
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
+from think_as_locals.judging import CHAT_TOKENS, prompt_format, render_presented, shuffle_responses
+from think_as_locals.reward_models.group import NEUTRAL, item_of, policy_rows, question
+from think_as_locals.reward_models.judge import JudgeSettings
+from think_as_locals.reward_models.protocols import LISTWISE, ROUND_ROBIN
+from think_as_locals.types import LABELS, ConfigError, Item, Judgement, ServerError
+
+__all__ = ["carb", "judge_duel"]  # what inspect finds under `think_as_locals/`
+
+RECIPE = "recipes/tal_grpo.yaml"
+_DEFAULTS = JudgeSettings()
+
+
+@task
+def carb(
+    data: str = "culture_cards",
+    path: str | None = None,
+    items: Literal["all", "test"] = "all",
+    max_items: int | None = None,
+    prompt: str | None = None,
+) -> Task:
+    """Best-of-N accuracy over cultures and domains; `conf/` has all other settings.
+
+    Args:
+        data: A source: an option of `conf/data`.
+        path: Where its rows are, for a source that reads files.
+        items: `test` leaves out the items that our judges are trained on.
+        max_items: Takes complete flip sets first; inspect's own `--limit` takes the first items.
+        prompt: Name of the template.
+    """
+    overrides = [f"data={data}"]
+    overrides += [f"data.path={path}"] if path else []
+    if faults := prompt_faults("prompt", prompt):
+        raise ConfigError("; ".join(faults))
+    if items not in ("all", "test"):
+        raise ConfigError(f"items={items!r}: expected all or test")
+    config = load_recipe(RECIPE, overrides)
+    found = load(config.data, config.seed).test if items == "test" else tuple(read(config.data, config.seed))
+    prompt = prompt or config.prompt.template
+    LISTWISE.format(prompt)
+    samples = [_sample(item, prompt, config.seed) for item in select(found, max_items)]
+    return Task(dataset=MemoryDataset(samples, name=data), solver=generate(), scorer=[correct(), parse_failure()])
+
+
+def _sample(item: Item, prompt: str, seed: int) -> Sample:
+    """Return an item with the messages that our judges get; the target is the label of the best response."""
+    presented = shuffle_responses(item, seed)
+    return Sample(
+        id=item.id,
+        input=_chat(render_presented(item, presented.responses, prompt, CHAT_TOKENS)),
+        target=LABELS[presented.best],
+        metadata={
+            "group": item.group,
+            "prompt": prompt,
+            "num_responses": len(item.responses),
+            "language": item.language,
+            **{name: BREAKDOWNS[name](item) for name in ("culture", "domain", "cell")},
+        },
+    )
+
+
+@metric
+def count() -> Metric:
+    """The number of samples."""
+
+    def counted(scores: list[SampleScore]) -> int:
+        return len(scores)
+
+    return counted
+
+
+def _by(key: str) -> list[Metric]:
+    """Return accuracy, standard error and n by a key of the metadata."""
+    metrics = {"": accuracy(), " stderr": stderr(cluster="group"), " n": count()}
+    return [
+        grouped(each, key, all=False, name_template=f"{key} {{group_name}}{name}") for name, each in metrics.items()
+    ]
+
+
+@scorer(
+    metrics=[
+        accuracy(),
+        stderr(cluster="group"),
+        grouped(accuracy(), "cell", all="groups", all_label="macro", name_template="cell {group_name}"),
+        *_by("culture"),
+        *_by("domain"),
+    ]
+)
+def correct() -> Scorer:
+    """1 if the verdict is the best response, else 0; `macro` is the mean over cells of culture and domain."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        judgement = _judgement(state)
+        label = None if judgement.verdict is None else LABELS[judgement.verdict]
+        return Score(value=float(label == target.text), answer=label, explanation=judgement.text)
+
+    return score
+
+
+@scorer(metrics=[accuracy(), stderr(cluster="group")])
+def parse_failure() -> Scorer:
+    """1 if no verdict can be parsed; `answer` names the rules of the format that the completion breaks."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        issues = _judgement(state).issues
+        return Score(value=float(bool(issues)), answer=", ".join(issues))
+
+    return score
+
+
+def _judgement(state: TaskState) -> Judgement:
+    answer_format = prompt_format(state.metadata["prompt"])
+    return answer_format.read(state.output.completion, state.metadata["num_responses"], _finish_reason(state.output))
+
+
+@scorer(metrics=[mean(), stderr()])
+def judge_duel(
+    model: str | Model | None = None,
+    prompt: str = _DEFAULTS.prompt,
+    max_completion_length: int = _DEFAULTS.max_completion_length,
+) -> Scorer:
+    """Compare a completion with the target response: 1 if it wins, 0 if it loses, 1/2 if it wins in one order only.
+
+    The same text gets 1/2 and a blank completion 0. If neither order can be parsed, the sample is unscored. `culture`
+    (ISO 3166) and `language` come from the sample's metadata.
+
+    Args:
+        model: The judge; `None` for the model with the role `judge`.
+        prompt: Name of the template that it was trained with.
+        max_completion_length: In tokens.
+    """
+
+    async def score(state: TaskState, target: Target) -> Score:
+        judge = get_model(model) if model is not None else get_model(role="judge", required=True)
+        messages = [ChatMessageUser(content=state.input)] if isinstance(state.input, str) else state.input
+        asked = question([{"role": message.role, "content": message.text} for message in messages])
+        culture, language = ([state.metadata.get(name)] for name in ("culture", "language"))
+        (row,) = policy_rows([asked], [state.output.completion], culture, language, [target.text])
+        if not row.text or row.text == row.reference:
+            return Score(value=NEUTRAL if row.text else 0.0, answer=row.text)
+        requests = ROUND_ROBIN.requests(item_of(row.question, (row.text, row.reference)), _DEFAULTS.seed)
+        config = GenerateConfig(temperature=0, max_tokens=max_completion_length)
+        rendered = [render_presented(each.item, each.responses, prompt, CHAT_TOKENS) for each in requests]
+        outputs: list[ModelOutput] = await collect(*(judge.generate(_chat(one), config=config) for one in rendered))
+        answer_format = ROUND_ROBIN.format(prompt)
+        verdicts = [answer_format.read(each.completion, 2, _finish_reason(each)).verdict for each in outputs]
+        winners = [each.order[i] for each, i in zip(requests, verdicts, strict=True) if i is not None]
+        explanation = "\n\n".join(output.completion for output in outputs)
+        if not winners:
+            return Score.unscored(reason="parse failure", answer=row.text, explanation=explanation)
+        return Score(value=winners.count(0) / len(winners), answer=row.text, explanation=explanation)
+
+    return score
+
+
+def _chat(messages: list[dict[str, str]]) -> list[ChatMessage]:
+    """Return chat messages as inspect has them."""
+    roles = {"system": ChatMessageSystem, "user": ChatMessageUser}
+    return [roles[message["role"]](content=message["content"]) for message in messages]
+
+
+def _finish_reason(output: ModelOutput) -> str:
+    """Return `stop` if a completion ended by itself, else `length`; a `ServerError` if the provider does not say."""
+    if output.stop_reason == "unknown":
+        raise ServerError(
+            f"{output.model}: its provider does not say how a completion ended, and one that was cut off may end in a "
+            "quoted verdict: use a provider that does (vllm/, openai-api/), not hf/"
+        )
+    return "stop" if output.stop_reason == "stop" else "length"

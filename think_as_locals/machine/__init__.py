@@ -1,0 +1,1 @@
+"""What this machine has, against what a recipe needs."""

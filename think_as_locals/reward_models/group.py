@@ -1,0 +1,293 @@
+"""Rewards for single responses, as training a policy needs them: each response is judged within its group.
+
+A judge that compares has no scalar for one response, which is what users of such judges miss first (RM-R1, issue 5). A
+policy is trained on several responses to each prompt, and those can be compared with one another.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice
+from typing import Any, NamedTuple
+
+from think_as_locals.judging.formats import RATINGS
+from think_as_locals.reward_models.judge import Backend, Judge
+from think_as_locals.reward_models.protocols import ROUND_ROBIN, JudgingProtocol
+from think_as_locals.reward_models.reward_model import Answer, Request, RewardModel, ask_all
+from think_as_locals.types import LABELS, DataError, Item, is_text
+
+NEUTRAL = 0.5
+"""The reward of a response without a rival."""
+
+_BLANK = "\u2060"  # a word joiner, in place of a blank response, which an item cannot hold
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReward:
+    """Rewards for the responses of a policy, from any reward model.
+
+    Rows with the same prompt, culture and language are a group, of any size; the same text twice in a group is one
+    response. The reward of a response:
+
+    - from a judge that compares (listwise, pairwise or round robin): the share of its comparisons that it won. Every
+      two of a group are compared, in both orders if the protocol has two; two responses that win one order each tie,
+      worth 1/2 to both. An order that cannot be parsed does not count, and a response with no parseable comparison gets
+      `None`. Without a rival the reward is 1/2. So n responses cost n (n - 1) / 2 requests, twice that in both orders.
+      A reference is one more rival, and the only one if responses come one by one.
+    - from a judge that rates (pointwise): its rating, `None` for a parse failure.
+    - from any other reward model: its score.
+
+    A policy may write a blank response (whitespace and invisible characters at most). It must not pay: it loses every
+    comparison without the judge being asked and gets 0; its rating is the lowest. Other reward models score it as an
+    empty response.
+
+    Args:
+        rm: The reward model. Each call of `score` is one call of `rm.ask`, whatever its chunk size.
+
+    Example:
+        reward = GroupReward.load("owner/judge", base_url="http://127.0.0.1:8000/v1")
+        reward.score(["Breakfast?"] * 2, ["Rice and miso.", "A croissant."], cultures=["JP"] * 2)  # [1.0, 0.0]
+    """
+
+    rm: RewardModel
+
+    @classmethod
+    def load(
+        cls,
+        path: str,
+        backend: Backend = "transformers",
+        protocol: JudgingProtocol = ROUND_ROBIN,
+        *,
+        batch_size: int = 64,
+        base_url: str | None = None,
+        **options: Any,
+    ) -> GroupReward:
+        """Load a judge into this process, or connect to a server.
+
+        Args:
+            path: Directory or Hub id; with `base_url` it may be nothing but the server's name for a model.
+            backend: `transformers` or `vllm`.
+            protocol: How responses are put to it: a pointwise one needs `prompt="rewardbench2_ratings"`.
+            batch_size: Prompts at a time (transformers only).
+            base_url: Of an OpenAI-compatible server that has the model.
+            **options: Other options of `Judge.load`.
+
+        Raises:
+            ConfigError, ModelError, ServerError: as `Judge.load`.
+        """
+        options |= {"batch_size": batch_size, "base_url": base_url}
+        return cls(Judge.load(path, backend, protocol=protocol, **options))
+
+    def score(
+        self,
+        prompts: Sequence[str],
+        responses: Sequence[str],
+        cultures: Sequence[str | None] | None = None,
+        languages: Sequence[str | None] | None = None,
+        references: Sequence[str | None] | None = None,
+    ) -> list[float | None]:
+        """Return one reward for each row.
+
+        Args:
+            prompts: The user's prompts.
+            responses: The policy's responses.
+            cultures: ISO 3166 codes; `None`, for all or one, if unknown.
+            languages: BCP-47 tags of the prompts; `None` if unknown.
+            references: Responses to compare those of the policy with, if any: rivals in the row's group for a judge
+                that compares; others ignore them.
+
+        Raises:
+            DataError: columns of different lengths, or a value that is not a text; the message names the row.
+        """
+        rows = policy_rows(prompts, responses, cultures, languages, references)
+        groups: dict[Question, dict[str, None]] = defaultdict(dict)
+        for question, text, reference in rows:
+            groups[question][text] = None
+            if reference and self._judge:
+                groups[question][reference] = None
+        asked = [(question, item) for question, texts in groups.items() for item in self._items(question, texts)]
+        requests = [(self.rm.requests if self._judge else self.rm.score_requests)(item) for _, item in asked]
+        answers = iter(ask_all(self.rm, every) if (every := [one for of_item in requests for one in of_item]) else ())
+        found: dict[tuple[Question, str], list[float]] = defaultdict(list)
+        for (question, item), of_item in zip(asked, requests, strict=True):
+            for text, value in self._values(item, of_item, list(islice(answers, len(of_item)))):
+                found[question, text].append(value)
+        return [self._reward(text, groups[question], found[question, text]) for question, text, _ in rows]
+
+    @property
+    def neutral(self) -> float:
+        """A number in place of `None`, in the middle of the range, for frameworks that accept only numbers."""
+        if self._judge:
+            return NEUTRAL
+        return sum(RATINGS) / len(RATINGS) if isinstance(self.rm, Judge) else 0.0
+
+    @property
+    def _judge(self) -> Judge | None:
+        """The reward model, if it is a judge that compares responses."""
+        rm = self.rm
+        return rm if isinstance(rm, Judge) and rm.protocol.kind != "pointwise" else None
+
+    @property
+    def _lowest(self) -> float | None:
+        """The reward of a blank response without a request; `None` if the reward model scores those as well."""
+        if self._judge:
+            return 0.0
+        return float(RATINGS[0]) if isinstance(self.rm, Judge) else None
+
+    def _items(self, question: Question, texts: Iterable[str]) -> Iterator[Item]:
+        """Return pairs for a judge that compares, else as few items as possible."""
+        texts = [text or _BLANK for text in texts if text or self._lowest is None]
+        if self._judge:
+            yield from (item_of(question, pair) for pair in combinations(texts, 2))
+            return
+        for start in range(0, len(texts), len(LABELS)):
+            part = texts[start : start + len(LABELS)]
+            yield item_of(question, part if len(part) > 1 else [*part, part[0] + _BLANK])
+
+    def _values(
+        self, item: Item, requests: Sequence[Request], answers: Sequence[Answer]
+    ) -> Iterator[tuple[str, float]]:
+        """Return what each response of an item gets from the answers; nothing for a parse failure."""
+        if not self._judge:
+            scores = zip(item.responses, self.rm.scores(item, answers), strict=True)
+            yield from (("" if text == _BLANK else text, score) for text, score in scores if not math.isnan(score))
+            return
+        judgements = map(self._judge.read, requests, answers)
+        chosen = [(request, judged.verdict) for request, judged in zip(requests, judgements, strict=True)]
+        winners = [request.order[verdict] for request, verdict in chosen if verdict is not None]
+        if winners:
+            yield from ((text, winners.count(i) / len(winners)) for i, text in enumerate(item.responses))
+
+    def _reward(self, text: str, group: Iterable[str], values: Sequence[float]) -> float | None:
+        if not text and self._lowest is not None:
+            return self._lowest
+        if self._judge:
+            rivals = [other for other in group if other != text]
+            values = [*values, *(1.0 for other in rivals if not other)]
+            if not rivals:
+                return NEUTRAL
+        return math.fsum(values) / len(values) if values else None
+
+
+def item_of(question: Question, texts: Sequence[str]) -> Item:
+    """Return an item of responses to a question, none of which is known to be the best: `best` means nothing."""
+    return Item(
+        id="policy",
+        prompt=question.prompt,
+        responses=tuple(texts),
+        best=0,
+        culture=question.culture,
+        language=question.language,
+        domain="policy",
+        group="policy",
+        source="policy",
+    )
+
+
+class Question(NamedTuple):
+    """The prompt that the responses of a group answer."""
+
+    prompt: str
+    culture: str | None
+    language: str
+
+
+class PolicyRow(NamedTuple):
+    """A response and its reference; each is empty if blank."""
+
+    question: Question
+    text: str
+    reference: str
+
+
+def policy_rows(
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    cultures: Sequence[str | None] | None = None,
+    languages: Sequence[str | None] | None = None,
+    references: Sequence[str | None] | None = None,
+) -> list[PolicyRow]:
+    """Return checked rows from the columns of a batch.
+
+    Raises:
+        DataError: columns of different lengths, or a value that is not a text; the message names the row.
+    """
+    given = {"cultures": cultures, "languages": languages, "references": references}
+    unknown: list[str | None] = [None] * len(prompts)
+    columns = {
+        "prompts": prompts,
+        "responses": responses,
+        **{name: unknown if column is None else column for name, column in given.items()},
+    }
+    if any(len(column) != len(prompts) for column in columns.values()):
+        lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
+        raise DataError(f"expected as many of each, got {lengths}")
+    return [_row(*values) for values in zip(range(len(prompts)), *columns.values(), strict=True)]
+
+
+def _row(row: int, prompt: object, response: object, culture: object, language: object, reference: object) -> PolicyRow:
+    for name, value in (("prompt", prompt), ("culture", culture), ("language", language)):
+        if not is_text(value) and (value is not None or name == "prompt"):
+            raise DataError(f"row {row}: {name} must be a non-blank string, got {value!r}")
+    for name, value in (("response", response), ("reference", reference)):
+        if not isinstance(value, str) and (value is not None or name == "response"):
+            raise DataError(f"row {row}: {name} must be a string, got {value!r}")
+    question = Question(str(prompt), None if culture is None else str(culture), str(language or "und"))
+    return PolicyRow(question, _clean(str(response)), "" if reference is None else _clean(str(reference)))
+
+
+def _clean(text: str) -> str:
+    """Return a text as an item can hold it, without halves of surrogate pairs; empty if it is blank."""
+    is_blank = all(unicodedata.category(character)[0] in "CZ" for character in text)
+    return "" if is_blank else text.encode(errors="replace").decode()
+
+
+# Prompts and completions of frameworks, plain or as messages, as texts for a judge.
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def question(prompt: str | Messages) -> str:
+    r"""Return a prompt as one text; of several messages, each with its role before it, as in the data sources.
+
+    Raises:
+        DataError: a message has no text.
+
+    Example:
+        >>> question([{"role": "user", "content": "Breakfast?"}])
+        'Breakfast?'
+        >>> question([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Breakfast?"}])
+        'system: Be brief.\n\nuser: Breakfast?'
+    """
+    if isinstance(prompt, str):
+        return prompt
+    turns = [(message.get("role"), _text(message)) for message in prompt]
+    return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {text}" for role, text in turns)
+
+
+def response(completion: str | Messages) -> str:
+    """Return a completion as one text: the last of several messages (if tools were called); blank without any.
+
+    Raises:
+        DataError: the last message has no text.
+
+    Example:
+        >>> response([{"role": "assistant", "content": "Rice."}]), response([])
+        ('Rice.', '')
+    """
+    if isinstance(completion, str):
+        return completion
+    return _text(completion[-1]) if completion else ""
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """Return the content of a message, or the texts of its parts."""
+    content = message.get("content") or ""
+    parts = [part.get("text") for part in content] if isinstance(content, list) else [content]
+    if not all(isinstance(part, str) for part in parts):
+        raise DataError(f"expected a message with a text as its content, got {message!r}: judges read only texts")
+    return "".join(parts)

@@ -1,0 +1,179 @@
+"""Language models trained by DPO as implicit reward models (arXiv 2305.18290)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from think_as_locals.engines import Chat
+from think_as_locals.engines.engine import require_all_weights, require_chat_template
+from think_as_locals.reward_models.reward_model import Request
+from think_as_locals.reward_models.scalar import (
+    IGNORED,
+    BatchScorer,
+    Row,
+    conversations,
+    identify_chat,
+    identify_loaded,
+    load_model,
+    padded,
+    resolve_max_length,
+)
+from think_as_locals.types import ModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImplicitRM(BatchScorer):
+    """Score of response y to prompt x: beta * (log pi(y|x) - log pi_ref(y|x)), summed over the tokens of y.
+
+    The tokens of y are those after the chat template's generation prompt, its end of turn included; a token that joins
+    the end of that prompt to the start of the response belongs to the response. Without a reference the score is
+    beta * log pi(y|x), as in RewardBench (arXiv 2403.13787), where the mean over tokens is usual: a sum favours short
+    responses.
+
+    Args:
+        reference_path: Where the reference is from.
+        reference: The model that the policy was trained away from, with the same tokenizer; or none.
+        beta: The KL penalty in training; scales scores and margins, and does not change verdicts.
+        per_token: Whether to take the mean over the tokens of y.
+    """
+
+    reference_path: str | None
+    reference: Any | None
+    beta: float
+    per_token: bool
+
+    @classmethod
+    def load(
+        cls,
+        path: str,
+        reference: str | None,
+        *,
+        beta: float = 0.1,
+        per_token: bool = False,
+        dtype: str = "auto",
+        batch_size: int = 16,
+        chunk_size: int = 1024,
+        max_length: int | None = None,
+        revision: str | None = None,
+        reference_revision: str | None = None,
+        template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        seed: int = 0,
+    ) -> ImplicitRM:
+        """Load policy and reference from directories or the Hub.
+
+        Args:
+            path: Directory or Hub id of the policy; its chat template is used for both.
+            reference: Directory or Hub id of the reference; `None` for none.
+            beta, per_token: As above.
+            max_length: Maximum number of tokens of prompt and response together; `None` for that of both models.
+            revision, reference_revision: Commit, tag or branch on the Hub.
+            dtype, batch_size, chunk_size, template_kwargs, seed: As for `ScalarRM.load`.
+
+        Raises:
+            ModelError: weights are missing, the policy has no chat template, or the two have other tokens.
+        """
+        model, tokenizer, limit = _load(path, dtype, revision, max_length)
+        require_chat_template(path, tokenizer)
+        other = None
+        if reference is not None:
+            other, other_tokenizer, other_limit = _load(reference, dtype, reference_revision, max_length)
+            _require_same_tokens(path, tokenizer, reference, other_tokenizer)
+            limit = min(limit, other_limit)
+        return cls(
+            path=path,
+            model=model,
+            chat=Chat(tokenizer, template_kwargs),
+            reference_path=reference,
+            reference=other,
+            beta=beta,
+            per_token=per_token,
+            batch_size=batch_size,
+            chunk_size=chunk_size,
+            max_length=limit,
+            seed=seed,
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        reference = None if self.reference_path is None else identify_loaded(self.reference_path, self.reference)
+        return {
+            "kind": "implicit",
+            "weights": identify_loaded(self.path, self.model),
+            "reference": reference,
+            "dtype": str(self.model.dtype),
+            "beta": self.beta,
+            "per_token": self.per_token,
+            **identify_chat(self.chat),
+        }
+
+    def rows(self, requests: Sequence[Request]) -> list[Row]:
+        turns = conversations(requests, self.chat.special_tokens)
+        prompts = [self.chat.text(messages[:1], add_generation_prompt=True) for messages in turns]
+        texts = [self.chat.text(messages, add_generation_prompt=False) for messages in turns]
+        for request, prompt, text in zip(requests, prompts, texts, strict=True):
+            if not prompt or not text.startswith(prompt):
+                raise ModelError(
+                    f"item {request.item.id!r}: the chat template of {self.path} writes the prompt differently if a "
+                    f"response follows, so where the response begins is unknown: expected {prompt[-80:]!r} before it, "
+                    f"got {text[:300]!r}. template_kwargs (of conf/rm: chat_template_kwargs) may help, such as "
+                    "enable_thinking"
+                )
+        encoded = (self.chat.tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompts, texts))
+        return [_row(prompt_ids, ids) for prompt_ids, ids in zip(*encoded, strict=True)]
+
+    def _scores(self, rows: Sequence[Row]) -> torch.Tensor:
+        batch = padded(rows, pad_id=0, device=self.model.device)  # any token will do: no counted token sees it
+        labels = batch.pop("labels")
+        scores = _log_probs(self.model, batch, labels)
+        if self.reference is not None:
+            scores = scores - _log_probs(self.reference, batch, labels)
+        if self.per_token:
+            scores = scores / (labels != IGNORED).sum(dim=1)
+        return self.beta * scores
+
+
+def _row(prompt_ids: list[int], ids: list[int]) -> Row:
+    """Return a prompt with its response, whose tokens are the labels."""
+    pairs = enumerate(zip(prompt_ids, ids, strict=False))
+    start = next((i for i, (alone, followed) in pairs if alone != followed), len(prompt_ids))
+    return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": [IGNORED] * start + ids[start:]}
+
+
+def _log_probs(model: Any, batch: Mapping[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+    """Return the log-probability of each row's labels (B,)."""
+    first = int((labels != IGNORED).any(dim=0).int().argmax())
+    kept = labels.size(1) - first + 1  # the token before the first label predicts it; the rest needs no logits
+    logits = model(**batch, logits_to_keep=kept).logits[:, -kept:-1].float()
+    targets = labels[:, first:]
+    losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+    return -losses.view_as(targets).double().sum(dim=1)
+
+
+def _load(path: str, dtype: str, revision: str | None, max_length: int | None) -> tuple[Any, Any, int]:
+    model, missing = load_model(AutoModelForCausalLM, path, revision=revision, dtype=dtype)
+    require_all_weights(path, missing)
+    tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+    return model, tokenizer, resolve_max_length(path, model, tokenizer, max_length)
+
+
+def _require_same_tokens(path: str, mine: Any, reference: str, theirs: Any) -> None:
+    """Raise a ModelError unless both have the same tokens; a padding token that only one of them has may differ."""
+    vocabularies = mine.get_vocab(), theirs.get_vocab()
+    added = {
+        tokenizer.pad_token
+        for tokenizer, others in zip((mine, theirs), vocabularies[::-1], strict=True)
+        if tokenizer.pad_token not in others
+    }
+    other = {token for token, _ in vocabularies[0].items() ^ vocabularies[1].items()} - added
+    if other:
+        raise ModelError(
+            f"{path} and its reference {reference} have other tokens ({', '.join(map(repr, sorted(other)[:5]))}): "
+            "log-probabilities compare only where both read the same; give the model that the policy was trained from"
+        )

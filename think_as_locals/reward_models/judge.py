@@ -1,0 +1,335 @@
+"""A judge: a generative reward model that is asked with a prompt by a protocol, and read by the prompt's own format."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from think_as_locals.engines import Engine, Messages, Sampling
+from think_as_locals.engines.chat_server import ChatServer, connect
+from think_as_locals.engines.engine import TokenEngine, model_file, special_tokens
+from think_as_locals.judging import CHAT_TOKENS, label_place, prompt_digest, render_presented
+from think_as_locals.judging.formats import Format
+from think_as_locals.reward_models.protocols import LISTWISE, JudgingProtocol
+from think_as_locals.reward_models.reward_model import Answer, Keep, Request, ScoredItem, ask_all, identify_weights
+from think_as_locals.runtime.files import write_json
+from think_as_locals.types import LABELS, ConfigError, Item, Judgement, ModelError, Rollout
+
+SETTINGS_FILE = "tal_judge.json"
+
+_log = logging.getLogger(__name__)
+
+Backend = Literal["transformers", "vllm"]
+"""The engines that hold a judge's weights in this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeSettings:
+    """What must be as in training for verdicts to be the same; saved beside the weights as `tal_judge.json`.
+
+    Args:
+        prompt: Name of the prompt template.
+        seed: Seed of the order in which responses are presented.
+        max_completion_length: In tokens.
+        dtype: Type of the weights.
+        chat_template_kwargs: Passed to the tokenizer's chat template.
+    """
+
+    prompt: str = "listwise"
+    seed: int = 0
+    max_completion_length: int = 2048
+    dtype: str = "auto"
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Write them beside the weights."""
+        write_json(folder / SETTINGS_FILE, asdict(self))
+
+    @classmethod
+    def load(cls, path: str, revision: str | None = None) -> JudgeSettings:
+        """Read the settings of a model in a directory or on the Hub; the defaults if it has none.
+
+        Raises:
+            ConfigError: the file does not hold the settings of a judge.
+            ModelError: there is no such directory, and the Hub has no such model or cannot be reached.
+        """
+        file = model_file(path, SETTINGS_FILE, revision)
+        if file is None:
+            return cls()
+        try:
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{file}: not the settings of a judge: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """A generative reward model: any model that writes a verdict or a rating. It is asked greedily.
+
+    Args:
+        engine: Samples its completions.
+        settings: The prompt and the limits that it is asked with.
+        protocol: How items are put to it.
+        margins: Whether to ask for the log-probabilities of the labels as well: one more pass over each completion.
+        chunk_size: As `RewardModel.chunk_size`.
+        model: Plain JSON that identifies the weights (or a server's name for them), their dtype, and whatever else
+            changes completions.
+
+    Raises:
+        ConfigError: a pointwise protocol needs a prompt that asks for a rating, every other one a prompt that asks for
+            a verdict.
+
+    Example:
+        judge = Judge.load("runs/quickstart/model")
+        judge.judge(item).verdict
+    """
+
+    engine: Engine
+    settings: JudgeSettings
+    protocol: JudgingProtocol = LISTWISE
+    margins: bool = False
+    chunk_size: int | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.protocol.format(self.settings.prompt)
+
+    @classmethod
+    def load(
+        cls,
+        path: str,
+        backend: Backend = "transformers",
+        *,
+        protocol: JudgingProtocol = LISTWISE,
+        margins: bool = False,
+        batch_size: int = 64,
+        chunk_size: int = 1024,
+        revision: str | None = None,
+        base_url: str | None = None,
+        served_name: str | None = None,
+        key_variable: str | None = None,
+        **changes: Any,
+    ) -> Judge:
+        """Load a judge from a directory or the Hub, or connect to a server that has loaded one; that needs no torch.
+
+        With `base_url`, settings and special tokens are read from a directory, or from the Hub if `path` is
+        `owner/name`. If there is no such model and the prompt is given, `path` is nothing but the server's name for it.
+
+        Args:
+            path: Directory or Hub id; with `base_url` it may be nothing but the server's name for a model.
+            backend: `transformers` or `vllm`.
+            protocol: How items are put to it.
+            margins: Whether to ask for the log-probabilities of the labels as well.
+            batch_size: Prompts at a time (transformers only).
+            chunk_size: How many requests an evaluation puts into one call of the engine (not of a server).
+            revision: Commit, tag or branch on the Hub.
+            base_url: Of an OpenAI-compatible server that has the model, e.g. `http://127.0.0.1:8000/v1`.
+            served_name: What the server calls the model, if not `path`.
+            key_variable: Name of the environment variable that holds the server's key; `None` sends none.
+            **changes: Fields of `JudgeSettings` that differ from the saved ones.
+
+        Raises:
+            ConfigError: there is no such backend, the saved settings are invalid, or prompt and protocol do not go
+                together.
+            ModelError: the Hub has no such model or cannot be reached.
+            ServerError: `base_url` is not a URL, or the key is not set.
+        """
+        if base_url is None:
+            settings = replace(JudgeSettings.load(path, revision), **changes)
+            return cls(
+                engine=load_engine(path, settings, backend, batch_size, revision),
+                settings=settings,
+                protocol=protocol,
+                margins=margins,
+                chunk_size=chunk_size,
+                model={
+                    **identify_weights(path, revision),
+                    "dtype": settings.dtype,
+                    "backend": backend,
+                    "chat_template_kwargs": dict(settings.chat_template_kwargs),
+                },
+            )
+        server, settings = _connect(path, base_url, served_name or path, key_variable, revision, changes)
+        model = {"url": server.url, "name": server.model, "fields": dict(server.fields)}
+        return cls(engine=server, settings=settings, protocol=protocol, margins=margins, model=model)
+
+    @overload
+    def judge(self, items: Item) -> Judgement: ...
+
+    @overload
+    def judge(self, items: Sequence[Item]) -> list[Judgement]: ...
+
+    def judge(self, items: Item | Sequence[Item]) -> Judgement | list[Judgement]:
+        """Return greedy judgements in the order of the items, or one for a single item.
+
+        `verdict` indexes the responses as presented (`shuffle_responses`). A listwise protocol of several orders gives
+        a judgement for each order of an item; the single judgement is then that of the first.
+
+        Raises:
+            ServerError: the judge's server is gone, silent, or answers what no retry would fix.
+        """
+        if isinstance(items, Item):
+            return self.judge([items])[0]
+        return [scored.judgement for scored in self.predict(items)]
+
+    def predict(self, items: Sequence[Item]) -> list[ScoredItem]:
+        """Return judgements together with what was judged, for an evaluation."""
+        asked = [self.requests(item) for item in items]
+        answers = iter(ask_all(self, [request for requests in asked for request in requests]))
+        return [
+            scored
+            for item, requests in zip(items, asked, strict=True)
+            for scored in self.predictions(item, list(islice(answers, len(requests))))
+        ]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """As `RewardModel.identity`; the prompt by its name and by a digest of its texts."""
+        return {
+            "kind": "generative",
+            "model": dict(self.model),
+            "prompt": self.settings.prompt,
+            "prompt_sha256": prompt_digest(self.settings.prompt),
+            "seed": self.settings.seed,
+            "protocol": asdict(self.protocol),
+            "max_completion_length": self.settings.max_completion_length,
+            "margins": self.margins,
+        }
+
+    @property
+    def format(self) -> Format:
+        """The format in which the answers to its prompt are read."""
+        return self.protocol.format(self.settings.prompt)
+
+    def requests(self, item: Item) -> list[Request]:
+        """Return what the protocol asks about an item."""
+        return self.protocol.requests(item, self.settings.seed)
+
+    def sort_key(self, request: Request) -> str:
+        """Return a key by which requests with a long common prefix are neighbours, so in one chunk."""
+        return "\n".join(message["content"] for message in self.conversation(request))
+
+    def conversation(self, request: Request) -> Messages:
+        """Return the messages that ask a request."""
+        return render_presented(request.item, request.responses, self.settings.prompt, self.engine.special_tokens)
+
+    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+        """As `RewardModel.ask`: answers hold `text`, `finish_reason` and `label_log_probs`."""
+
+        def deliver(place: int, rollout: Rollout) -> None:
+            labels = dict(rollout.label_log_probs)
+            keep(place, {"text": rollout.text, "finish_reason": rollout.finish_reason, "label_log_probs": labels})
+
+        sampling = Sampling(
+            max_completion_length=self.settings.max_completion_length,
+            label_opening=self.format.label_opening if self.margins else "",
+        )
+        self.engine.sample([self.conversation(request) for request in requests], sampling, deliver)
+
+    def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
+        judgements = [self.read(request, answer) for request, answer in zip(self.requests(item), answers, strict=True)]
+        return self.protocol.predictions(item, self.settings.seed, judgements)
+
+    def read(self, request: Request, answer: Answer) -> Judgement:
+        """Parse the answer to one request."""
+        judgement = self.format.read(
+            answer["text"], len(request.order), answer["finish_reason"], self.protocol.convention
+        )
+        return replace(judgement, margin=_margin(judgement, answer, len(request.order)))
+
+    def score_requests(self, item: Item) -> list[Request]:
+        """As `RewardModel.score_requests`: rotations of the item's own order, or each response to be rated."""
+        order = tuple(range(len(item.responses)))
+        if self.protocol.kind == "pointwise":
+            return [Request(item, (i,)) for i in order]
+        rotations = range(min(self.protocol.orders, len(order)) if self.protocol.kind == "listwise" else 0)
+        return [Request(item, order[i:] + order[:i]) for i in rotations]
+
+    def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
+        """As `RewardModel.scores`: ratings, or means over rotations of each label's score in `_label_scores`.
+
+        A rotation without a verdict does not count.
+        """
+        found: list[list[float]] = [[] for _ in item.responses]
+        for request, answer in zip(self.score_requests(item), answers, strict=True):
+            for i, value in zip(request.order, self._label_scores(request, answer), strict=False):
+                found[i].append(value)
+        return tuple(sum(values) / len(values) if values else math.nan for values in found)
+
+    def _label_scores(self, request: Request, answer: Answer) -> Sequence[float]:
+        """Return each label's log-probability in the verdict's place, in nats; without margins 1 if chosen, else 0."""
+        judgement, num_responses = self.read(request, answer), len(request.order)
+        if self.protocol.kind == "pointwise":
+            return [] if judgement.rating is None else [judgement.rating]
+        if self.margins:
+            return _offered(answer, num_responses) or []
+        return [] if judgement.verdict is None else [float(i == judgement.verdict) for i in range(num_responses)]
+
+
+def load_engine(
+    path: str, settings: JudgeSettings, backend: Backend, batch_size: int, revision: str | None
+) -> TokenEngine:
+    """Load a judge's weights from a directory or the Hub; a ConfigError lists the backends there are."""
+    common: dict[str, Any] = {
+        "dtype": settings.dtype,
+        "template_kwargs": settings.chat_template_kwargs,
+        "revision": revision,
+    }
+    if backend == "transformers":
+        from think_as_locals.engines.transformers_engine import TransformersEngine
+
+        return TransformersEngine.load(path, batch_size=batch_size, **common)
+    if backend == "vllm":
+        from think_as_locals.engines.vllm_engine import VLLMEngine
+
+        return VLLMEngine.load(path, **common)
+    raise ConfigError(f"no backend {backend!r}; available: transformers, vllm")
+
+
+def _connect(
+    path: str, base_url: str, served_name: str, key_variable: str | None, revision: str | None, changes: dict[str, Any]
+) -> tuple[ChatServer, JudgeSettings]:
+    """Connect to a server that has loaded a judge; its settings and special tokens come from a directory or the Hub."""
+    settings, tokens = JudgeSettings(), CHAT_TOKENS
+    if Path(path).is_dir() or "/" in path:
+        try:
+            settings, tokens = JudgeSettings.load(path, revision), special_tokens(path, revision) or CHAT_TOKENS
+        except ModelError as error:
+            if "prompt" not in changes:
+                remedy = "if this is only the server's name for a model, give the judge's prompt as well"
+                raise ModelError(f"{error}; {remedy}") from error
+            _log.warning("%s; using the given settings, whatever the judge was trained with", error)
+    settings = replace(settings, **changes)
+    server = connect(
+        base_url,
+        served_name,
+        key_variable=key_variable,
+        special_tokens=tokens,
+        chat_template_kwargs=settings.chat_template_kwargs,
+    )
+    return server, settings
+
+
+def _offered(answer: Answer, num_responses: int) -> list[float] | None:
+    """Return the log-probabilities of the labels on offer; `None` unless all are known."""
+    known, labels = answer["label_log_probs"], LABELS[:num_responses]
+    return [known[label] for label in labels] if all(label in known for label in labels) else None
+
+
+def _margin(judgement: Judgement, answer: Answer, num_responses: int) -> float | None:
+    """Return the log-odds of the verdict's label against the others on offer, if measured in its place."""
+    log_probs, place = _offered(answer, num_responses), label_place(judgement.text)
+    if log_probs is None or judgement.verdict is None or place is None:
+        return None
+    if judgement.text[place] != LABELS[judgement.verdict]:
+        return None  # RewardBench 2's convention may read another bracket than the last
+    from scipy.special import logsumexp
+
+    chosen = log_probs.pop(judgement.verdict)
+    return float(chosen - logsumexp(log_probs))

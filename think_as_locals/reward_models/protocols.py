@@ -1,0 +1,178 @@
+"""Protocols of judging: how an item is put to a judge (listwise, pairwise, round robin, pointwise) and scored.
+
+Without a parsed judgement, the convention `strict` gives a judge nothing; `rewardbench2` gives it what a guess would
+get, 1/N (arXiv 2506.01937, its code: a parse failure among four is worth 0.25, an unparsed rating is -1,
+below all others). A tie of the best response with k is worth 1/k in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from think_as_locals.judging import prompt_format, reorder_responses
+from think_as_locals.judging.formats import Format
+from think_as_locals.judging.prompt import shuffled_order
+from think_as_locals.reward_models.reward_model import Request, ScoredItem, favourite, tie_credit
+from think_as_locals.types import LABELS, ConfigError, Convention, Item, Judgement, ProtocolKind
+
+_MAX_ORDERS: dict[ProtocolKind, int] = {"listwise": len(LABELS), "pairwise": 2, "round_robin": 2, "pointwise": 1}
+_UNPARSABLE_RATING = -1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgingProtocol:
+    """What a judge is asked about an item, and how its judgements become predictions.
+
+    Args:
+        kind: `listwise`: all responses at once. `pairwise`: the best response against each other one, and it has to
+            beat them all. `round_robin`: every two, and the response with most wins is chosen. `pointwise`: each alone,
+            to be rated.
+        orders: In how many orders responses are presented: of a list that many rotations (all N if an item has fewer),
+            of pairs 2 for both orders.
+        convention: How parse failures count.
+
+    Raises:
+        ConfigError: `orders` is out of range for the kind.
+    """
+
+    kind: ProtocolKind
+    orders: int
+    convention: Convention
+
+    def __post_init__(self) -> None:
+        most = _MAX_ORDERS[self.kind]
+        if not 1 <= self.orders <= most:
+            raise ConfigError(f"got {self.orders} orders of a {self.kind} protocol, expected 1 to {most}")
+
+    def format(self, prompt: str) -> Format:
+        """Return the format of the answer to a prompt.
+
+        Raises:
+            ConfigError: the prompt asks for a rating and the protocol for verdicts, or the other way round.
+        """
+        found = prompt_format(prompt)
+        if found.asks_for_rating != (self.kind == "pointwise"):
+            raise ConfigError(
+                f"got prompt {prompt!r} in a {self.kind} protocol; pointwise needs a prompt that asks "
+                "for a rating (rewardbench2_ratings), every other protocol one that asks for a verdict"
+            )
+        return found
+
+    def requests(self, item: Item, seed: int) -> list[Request]:
+        """Return what a judge is asked about an item.
+
+        Orders are those of `shuffle_responses`: neither the place of the best response nor how the item is stored
+        decides them, so a pair is presented alike whichever of the two is called the best.
+        """
+        order = _order(item, range(len(item.responses)), seed)
+        if self.kind == "listwise":
+            return [Request(item, order[i:] + order[:i]) for i in range(min(self.orders, len(order)))]
+        if self.kind == "pointwise":
+            return [Request(item, (i,)) for i in order]
+        presented = (_order(item, pair, seed) for pair in self._pairs(item, order))
+        return [Request(item, pair[::turn]) for pair in presented for turn in (1, -1)[: self.orders]]
+
+    def predictions(self, item: Item, seed: int, judgements: Sequence[Judgement]) -> list[ScoredItem]:
+        """Combine the judgements of `requests(item, seed)`, in that order.
+
+        Returns:
+            Listwise, a prediction for each order; else a single one with `scores`. It has a verdict if everything could
+            be parsed; without one its credit is that of its scores, or nothing (strict, but for pairwise).
+
+            pairwise: 1/2 for the best response, for each other one the share of its comparisons with it that it won. So
+            the best wins if it wins more than half against each, and ties if both orders disagree. A comparison that
+            cannot be parsed is lost (strict) or half lost.
+
+            round_robin: the share of its comparisons that each response won. One that cannot be parsed is won by
+            neither (strict), or by both by half.
+
+            pointwise: the ratings. One that cannot be parsed leaves none (strict), or is -1.
+
+        Raises:
+            ValueError: there are more or fewer judgements than requests.
+        """
+        requests = self.requests(item, seed)
+        if len(requests) != len(judgements):
+            raise ValueError(f"item {item.id!r}: got {len(judgements)} judgements of {len(requests)} requests")
+        if self.kind == "listwise":
+            return [self._listwise(request, judged) for request, judged in zip(requests, judgements, strict=True)]
+        order = _order(item, range(len(item.responses)), seed)
+        presented = reorder_responses(item, order)
+        slots = [[order.index(i) for i in request.order] for request in requests]
+        scores = self._ratings(judgements) if self.kind == "pointwise" else self._shares(presented, slots, judgements)
+        issues = tuple(dict.fromkeys(issue for judged in judgements for issue in judged.issues))
+        credit = 0.0
+        if scores is not None and (self.convention == "rewardbench2" or self.kind == "pairwise"):
+            credit = tie_credit(scores, presented.best)  # parse failures are in the scores already
+        judgement = Judgement(
+            verdict=None if scores is None or issues else favourite(scores),
+            rubric=None,
+            analysis=None,
+            issues=issues,
+            text="\n\n".join(_summary(slot, judged) for slot, judged in zip(slots, judgements, strict=True)),
+        )
+        return [
+            ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, parse_failure_credit=credit)
+        ]
+
+    def _pairs(self, item: Item, order: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+        if self.kind == "round_robin":
+            return combinations(order, 2)
+        return ((item.best, other) for other in order if other != item.best)
+
+    def _listwise(self, request: Request, judgement: Judgement) -> ScoredItem:
+        return ScoredItem(
+            item=request.item,
+            presented=reorder_responses(request.item, request.order),
+            judgement=judgement,
+            margin=judgement.margin,
+            parse_failure_credit=1 / len(request.order) if self.convention == "rewardbench2" else 0.0,
+        )
+
+    def _ratings(self, judgements: Sequence[Judgement]) -> tuple[float, ...] | None:
+        ratings = [judged.rating for judged in judgements]
+        if self.convention == "strict" and None in ratings:
+            return None
+        return tuple(_UNPARSABLE_RATING if rating is None else rating for rating in ratings)
+
+    def _shares(self, presented: Item, slots: list[list[int]], judgements: Sequence[Judgement]) -> tuple[float, ...]:
+        """Return for each response as presented the share of its comparisons that it won."""
+        wins, asked = [0.0] * len(presented.responses), [0] * len(presented.responses)
+        for pair, judged in zip(slots, judgements, strict=True):
+            for place, slot in enumerate(pair):
+                asked[slot] += 1
+                if judged.verdict is not None:
+                    wins[slot] += float(judged.verdict == place)
+                elif self.convention == "rewardbench2":
+                    wins[slot] += 0.5
+                else:
+                    wins[slot] += float(self.kind == "pairwise" and slot != presented.best)
+        if self.kind == "pairwise":
+            wins[presented.best], asked[presented.best] = 0.5, 1
+        return tuple(won / of for won, of in zip(wins, asked, strict=True))
+
+
+LISTWISE = JudgingProtocol(kind="listwise", orders=1, convention="strict")
+"""All responses at once, in one order: how judges are trained."""
+
+ROUND_ROBIN = JudgingProtocol(kind="round_robin", orders=2, convention="strict")
+"""Every two responses, in both orders."""
+
+
+def _order(item: Item, indices: Sequence[int], seed: int) -> tuple[int, ...]:
+    """Return indices into an item's responses in the order in which an item of just these is presented."""
+    return tuple(indices[i] for i in shuffled_order([item.responses[i] for i in indices], seed))
+
+
+def _summary(slots: Sequence[int], judgement: Judgement) -> str:
+    """Return one of several completions, headed by its labels and its outcome."""
+    labels = [LABELS[slot] for slot in slots]
+    if judgement.issues:
+        outcome = f"parse failure: {', '.join(judgement.issues)}"
+    elif judgement.verdict is None:
+        outcome = f"rated {judgement.rating:g}"
+    else:
+        outcome = f"chose {labels[judgement.verdict]}"
+    return f"[{' or '.join(labels)}: {outcome}]\n{judgement.text}"

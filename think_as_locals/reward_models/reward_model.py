@@ -1,0 +1,188 @@
+"""The protocol of every kind of reward model.
+
+    Item -> Request, Request, ... -> answers (plain JSON, kept in a journal) -> ScoredItem, ...
+
+A kind says which responses of an item it wants to see together (all of them, two, one), answers such requests in
+batches, and parses its own answers. Order, journal and statistics are the same for all kinds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from think_as_locals.types import LABELS, Item, Judgement
+
+Answer = dict[str, Any]
+"""The answer to one request: plain JSON that only its own kind of reward model parses."""
+
+Keep = Callable[[int, Answer], None]
+"""Takes the index of a request and its answer as soon as it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question to a reward model.
+
+    Args:
+        item: The item it is about.
+        order: Indices of the item's responses that are presented, in that order. All of them for a listwise judgement,
+            two for a pairwise one, one to be rated or scored.
+    """
+
+    item: Item
+    order: tuple[int, ...]
+
+    @property
+    def responses(self) -> tuple[str, ...]:
+        """The responses as presented."""
+        return tuple(self.item.responses[i] for i in self.order)
+
+
+class RewardModel(Protocol):
+    """Items -> predictions, by way of requests and answers."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Plain JSON of all that decides its answers (weights, prompt, protocol, dtype): others' are not reused."""
+
+    @property
+    def chunk_size(self) -> int | None:
+        """How many requests are answered together in one call of `ask`; `None` if each is independent.
+
+        Chunks always hold the same requests, so that a run that was killed and resumed computes the same bits. Without
+        chunks (a server) only requests that have no answer yet are asked.
+        """
+
+    def requests(self, item: Item) -> list[Request]:
+        """Return the requests that judge an item."""
+
+    def sort_key(self, request: Request) -> str:
+        """Return a key by which neighbours are cheaper together: they share a prefix, or are of similar length."""
+
+    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+        """Answer a chunk of requests; `keep` takes each answer, in any order."""
+
+    def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
+        """Combine the answers to `requests(item)`, in that order, to one prediction, or one for each order."""
+
+    def score_requests(self, item: Item) -> list[Request]:
+        """Return the requests that score responses in the item's own order; none if it gives no scores."""
+
+    def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
+        """Return the score of each response from the answers to `score_requests(item)`; NaN without one."""
+
+
+def ask_all(rm: RewardModel, requests: Sequence[Request]) -> list[Answer]:
+    """Return the answers to requests in their order, from one call of `ask`."""
+    answers: dict[int, Answer] = {}
+    rm.ask(requests, answers.__setitem__)
+    return [answers[place] for place in range(len(requests))]
+
+
+def identify_weights(path: str, commit: str | None) -> dict[str, Any]:
+    """Return what tells a model's weights from others, for `RewardModel.identity`.
+
+    From the Hub, path and commit, if known. In a directory, the names, sizes and times of its files, not its path: the
+    folder of a run may be moved, with the models in it.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return {"path": path, "commit": commit}
+    states = {file.name: file.stat() for file in sorted(folder.iterdir()) if file.is_file()}
+    listed = [(name, state.st_size, state.st_mtime_ns) for name, state in states.items()]
+    return {"files": hashlib.sha256(repr(listed).encode()).hexdigest()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredItem:
+    """A reward model's prediction on one item, or on one order of its responses.
+
+    Args:
+        item: The item as its source gave it.
+        presented: The same item with its responses in the order the reward model saw.
+        judgement: The parsed judgement; for a model that scores, its unique favourite as the verdict.
+        scores: One for each response as presented, if it scores them; a tie of k for the highest is worth 1/k.
+        margin: Log-odds that its choice is the best response, if it gives them: for two scored responses the
+            difference of their scores.
+        parse_failure_credit: Its credit if no verdict could be parsed: 0, but 1/N in RewardBench 2's convention; for
+            several judgements together that of the parsed ones.
+    """
+
+    item: Item
+    presented: Item
+    judgement: Judgement
+    scores: tuple[float, ...] | None = None
+    margin: float | None = None
+    parse_failure_credit: float = 0.0
+
+    @property
+    def parse_failure(self) -> bool:
+        """Whether there is no verdict because it could not be parsed; a tie is no parse failure."""
+        return self.judgement.verdict is None and bool(self.judgement.issues)
+
+    @property
+    def credit(self) -> float:
+        """In [0, 1]: 1 if the best response was chosen, 1/k if k responses tie with it, else 0."""
+        if self.parse_failure:
+            return self.parse_failure_credit
+        if self.scores is not None:
+            return tie_credit(self.scores, self.presented.best)
+        return float(self.judgement.verdict == self.presented.best)
+
+    @property
+    def correct(self) -> bool:
+        """Whether the verdict is the best response: not for a parse failure or a tie."""
+        return self.judgement.verdict == self.presented.best
+
+    def row(self) -> dict[str, Any]:
+        """Return a flat row for a table of judgements."""
+        verdict = self.judgement.verdict
+        return {
+            "id": self.item.id,
+            "culture": self.item.culture,
+            "domain": self.item.domain,
+            "language": self.item.language,
+            "group": self.item.group,
+            "source": self.item.source,
+            "prompt": self.item.prompt,
+            "responses": list(self.presented.responses),
+            "origins": list(self.presented.origins),
+            "best": LABELS[self.presented.best],
+            "verdict": None if verdict is None else LABELS[verdict],
+            "correct": self.correct,
+            "credit": self.credit,
+            "scores": None if self.scores is None else list(self.scores),
+            "margin": self.margin,
+            "issues": list(self.judgement.issues),
+            "completion": self.judgement.text,
+        }
+
+
+def tie_credit(scores: Sequence[float], best: int) -> float:
+    """Return 1/k if the best response is among the k with the highest score, else 0.
+
+    RewardBench 2's convention for ties (arXiv 2506.01937).
+    """
+    top = max(scores)
+    return 1 / list(scores).count(top) if scores[best] == top else 0.0
+
+
+def favourite(scores: Sequence[float]) -> int | None:
+    """Return the index of the highest score; `None` if several share it."""
+    top = max(scores)
+    return list(scores).index(top) if list(scores).count(top) == 1 else None
+
+
+def margin(scores: Sequence[float]) -> float:
+    """Return the log-odds that the response with the highest score is the best, under Plackett-Luce (softmax).
+
+    For two responses that is the difference of their scores (Bradley-Terry).
+    """
+    from scipy.special import logsumexp
+
+    *others, top = sorted(scores)
+    return float(top - logsumexp(others))

@@ -1,0 +1,351 @@
+"""Scalar reward models: classifiers with one label (AutoModelForSequenceClassification), and a constant baseline."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from think_as_locals.engines import Chat, Messages
+from think_as_locals.judging import reorder_responses
+from think_as_locals.judging.prompt import break_tokens, shuffled_order
+from think_as_locals.reward_models.reward_model import (
+    Answer,
+    Keep,
+    Request,
+    ScoredItem,
+    ask_all,
+    favourite,
+    identify_weights,
+    margin,
+)
+from think_as_locals.types import LABELS, DataError, Item, Judgement, ModelError
+
+Row = dict[str, list[int]]
+"""The inputs of a model for one prompt and response: a value per token, by the model's parameter names."""
+
+IGNORED = -100
+"""The label of tokens that no loss counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseScorer(ABC):
+    """A reward model that scores one response at a time; its answers are `{"score": float}`.
+
+    Args:
+        seed: Of the order in which predictions list the responses. The model does not see it; but data sets store the
+            best response first, and predictions are compared with those of judges by slot.
+        chunk_size: As `RewardModel.chunk_size`.
+    """
+
+    seed: int
+    chunk_size: int | None
+
+    @property
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """As `RewardModel.identity`."""
+
+    @abstractmethod
+    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+        """As `RewardModel.ask`."""
+
+    def requests(self, item: Item) -> list[Request]:
+        """Return one request for each response."""
+        return [Request(item, (i,)) for i in range(len(item.responses))]
+
+    def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
+        """Return one prediction: the scores, and the unique highest as the verdict."""
+        order = shuffled_order(item.responses, self.seed)
+        in_item_order = self.scores(item, answers)
+        scores = tuple(in_item_order[i] for i in order)
+        text = ", ".join(f"{label} {score:.6g}" for label, score in zip(LABELS, scores, strict=False))
+        judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), text=text)
+        presented = reorder_responses(item, order)
+        return [ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, margin=margin(scores))]
+
+    def sort_key(self, request: Request) -> str:
+        """Return a key by which requests of similar length are neighbours."""
+        return f"{len(request.item.prompt) + len(request.responses[0]):09}"
+
+    def score_requests(self, item: Item) -> list[Request]:
+        """As `RewardModel.score_requests`."""
+        return self.requests(item)
+
+    def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
+        return tuple(answer["score"] for answer in answers)
+
+    def score(self, items: Sequence[Item]) -> list[tuple[float, ...]]:
+        """Return the scores of each item's responses, in the item's own order."""
+        answers = iter(ask_all(self, [request for item in items for request in self.requests(item)]))
+        return [tuple(answer["score"] for answer in islice(answers, len(item.responses))) for item in items]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchScorer(ResponseScorer):
+    """A response scorer with a transformers model: batches of similar length, padded on the right, nothing cut off.
+
+    Which responses share a batch changes scores by rounding only; a chunk keeps even that the same.
+    """
+
+    path: str
+    model: Any
+    chat: Chat
+    batch_size: int
+    max_length: int
+
+    @abstractmethod
+    def rows(self, requests: Sequence[Request]) -> list[Row]:
+        """Return the model's inputs for each request."""
+
+    @abstractmethod
+    def _scores(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Return the scores of a batch (B,)."""
+
+    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+        """As `RewardModel.ask`; the longest first, so that running out of memory shows at once.
+
+        Raises:
+            DataError: a response and its prompt are too long; nothing has been kept then.
+            ModelError: a score is not finite.
+        """
+        rows = self.rows(requests)
+        lengths = [len(row["input_ids"]) for row in rows]
+        for request, length in zip(requests, lengths, strict=True):
+            if length > self.max_length:
+                raise DataError(
+                    f"item {request.item.id!r}: response {LABELS[request.order[0]]} has {length} tokens together with "
+                    f"its prompt, {self.path} takes {self.max_length}: nothing is cut off; raise max_length where the "
+                    "model can read more, or leave the item out"
+                )
+        by_length = sorted(range(len(rows)), key=lambda i: -lengths[i])
+        for start in range(0, len(rows), self.batch_size):
+            places = by_length[start : start + self.batch_size]
+            with torch.inference_mode():
+                scores: list[float] = self._scores([rows[i] for i in places]).tolist()
+            for place, score in zip(places, scores, strict=True):
+                if not math.isfinite(score):
+                    raise ModelError(
+                        f"item {requests[place].item.id!r}: {self.path} scores response "
+                        f"{LABELS[requests[place].order[0]]} {score}, expected a finite number: are its weights sound, "
+                        f"and is {self.model.dtype} wide enough for it?"
+                    )
+                keep(place, {"score": score})
+
+
+def padded(rows: Sequence[Row], pad_id: int, device: Any) -> dict[str, torch.Tensor]:
+    """Return a batch (B, L) for a model, padded on the right."""
+    fill = {"input_ids": pad_id, "labels": IGNORED}
+    return {
+        name: pad_sequence(
+            [torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=fill.get(name, 0)
+        ).to(device)
+        for name in rows[0]
+    }
+
+
+def unused_end(rows: Sequence[Row]) -> int:
+    """Return a token id with which no row ends: padded with it, a classification head finds each last token."""
+    ends = {row["input_ids"][-1] for row in rows}
+    return next(i for i in range(len(rows) + 1) if i not in ends)
+
+
+def conversations(requests: Sequence[Request], special_tokens: Sequence[str]) -> list[Messages]:
+    """Return a user turn and an assistant turn for each request, with the tokenizer's special tokens neutralised."""
+    return [
+        [
+            {"role": "user", "content": break_tokens(request.item.prompt, special_tokens)},
+            {"role": "assistant", "content": break_tokens(request.responses[0], special_tokens)},
+        ]
+        for request in requests
+    ]
+
+
+def load_model(kind: Any, path: str, **settings: Any) -> tuple[Any, list[str]]:
+    """Load an `AutoModelFor...` for inference, without running remote code; return it and its missing weights."""
+    model, info = kind.from_pretrained(path, trust_remote_code=False, output_loading_info=True, **settings)
+    model.config.get_text_config().use_cache = False  # keys and values that no later token would read
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device).eval(), sorted(info["missing_keys"])
+
+
+def resolve_max_length(path: str, model: Any, tokenizer: Any, max_length: int | None) -> int:
+    """Return the requested maximum length, or the one that model and tokenizer declare.
+
+    Raises:
+        ModelError: the model has fewer positions than requested, or declares nothing.
+    """
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if max_length is None:
+        declared = min(tokenizer.model_max_length, math.inf if positions is None else positions)
+        if declared > 1e20:  # tokenizers without a limit declare 1e30
+            raise ModelError(f"{path} does not say how many tokens it takes: give max_length")
+        return int(declared)
+    if positions is not None and max_length > positions:
+        raise ModelError(f"{path} has {positions} positions, fewer than the max_length {max_length} that was asked for")
+    return max_length
+
+
+def identify_loaded(path: str, model: Any) -> dict[str, Any]:
+    """As `identify_weights`, with the commit that a loaded model is from."""
+    return identify_weights(path, getattr(model.config, "_commit_hash", None))
+
+
+def identify_chat(chat: Chat) -> Mapping[str, Any]:
+    """Return what tells how a conversation is written, for `RewardModel.identity`."""
+    text = str(chat.tokenizer.chat_template)
+    return {"template": hashlib.sha256(text.encode()).hexdigest(), "template_kwargs": dict(chat.template_kwargs)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarRM(BatchScorer):
+    """A classifier with one label: prompt and response, by its chat template or else as a text pair, to one score.
+
+    A decoder's head reads the last token that is not the padding token its configuration declares, even if a text ends
+    with that token, as in training; if none is declared, it reads the last token.
+
+    Args:
+        pad_id: The padding token that the model declares.
+        new_head_seed: Seed of a random head, if requested.
+
+    Example:
+        rm = ScalarRM.load("path-or-hub-id")
+        rm.score([item])  # [(0.3, -1.2)]
+    """
+
+    pad_id: int | None
+    new_head_seed: int | None
+
+    @classmethod
+    def load(
+        cls,
+        path: str,
+        *,
+        dtype: str = "auto",
+        batch_size: int = 16,
+        chunk_size: int = 1024,
+        max_length: int | None = None,
+        revision: str | None = None,
+        template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        new_head_seed: int | None = None,
+        seed: int = 0,
+    ) -> ScalarRM:
+        """Load a classifier from a directory or the Hub.
+
+        Args:
+            path: Directory or Hub id.
+            dtype: Type of the weights.
+            batch_size: Responses at a time.
+            chunk_size: As `RewardModel.chunk_size`.
+            max_length: Maximum number of tokens of prompt and response together; `None` for the model's.
+            revision: Commit, tag or branch on the Hub.
+            template_kwargs: Passed to the chat template.
+            new_head_seed: Adds a random head to a model without one: a baseline, not a reward model.
+            seed: As `ResponseScorer.seed`.
+
+        Raises:
+            ModelError: the head has more than one label, weights are missing, or a new head would replace one.
+        """
+        model = _load(path, dtype, revision, new_head_seed)
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+        return cls(
+            path=path,
+            model=model,
+            chat=Chat(tokenizer, template_kwargs),
+            pad_id=_pad_id(model),
+            batch_size=batch_size,
+            chunk_size=chunk_size,
+            max_length=resolve_max_length(path, model, tokenizer, max_length),
+            new_head_seed=new_head_seed,
+            seed=seed,
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {
+            "kind": "classifier",
+            "weights": identify_loaded(self.path, self.model),
+            "dtype": str(self.model.dtype),
+            "new_head_seed": self.new_head_seed,
+            **identify_chat(self.chat),
+        }
+
+    def rows(self, requests: Sequence[Request]) -> list[Row]:
+        tokenizer = self.chat.tokenizer
+        turns = conversations(requests, self.chat.special_tokens)
+        if tokenizer.chat_template:
+            texts = [self.chat.text(messages, add_generation_prompt=False) for messages in turns]
+            encoded = tokenizer(texts, add_special_tokens=False)
+        else:
+            encoded = tokenizer(*([messages[i]["content"] for messages in turns] for i in (0, 1)))
+        names = encoded.keys() & inspect.signature(self.model.forward).parameters.keys()
+        return [{name: encoded[name][i] for name in sorted(names)} for i in range(len(requests))]
+
+    def _scores(self, rows: Sequence[Row]) -> torch.Tensor:
+        pad_id = self.pad_id
+        if pad_id is None:
+            pad_id = unused_end(rows)
+            self.model.config.get_text_config().pad_token_id = pad_id
+        scores: torch.Tensor = self.model(**padded(rows, pad_id, self.model.device)).logits[:, 0].float()
+        return scores
+
+
+def _pad_id(model: Any) -> int | None:
+    """Return the padding token that a model declares; one outside its vocabulary (-1 is common) is in no text."""
+    config = model.config.get_text_config()
+    declared = config.pad_token_id
+    return declared if declared is not None and 0 <= declared < config.vocab_size else None
+
+
+def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None) -> Any:
+    """Load the classifier, with a random head if a seed for it is given."""
+    config = AutoConfig.from_pretrained(path, revision=revision)
+    new_head = new_head_seed is not None
+    if new_head:
+        config.num_labels = 1
+    elif config.num_labels != 1:
+        raise ModelError(
+            f"{path}: a head with {config.num_labels} labels ({', '.join(config.architectures or ['unnamed'])}), "
+            "expected one, the score: give a reward model, or new_head_seed for a random head"
+        )
+    with nullcontext() if new_head_seed is None else torch.random.fork_rng():
+        if new_head_seed is not None:
+            torch.manual_seed(new_head_seed)
+        model, missing = load_model(
+            AutoModelForSequenceClassification, path, config=config, revision=revision, dtype=dtype
+        )
+    if lost := [name for name in missing if not new_head or name.startswith(f"{model.base_model_prefix}.")]:
+        raise ModelError(
+            f"{path} lacks weights of a classifier, which would be random: {', '.join(lost[:5])}"
+            f"{', ...' if len(lost) > 5 else ''}. Give a reward model, or new_head_seed where only the head is missing "
+            "and a random one is wanted"
+        )
+    if new_head and not missing:
+        raise ModelError(f"{path} has a head for scores, and a new one was asked for: leave new_head_seed out")
+    return model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantRM(ResponseScorer):
+    """The same score for every response, so a credit of 1/N for every item: exactly 25 % on Best-of-4."""
+
+    chunk_size: None = field(default=None, init=False)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "constant"}
+
+    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+        for place in range(len(requests)):
+            keep(place, {"score": 0.0})

@@ -1,0 +1,127 @@
+"""A recipe and its overrides -> a run, in each process of a launch: training, evaluation or SCPO."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from think_as_locals.config.schema import EvaluationConfig, RunConfig, ScpoConfig
+
+if TYPE_CHECKING:
+    from think_as_locals.data import Splits
+    from think_as_locals.runtime.run_folder import RunFolder
+
+
+def start(recipe: str, overrides: Sequence[str]) -> None:
+    """Train, evaluate or steer, as a recipe says; in a launch every process calls this.
+
+    The main process composes the recipe and reads its data before a folder is opened, and sends its configuration to
+    the others, so that no two processes can differ.
+    """
+    config: RunConfig | ScpoConfig | None = None
+    splits = run = None
+    with ExitStack() as lock:
+        if int(os.environ.get("RANK", "0")) == 0:
+            from think_as_locals.config.checks import load_config
+            from think_as_locals.machine.preflight import preflight
+
+            loaded = load_config(recipe, overrides)
+            preflight(loaded)
+            if isinstance(loaded, EvaluationConfig):
+                _evaluate(loaded, lock)
+                return
+            config, splits = loaded, load_splits(loaded)
+        if "WORLD_SIZE" in os.environ:
+            config, run = _share(config, lock)
+        elif config is not None:
+            run = _open(config, lock)
+        if config is None or run is None:  # the main process says why
+            raise SystemExit(2)
+        splits = splits or load_splits(config)
+        if isinstance(config, ScpoConfig):
+            from think_as_locals import steer
+
+            steer.run(config, splits, run)
+        else:
+            from think_as_locals import train
+
+            train.run(config, splits, run)
+
+
+def _evaluate(config: EvaluationConfig, lock: ExitStack) -> None:
+    from think_as_locals import evaluate
+    from think_as_locals.runtime.run_folder import lock_run_dir, open_run
+
+    # A fault in the data ends the run before it has a folder.
+    items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
+    run = open_run(config)
+    lock.enter_context(lock_run_dir(run.path))
+    evaluate.run(config, items, candidates, run)
+
+
+def load_splits(config: RunConfig | ScpoConfig) -> Splits:
+    """Read the training and test items of a run, and check that they have what its rewards and stages need.
+
+    Raises:
+        ConfigError: a reward function of the user's own cannot be loaded.
+        DataError: a fault in the data.
+    """
+    from think_as_locals.data import load, read
+    from think_as_locals.data.splits import split_people
+
+    data = config.data
+    if isinstance(config, ScpoConfig):
+        by_country = config.mode.split == "by_country"
+        return split_people(read(data, config.seed), data.test_share, config.seed, by_country=by_country)
+    from think_as_locals.judging.custom_rewards import load_custom_rewards
+    from think_as_locals.judging.rubric import check_languages
+    from think_as_locals.training.cold_start import check_origins
+
+    load_custom_rewards(config.reward.own)
+    splits = load(data, config.seed)
+    if config.sft is not None:
+        check_origins(splits.train)
+    if "rubric_quality" in config.reward.weighted():
+        check_languages(config.reward.rubric_quality.language, splits.train)
+    return splits
+
+
+def _open(config: RunConfig | ScpoConfig, lock: ExitStack) -> RunFolder:
+    """Open and lock the folder of a run, after the last check."""
+    from think_as_locals.judging.custom_rewards import keep_sources
+    from think_as_locals.runtime.run_folder import lock_run_dir, open_run
+    from think_as_locals.training.grpo import check_arguments
+
+    check_arguments(config)
+    run = open_run(config)
+    lock.enter_context(lock_run_dir(run.path))
+    if isinstance(config, RunConfig):
+        keep_sources(config.reward.own, run.custom_rewards)
+    return run
+
+
+def _share(
+    config: RunConfig | ScpoConfig | None, lock: ExitStack
+) -> tuple[RunConfig | ScpoConfig | None, RunFolder | None]:
+    """Join the processes of a launch, and send the main process's configuration and folder to all of them."""
+    from accelerate.utils import broadcast_object_list
+
+    from think_as_locals.runtime.ranks import join, set_rank_timeout
+    from think_as_locals.runtime.run_folder import RunFolder
+
+    join()
+    box: list[Any] = [None, None]
+    try:
+        if config is not None:
+            box = [config.model_dump(), str(_open(config, lock).path)]
+    finally:
+        broadcast_object_list(box)
+    values, path = box
+    if values is None:
+        return None, None
+    received = ScpoConfig.model_validate(values) if "scpo" in values else RunConfig.model_validate(values)
+    set_rank_timeout(received)
+    return received, RunFolder(Path(path))

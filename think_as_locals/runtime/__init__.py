@@ -1,0 +1,1 @@
+"""A run on this machine: its folder, its files, its processes."""

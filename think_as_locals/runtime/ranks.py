@@ -1,0 +1,162 @@
+"""The processes of a launch: what their launcher asked for, and how they join here.
+
+`accelerate launch` passes its settings to its processes by environment variables. Some of them accelerate, transformers
+or DeepSpeed then ignore silently; here that ends the run before any weight loads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from think_as_locals.config.schema import RunConfig, ScpoConfig
+from think_as_locals.types import PreflightError
+
+_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+_AFTER_SERVER_S = 60.0  # how much longer ranks wait for the main process than it waits for the vLLM server
+
+
+def has_gpu() -> bool:
+    """Return whether torch sees a GPU."""
+    # Without a driver torch need not be imported, which takes seconds.
+    if not find_spec("torch") or not any(map(shutil.which, ("nvidia-smi", "rocm-smi"))):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def launch_faults(config: RunConfig | ScpoConfig) -> list[str]:
+    """Return what this launch would silently leave undone, a sentence each."""
+    environment, dtype, faults = os.environ, config.model.dtype, []
+    if "WORLD_SIZE" not in environment:
+        if "ACCELERATE_DYNAMO_BACKEND" in environment and "MASTER_PORT" in environment:
+            faults.append(
+                "several processes: accelerate was asked for them and started one; add --multi_gpu (without a GPU as "
+                "well), or give a --config_file from launch/ (for one process: unset MASTER_PORT)"
+            )
+        if any(int(environment.get(name, "1")) > 1 for name in _MPI):
+            faults.append("processes that know each other: MPI started several, each would train alone; use torchrun")
+    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision not in ("no", _MIXED_PRECISION[dtype]):
+        faults.append(
+            f"one precision: the launch says {precision}, model.dtype {dtype}; launch with "
+            f"--mixed_precision {_MIXED_PRECISION[dtype]}, or change model.dtype"
+        )
+    deepspeed, fsdp = uses_deepspeed(), _is_on("ACCELERATE_USE_FSDP")
+    if (deepspeed or fsdp) and _is_on("ACCELERATE_USE_CPU"):
+        faults.append("sharding: ACCELERATE_USE_CPU turns it off; unset it")
+    if fsdp and environment.get("FSDP_STATE_DICT_TYPE") != "FULL_STATE_DICT":
+        faults.append("a saved model: FSDP saves one only with fsdp_state_dict_type: FULL_STATE_DICT")
+    if fsdp and isinstance(config, RunConfig) and config.rollout.backend == "transformers":
+        faults.append("a sampler: FSDP's ranks cannot sample with rollout=transformers, they wait for one another")
+    return [*faults, *_device_faults(dtype, deepspeed, fsdp), *(_zero3_faults() if deepspeed else [])]
+
+
+def _device_faults(dtype: str, deepspeed: bool, fsdp: bool) -> Iterator[str]:
+    if not has_gpu():
+        if fsdp:
+            yield "a GPU: FSDP shards nothing without; launch with --config_file launch/cpu_zero3.yaml"
+        if deepspeed and dtype != "float32":
+            yield f"a GPU: DeepSpeed without one needs model.dtype=float32, got {dtype}"
+    elif (here := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > (gpus := _num_gpus()):
+        yield f"{here} GPUs: {here} processes were started here, torch sees {gpus}; set --num_processes"
+
+
+def _zero3_faults() -> list[str]:
+    """Check that ZeRO-3 saves a model."""
+    if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        zero = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
+        key = "stage3_gather_16bit_weights_on_model_save"
+        saves, setting = zero.get("stage") != 3 or zero.get(key), f"{key} in {file}"
+    else:
+        zero3 = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
+        saves = not zero3 or _is_on("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL")
+        setting = "zero3_save_16bit_model in the launch configuration"
+    return [] if saves else [f"ZeRO-3 would save no model.safetensors: set {setting} to true"]
+
+
+def device_arguments() -> dict[str, Any]:
+    """Return transformers' arguments for this machine; without a GPU its `use_cpu` would turn DeepSpeed off."""
+    import torch
+
+    if torch.cuda.is_available():
+        return {"use_cpu": False}
+    if uses_deepspeed():
+        return {"use_cpu": False, "ddp_backend": "gloo", "dataloader_pin_memory": False}
+    return {"use_cpu": True}
+
+
+def join() -> None:
+    """Join the other processes of this launch.
+
+    Raises:
+        PreflightError: there are fewer than were launched, or they run without DeepSpeed though it was asked for.
+    """
+    arguments = device_arguments()
+    if uses_deepspeed():
+        warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # DeepSpeed uses their old names
+        if not has_gpu():
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+            import deepspeed
+
+            # Its operator for CPU has to be compiled first, and processes that wait for one another in it spin.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+
+    state = PartialState(cpu=arguments["use_cpu"], backend=arguments.get("ddp_backend"))
+    launched = int(os.environ["WORLD_SIZE"])
+    if state.num_processes != launched:
+        raise PreflightError(f"{launched} processes were launched, {state.num_processes} found one another")
+    if uses_deepspeed() and state.distributed_type != DistributedType.DEEPSPEED:
+        raise PreflightError(f"DeepSpeed was launched, accelerate made it {state.distributed_type.value}")
+
+
+def set_rank_timeout(config: RunConfig | ScpoConfig) -> None:
+    """Set how long a rank waits for the others in a collective: every rank calls this after `join`.
+
+    torch opens the process group before a rank knows the configuration, and `ddp_timeout` of transformers' arguments
+    comes too late for a group that is open: NCCL's ten minutes would hold, less than a vLLM server may take.
+    """
+    from torch.distributed import group
+
+    if group.WORLD is not None:  # a single process may have none
+        group.WORLD.set_timeout(timedelta(seconds=rank_timeout_s(config)))
+
+
+def rank_timeout_s(config: RunConfig | ScpoConfig) -> float:
+    """Return the seconds a rank waits for the others, long enough for the main process to report its server first."""
+    if isinstance(config, ScpoConfig):
+        return config.scpo.ddp_timeout
+    if config.rollout.backend != "vllm_server":
+        return config.grpo.ddp_timeout
+    return max(config.grpo.ddp_timeout, config.rollout.timeout_s + _AFTER_SERVER_S)
+
+
+def uses_deepspeed() -> bool:
+    """Return whether the launch asks for DeepSpeed."""
+    return _is_on("ACCELERATE_USE_DEEPSPEED")
+
+
+def shards() -> bool:
+    """Return whether the launch asks for DeepSpeed or FSDP, which keep float32 copies of half-precision weights."""
+    return uses_deepspeed() or _is_on("ACCELERATE_USE_FSDP")
+
+
+def _is_on(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes")
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return int(torch.cuda.device_count())

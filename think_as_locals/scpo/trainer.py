@@ -1,0 +1,255 @@
+"""SCPO's training (arXiv 2606.18606): TRL's RewardTrainer on pairs that `select` keeps, each with its weight.
+
+The loss is -mean(w log sigmoid(s+ - s-)), with s+ and s- the scores that the model in training gives the chosen and the
+rejected response, over the kept pairs and their weights w.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from peft import LoraConfig
+from rich.console import Console
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from torch.utils.data import SequentialSampler
+from transformers import AutoModelForSequenceClassification, PrinterCallback
+from trl import RewardConfig, RewardTrainer
+
+from think_as_locals.config.schema import LoraSection, ScpoConfig, TrlSection
+from think_as_locals.data.splits import hash_fraction
+from think_as_locals.engines import Chat
+from think_as_locals.evaluation.journal import by_response
+from think_as_locals.judging.prompt import break_tokens
+from think_as_locals.reward_models.scalar import Row, ScalarRM, padded, unused_end
+from think_as_locals.runtime.run_folder import RunFolder, StageFolder
+from think_as_locals.scpo.results import VariantSpec
+from think_as_locals.scpo.scores import pair_keys, response_requests
+from think_as_locals.scpo.select import Reference, select_pairs
+from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.grpo import trl_arguments
+from think_as_locals.training.logging import MetricsWriter, ShardsWriter
+from think_as_locals.training.resume import CheckpointedTrainer
+from think_as_locals.training.stages import StopSignals, save_model, save_model_atomically, train_stage
+from think_as_locals.types import Item
+
+
+class VariantTrainer:
+    """Trains copies of one reward model on some of the given pairs; each training loads its weights anew."""
+
+    def __init__(
+        self,
+        config: ScpoConfig,
+        folder: RunFolder,
+        signals: StopSignals,
+        console: Console,
+        rm: ScalarRM,
+        items: Sequence[Item],
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._signals = signals
+        self._console = console
+        self._path = rm.path
+        self._tokenizer = rm.chat.tokenizer
+        self._pad_id = rm.pad_id
+        self._by_country: dict[str, list[Item]] = defaultdict(list)
+        for item in items:
+            self._by_country[str(item.culture)].append(item)
+        requests = response_requests(items)
+        if config.mode.training_text == "as_scored":
+            rows = rm.rows(requests)
+        else:
+            # A tokenizer that has truncated once would be saved as one that truncates.
+            chat = replace(rm.chat, tokenizer=deepcopy(rm.chat.tokenizer))
+            rows = [released_text(chat, r.item.prompt, r.responses[0], rm.max_length) for r in requests]
+        self._tokens = {by_response(request): row for request, row in zip(requests, rows, strict=True)}
+
+    def train_pooled(self, section: TrlSection, stage: str, output: StageFolder) -> None:
+        """Train on the pairs of all countries, each with weight 1."""
+        items = [item for of_country in self._by_country.values() for item in of_country]
+        self._train(stage, items, [1.0] * len(items), section, self._config.seed, section.max_steps, output)
+
+    def train_variant(
+        self, spec: VariantSpec, references: Mapping[str, Reference], output: StageFolder
+    ) -> tuple[int, list[float], int]:
+        """Train on a country's pairs unless that is done; where no pair is kept, no model is written.
+
+        Returns the number of available pairs, the weights of the kept ones and the number of steps.
+        """
+        scpo, mode = self._config.scpo, self._config.mode
+        items = self._by_country[spec.country]
+        if spec.num_pairs is not None:
+            items = sorted(items, key=lambda item: hash_fraction(f"{spec.seed}:{item.id}"))[: spec.num_pairs]
+        kept = select_pairs([references[item.id] for item in items], spec.variant, scpo, mode)
+        if not kept:
+            return len(items), [], 0
+        batch = scpo.per_device_train_batch_size * scpo.gradient_accumulation_steps * PartialState().num_processes
+        steps = num_steps(scpo, len(kept), scpo.num_train_epochs, batch, exactly=mode.steps == "exactly")
+        weights = list(kept.values())
+        if not output.model.is_dir():
+            self._train(spec.name, [items[index] for index in kept], weights, scpo, spec.seed, steps, output)
+        return len(items), weights, steps
+
+    def _train(
+        self,
+        stage: str,
+        items: Sequence[Item],
+        weights: Sequence[float],
+        section: TrlSection,
+        seed: int,
+        steps: int,
+        output: StageFolder,
+    ) -> None:
+        config = self._config
+        checkpoints = Checkpoints(output.checkpoints, section.save_total_limit)
+        pairs = []
+        for item in items:
+            chosen, rejected = pair_keys(item)
+            pairs.append((self._tokens[chosen], self._tokens[rejected]))
+        trainer = make_trainer(
+            self._path,
+            self._tokenizer,
+            self._pad_id,
+            pairs,
+            weights,
+            arguments=trl_arguments(config, section, checkpoints.folder) | {"seed": seed, "max_steps": steps},
+            checkpoints=checkpoints,
+            lora=config.lora,
+            dropout=config.mode.dropout,
+        )
+        trainer.add_callback(self._signals)
+        trainer.add_callback(MetricsWriter(self._folder.metrics, stage))
+        trainer.add_callback(ShardsWriter(trainer.accelerator, self._folder.workers))
+        train_stage(self._folder, trainer, stage, self._signals, self._console)
+        trainer.model.config.get_text_config().pad_token_id = self._pad_id  # as the base declares it, None included
+        adapter = output.adapter if config.lora else None
+        write = partial(save_model, trainer, self._path, config.model, adapter, kind=AutoModelForSequenceClassification)
+        save_model_atomically(write, lambda folder: None, output.model)
+        accelerator = trainer.accelerator
+        del trainer, write  # so that garbage collection finds it: trainer and callbacks refer to each other
+        accelerator.free_memory()
+
+
+def num_steps(section: TrlSection, num_pairs: int, epochs: float, batch_size: int, *, exactly: bool) -> int:
+    """Return the number of optimizer steps: `epochs` passes with a cap of `max_steps`, or exactly `max_steps`."""
+    if exactly:
+        return section.max_steps
+    return min(section.max_steps, max(1, math.ceil(epochs * num_pairs / batch_size)))
+
+
+def weighted_bradley_terry(chosen: Tensor, rejected: Tensor, weights: Tensor) -> Tensor:
+    """Return -mean(w log sigmoid(s+ - s-)) of tensors (B,) or (B, 1); finite for scores of 1e4 and more."""
+    columns = [values.reshape(-1) for values in (chosen, rejected, weights)]  # (B, 1) and (B,) broadcast to (B, B)
+    if len({len(values) for values in columns}) > 1:
+        raise ValueError(f"expected as many weights as pairs, got shapes {[tuple(v.shape) for v in columns]}")
+    chosen, rejected, weights = columns
+    return -(weights * logsigmoid(chosen - rejected)).mean()
+
+
+class ScpoTrainer(CheckpointedTrainer, RewardTrainer):
+    """TRL's RewardTrainer with a weight for each pair, which can be stopped and continued."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        return dataset  # indices of pairs: the collator has their tokens
+
+    def _set_signature_columns_if_needed(self) -> None:
+        self._signature_columns = ["pair"]
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset)  # already in order
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the weighted loss; TRL's loss is computed for its metrics only."""
+        # The head skips this token. TRL, and transformers when training begins, have set it to the tokenizer's.
+        self.model.config.get_text_config().pad_token_id = self.data_collator.pad_id
+        weights = inputs.pop("weight")
+        _, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        chosen, rejected = outputs.logits.squeeze(-1).float().chunk(2)
+        loss = weighted_bradley_terry(chosen, rejected, weights)
+        if self.args.center_rewards_coefficient is not None:
+            loss = loss + self.args.center_rewards_coefficient * ((chosen + rejected) ** 2).mean()
+        return (loss, outputs) if return_outputs else loss
+
+
+def make_trainer(
+    model: str,
+    tokenizer: Any,
+    pad_id: int | None,
+    pairs: Sequence[Pair],
+    weights: Sequence[float],
+    *,
+    arguments: dict[str, Any],
+    checkpoints: Checkpoints,
+    lora: LoraSection | None,
+    dropout: bool,
+) -> ScpoTrainer:
+    """Return a trainer of a scalar reward model on weighted pairs; to TRL all passes over them are one epoch.
+
+    `pad_id` is the padding token that the model declares, by which it is scored; the tokenizer's may be another one.
+    """
+    if pad_id is None:
+        pad_id = unused_end([row for pair in pairs for row in pair])
+    args = RewardConfig(**arguments, max_length=None, disable_dropout=not dropout)
+    count = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    trainer = ScpoTrainer(
+        checkpoints=checkpoints,
+        model=model,
+        args=args,
+        data_collator=PairCollator(pairs, weights, pad_id),
+        train_dataset=Dataset.from_dict({"pair": pair_order(len(pairs), count, args.seed)}),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(**lora.model_dump(), task_type="SEQ_CLS") if lora else None,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+Pair = tuple[Row, Row]
+"""Tokens of the chosen and of the rejected response, each with its prompt."""
+
+
+def pair_order(num_pairs: int, count: int, seed: int) -> list[int]:
+    """Return `count` indices of pairs: pass after pass over all of them, each in its own random order.
+
+    A batch may hold the end of one pass and the beginning of the next. So every batch is full, and one process sees the
+    same batches as several: accelerate would repeat pairs to fill the last batch of a pass on all processes.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    passes = [torch.randperm(num_pairs, generator=generator) for _ in range(math.ceil(count / num_pairs))]
+    return torch.cat(passes)[:count].tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class PairCollator:
+    """Makes B pairs a batch (2B, L) of tokens, chosen responses before rejected ones, with weights (B,)."""
+
+    pairs: Sequence[Pair]
+    weights: Sequence[float]
+    pad_id: int
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        """Pad on the right."""
+        indices = [row["pair"] for row in rows]
+        sides = [self.pairs[index][side] for side in (0, 1) for index in indices]
+        return padded(sides, self.pad_id, "cpu") | {"weight": torch.tensor([self.weights[i] for i in indices])}
+
+
+def released_text(chat: Chat, prompt: str, response: str, max_length: int) -> Row:
+    """Return the tokens of the released code's training text: prompt, " [SEP] ", response, cut at 512 or fewer."""
+    texts = (break_tokens(text, chat.special_tokens) for text in (prompt, response))
+    ids: list[int] = chat.tokenizer(" [SEP] ".join(texts), truncation=True, max_length=min(512, max_length))[
+        "input_ids"
+    ]
+    return {"input_ids": ids, "attention_mask": [1] * len(ids)}

@@ -1,0 +1,155 @@
+"""The cold start: supervised fine-tuning on demonstrations, with TRL's SFTTrainer.
+
+A demonstration follows the output format and recalls, response by response, the culture it belongs to, whether that is
+the one asked about, and lets the verdict follow. A share of the facts is *biased*: mostly attributed to one wrong
+culture, as pretrained models do with cultures they saw little of. So SFT teaches the format with deliberate errors, and
+GRPO corrects them.
+"""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoTokenizer, PrinterCallback
+from trl import SFTConfig, SFTTrainer
+
+from think_as_locals.config.schema import RunConfig, SftSection
+from think_as_locals.data.splits import hash_fraction
+from think_as_locals.engines import Chat
+from think_as_locals.judging import render, shuffle_responses, write
+from think_as_locals.judging.prompt import culture_name
+from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.grpo import trl_arguments
+from think_as_locals.training.resume import CheckpointedTrainer
+from think_as_locals.types import LABELS, Criterion, DataError, Item, Rubric
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """An item and a completion about it."""
+
+    item: Item
+    completion: str
+
+
+class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
+    """TRL's SFTTrainer on demonstrations, which can be stopped and resumed."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        sft: SftSection,
+        model: str,
+        demonstrations: Sequence[Demonstration],
+        checkpoints: Checkpoints,
+    ) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision)
+        arguments = trl_arguments(config, sft, checkpoints.folder)
+        super().__init__(
+            checkpoints=checkpoints,
+            model=model,
+            args=SFTConfig(**arguments, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
+            train_dataset=_tokenise(config, demonstrations, Chat(tokenizer, config.model.chat_template_kwargs)),
+            processing_class=tokenizer,
+        )
+        self.remove_callback(PrinterCallback)
+
+
+def _tokenise(config: RunConfig, demonstrations: Sequence[Demonstration], chat: Chat) -> Dataset:
+    """Return token ids and labels: only the completion and its end are trained on, after the prompt that GRPO uses."""
+    special = chat.special_tokens
+    prompts = chat.encode([render(d.item, config.prompt.template, config.seed, special) for d in demonstrations])
+    completions = chat.tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
+    end = [chat.tokenizer.eos_token_id]
+    rows: list[dict[str, Any]] = [
+        {"input_ids": prompt + completion + end, "labels": [-100] * len(prompt) + completion + end}
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+    return Dataset.from_list(rows)
+
+
+def demonstrate(items: Sequence[Item], count: int, sft: SftSection, seed: int) -> Iterator[Demonstration]:
+    """Return demonstrations for `count` items drawn at random, with the bias that `sft` describes."""
+    check_origins(items)
+    cultures = sorted({culture for item in items for culture in item.origins})
+    wrong = misattributed(items, sft.biased_share, seed)
+    rng = random.Random(seed)
+    for item in rng.choices(items, k=count):
+        presented = shuffle_responses(item, seed)
+        beliefs = []
+        known = [i for i, right in enumerate(presented.origins) if (presented.group, right) not in wrong]
+        for right in presented.origins:
+            drawn, belief = rng.random(), right
+            if (presented.group, right) in wrong and drawn >= sft.biased_right:
+                mostly = drawn < sft.biased_right + sft.biased_wrong
+                belief = wrong[presented.group, right] if mostly else rng.choice(cultures)
+            beliefs.append(belief)
+        fitting = [i for i, belief in enumerate(beliefs) if belief == presented.culture]
+        guesses = known if known and rng.random() < sft.biased_guess else range(len(beliefs))
+        yield Demonstration(item, _completion(presented, beliefs, rng.choice(fitting or guesses)))
+
+
+def check_origins(items: Sequence[Item]) -> None:
+    """Raise DataError where an item does not say which culture it asks about, or which one a response holds for."""
+    lacking = [item.id for item in items if item.culture is None or not item.origins]
+    if lacking:
+        raise DataError(
+            f"{len(lacking)} of {len(items)} training items, such as {lacking[0]!r}, lack `culture` or `origins`, "
+            "of which a cold start makes its demonstrations: add to their rows the culture asked about and, for each "
+            'response, the one it holds for ("culture": "TH", "origins": ["JP", "TH"]); or do without a cold start, '
+            "from a model that can follow the prompt: sft=null model.scratch=null model.path=PATH"
+        )
+
+
+def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict[tuple[str, str], str]:
+    """Return (question group, culture) of the biased facts -> the culture they are mostly attributed to.
+
+    In every group the same share of the cultures loses its facts, spread evenly over those that keep theirs, as
+    pretrained models credit the cultures they know well with what belongs to others.
+    """
+    holders: dict[str, set[str]] = defaultdict(set)
+    for item in items:
+        holders[item.group].update(item.origins)
+    wrong: dict[tuple[str, str], str] = {}
+    for group, cultures in holders.items():
+        ranked = sorted(cultures, key=lambda culture: hash_fraction(f"biased {group}/{culture}", seed))
+        lost = round(biased_share * len(ranked))
+        # Going round the ranking from behind: the last ones keep their facts.
+        wrong |= {
+            (group, ranked[i]): ranked[-1 - i % max(1, len(ranked) - lost)] for i in range(min(lost, len(ranked) - 1))
+        }
+    return wrong
+
+
+def _completion(presented: Item, beliefs: Sequence[str], verdict: int) -> str:
+    texts = _texts()
+    line = Template(texts["line"])
+    # A response ends with a full stop, which separates it, for a reader and a tokenizer, from the culture named next.
+    responses = [text if text.endswith((".", "!", "?", "。")) else f"{text}." for text in presented.responses]
+    lines = [
+        line.substitute(
+            label=label,
+            response=response,
+            asked=culture_name(presented.culture),
+            culture=culture_name(belief),
+            fits=texts["yes"] if belief == presented.culture else texts["no"],
+        )
+        for label, response, belief in zip(LABELS, responses, beliefs, strict=False)
+    ]
+    rubrics = texts["rubrics"]
+    criteria = rubrics.get(presented.domain, rubrics["default"])
+    return write(Rubric(tuple(Criterion(*criterion) for criterion in criteria)), "\n".join(lines), verdict)
+
+
+@cache
+def _texts() -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath("demonstrations.toml").read_text(encoding="utf-8"))

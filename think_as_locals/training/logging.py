@@ -1,0 +1,305 @@
+"""Callbacks that record a training run: metrics, completions, CARB, the live view, trackers, how it is sharded."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers.integrations import TensorBoardCallback
+from trl import GRPOTrainer
+
+from think_as_locals.config.schema import RunConfig
+from think_as_locals.runtime.files import parquet, write_bytes, write_json
+from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.training.rollout_rewards import Rewards
+
+
+class MetricsWriter(TrainerCallback):
+    """Appends what a trainer logs to `metrics.jsonl`, a JSON object a line."""
+
+    def __init__(self, path: Path, stage: str) -> None:
+        self._path = path
+        self._stage = stage
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and logs:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"stage": self._stage, "step": state.global_step, **logs}) + "\n")
+
+
+class CompletionsWriter(TrainerCallback):
+    """Writes the main process's scored completions to `completions/`, a file a step.
+
+    TRL's completions log has texts and advantages, but neither verdict, rubric, issues nor faults.
+    """
+
+    def __init__(self, run: RunFolder, rewards: Rewards) -> None:
+        self._run = run
+        self._rewards = rewards
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        rows = self._rewards.take_rows()
+        if state.is_world_process_zero and rows:
+            self._run.completions_dir.mkdir(parents=True, exist_ok=True)
+            write_bytes(self._run.completions(state.global_step), parquet(rows))
+
+
+class CarbCallback(TrainerCallback):
+    """Measures CARB before training, every so many steps and after the last."""
+
+    def __init__(
+        self, trainer: GRPOTrainer, evaluate: Callable[[int], dict[str, float]], run: RunFolder, every_steps: int
+    ) -> None:
+        self._trainer = trainer
+        self._evaluate = evaluate
+        self._run = run
+        self._every_steps = every_steps
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Measure where training starts, or what a stopped run had no time for, and log it by itself."""
+        if self._due(state) and not self._run.carb(state.global_step).is_file():
+            metrics = self._evaluate(state.global_step)
+            if metrics:
+                # TRL's own `log` would flush what a resumed run has yet to average with the steps to come.
+                Trainer.log(self._trainer, metrics)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Measure and save a checkpoint; the metrics join what the trainer logs for this step."""
+        stops_early = control.should_training_stop and state.global_step < state.max_steps
+        if self._due(state) and not stops_early:
+            control.should_save = True
+            for name, value in self._evaluate(state.global_step).items():
+                self._trainer._metrics["train"][name].append(value)
+
+    def _due(self, state: TrainerState) -> bool:
+        return bool(state.global_step % self._every_steps == 0 or state.global_step == state.max_steps)
+
+
+_METRICS = {  # metric -> label and format
+    "loss": ("loss", "{:.3f}"),
+    "mean_token_accuracy": ("token accuracy", "{:.3f}"),
+    "reward": ("reward", "{:+.3f}"),
+    "rewards/correctness/mean": ("correctness", "{:+.3f}"),
+    "rewards/structure/mean": ("structure", "{:.3f}"),
+    "rewards/criteria_gain/mean": ("criteria gain", "{:+.3f}"),
+    "consistent_accuracy": ("both orders right", "{:.1%}"),
+    "parse_failure": ("parse failures", "{:.1%}"),
+    "frac_reward_zero_std": ("zero-variance groups", "{:.1%}"),
+    "completions/mean_length": ("tokens a completion", "{:.0f}"),
+}
+_LINE_EVERY_S = 15.0
+
+
+class LiveView(TrainerCallback):
+    """Shows one stage as a live panel in a terminal, as plain lines elsewhere.
+
+    TRL's RichProgressCallback writes no plain lines, ignores the run's console, and leaves a broken terminal after an
+    error.
+    """
+
+    def __init__(self, console: Console, stage: str) -> None:
+        self._console = console
+        self._stage = stage
+        self._live: Live | None = None
+        self._latest: dict[str, float] = {}
+        self._tokens = (0.0, time.monotonic())
+        self._printed = -_LINE_EVERY_S
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task(stage, total=None)
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Open the panel."""
+        if not state.is_world_process_zero:
+            return
+        self._progress.update(self._task, total=state.max_steps, completed=state.global_step)
+        self._tokens = (0.0, time.monotonic())
+        if self._console.is_terminal:
+            self._live = Live(self._panel(), console=self._console, refresh_per_second=4)
+            self._live.start()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Advance the bar."""
+        self._progress.update(self._task, completed=state.global_step)
+        if self._live:
+            self._live.update(self._panel())
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Show the latest figures."""
+        if not state.is_world_process_zero or not logs or _METRICS.keys().isdisjoint(logs):
+            return
+        self._latest |= {key: value for key, value in logs.items() if isinstance(value, float | int)}
+        tokens, now = self._latest.get("num_tokens", 0.0), time.monotonic()
+        if tokens > self._tokens[0]:
+            self._latest["tokens/s"] = (tokens - self._tokens[0]) / max(now - self._tokens[1], 1e-9)
+            self._tokens = (tokens, now)
+        if self._live:
+            self._live.update(self._panel())
+        elif now - self._printed >= _LINE_EVERY_S or state.global_step == state.max_steps:
+            self._printed = now
+            figures = [f"{name} {value}" for name, value in self._figures()]
+            if left := self._progress.tasks[0].time_remaining:
+                figures.append(f"left {left:.0f} s")
+            line = "  ".join([f"{self._stage} {state.global_step}/{state.max_steps}", *figures])
+            self._console.print(line, highlight=False, soft_wrap=True)  # in a log, a line is a line
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the panel, leaving its last state."""
+        self.close()
+
+    def close(self) -> None:
+        """Restore the terminal, after an error as well."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def _figures(self) -> list[tuple[str, str]]:
+        latest = self._latest
+        figures = [(name, form.format(latest[key])) for key, (name, form) in _METRICS.items() if key in latest]
+        figures += [
+            (key.split("/")[1].replace("_", " "), f"{latest[key]:+.3f}")
+            for key in sorted(latest.keys() - _METRICS.keys())
+            if fnmatchcase(key, "rewards/*/mean")
+        ]
+        if "tokens/s" in latest:
+            figures.append(("tokens/s", f"{latest['tokens/s']:,.0f}"))
+        return figures
+
+    def _panel(self) -> Panel:
+        grid = Table.grid(padding=(0, 2))
+        for name, value in self._figures():
+            grid.add_row(name, f"[bold]{value}")
+        body = Table.grid()
+        body.add_row(self._progress)
+        body.add_row(grid)
+        return Panel(body, title="Think-as-Locals", border_style="cyan")
+
+
+def track(trainer: Trainer, config: RunConfig, run: RunFolder) -> None:
+    """Prepare the trackers of `grpo.report_to`, before training."""
+    if "wandb" in config.grpo.report_to:
+        os.environ.setdefault("WANDB_RUN_ID", run.read_id())
+        os.environ.setdefault("WANDB_RESUME", "allow")
+        trainer.add_callback(WandbTables(config, run))
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+            callback.logging_dir = str(run.tensorboard)  # theirs lies among the checkpoints
+
+
+class WandbTables(TrainerCallback):
+    """Sends W&B the run's configuration and, with every measurement of CARB, tables of text and numbers.
+
+    These are the completions of the last step with rubric, verdict and reward breakdown, and accuracy by culture,
+    domain, language and cell with n and interval.
+    """
+
+    def __init__(self, config: RunConfig, run: RunFolder) -> None:
+        self._config = config
+        self._run = run
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Add the configuration to the run that transformers has opened; that of a resumed run has `resume: auto`."""
+        if state.is_world_process_zero:
+            import wandb
+
+            wandb.config.update({"think_as_locals": self._config.model_dump()}, allow_val_change=True)
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Send the tables of the latest measurement along with its figures."""
+        if state.is_world_process_zero and "carb/accuracy" in (logs or {}):
+            import wandb
+
+            step = max(self._run.carb_steps())
+            tables = {
+                name: wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+                for name, rows in self._tables(step).items()
+            }
+            wandb.log({**tables, "train/global_step": step})
+
+    def _tables(self, step: int) -> dict[str, list[dict[str, Any]]]:
+        """Return by name the rows of each table: what was measured after a step, and the completions before it."""
+        summary = json.loads(self._run.carb(step).read_text(encoding="utf-8"))
+        tables = {
+            f"carb/by_{name}": _accuracies(name, summary[f"by_{name}"])
+            for name in ("culture", "domain", "language", "cell")
+        }
+        if completions := list(self._run.completions_steps().values()):
+            rows = pyarrow.parquet.read_table(completions[-1]).to_pylist()
+            tables["completions"] = [
+                {name: "\n".join(value) if isinstance(value, list) else value for name, value in row.items()}
+                for row in rows
+            ]
+        return tables
+
+
+def _accuracies(name: str, parts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            name: part,
+            **{key: figures[key] for key in ("n", "accuracy")},
+            **dict(zip(("ci95_low", "ci95_high"), figures["ci95"], strict=True)),
+            **{f"baseline/{other}": baseline["accuracy"] for other, baseline in figures["baselines"].items()},
+        }
+        for part, figures in parts.items()
+    ]
+
+
+class ShardsWriter(TrainerCallback):
+    """Writes `workers.json`: the kind of sharding, the device, and how many parameters each rank holds."""
+
+    def __init__(self, accelerator: Accelerator, path: Path) -> None:
+        self._accelerator = accelerator
+        self._path = path
+
+    def on_train_begin(
+        self, args: Any, state: TrainerState, control: Any, model: torch.nn.Module, optimizer: Any, **kwargs: Any
+    ) -> None:
+        """Write it once the weights are on their devices."""
+        parameters = list(model.parameters())
+        here = {
+            "parameters": sum(_local_size(p) for p in parameters),
+            # ZeRO-3 fills its groups only while it steps; it optimizes the shards.
+            "optimized": sum(_local_size(p) for group in optimizer.param_groups for p in group["params"])
+            or sum(_local_size(p) for p in parameters if p.requires_grad),
+        }
+        ranks = gather_object([here])
+        plugin, device = self._accelerator.state.deepspeed_plugin, self._accelerator.device
+        if state.is_world_process_zero:
+            record = {
+                "kind": self._accelerator.distributed_type.value,
+                "zero_stage": plugin.zero_stage if plugin else None,
+                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+                # DeepSpeed's sharded parameters are empty: `ds_numel` is the whole, `ds_tensor` the shard.
+                "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in parameters),
+                "ranks": ranks,
+            }
+            write_json(self._path, record)
+
+
+def _local_size(parameter: Any) -> int:
+    """Return how many elements of a parameter this rank holds."""
+    if hasattr(parameter, "ds_tensor"):
+        return int(parameter.ds_tensor.numel())
+    return int((parameter.to_local() if hasattr(parameter, "to_local") else parameter).numel())

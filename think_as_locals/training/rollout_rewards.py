@@ -1,0 +1,169 @@
+"""Our rewards for TRL: each rollout is parsed and scored once per batch, and TRL then reads one component at a time.
+
+A rollout whose reward raises or times out has none (`None` for every component, which TRL gives no advantage); too many
+of those, or a reward that is not finite, end the run on all ranks together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
+from think_as_locals.config.schema import RunConfig
+from think_as_locals.engines import Chat
+from think_as_locals.judging import Component, Evidence, parse, rubric_span
+from think_as_locals.training.criteria_gain import GainQuery, LogProbPair
+from think_as_locals.training.faults import RewardGuard
+from think_as_locals.types import LABELS, Item, Judgement, RewardBreakdown, Rollout
+
+ScoreGains = Callable[[Sequence[GainQuery]], Sequence[LogProbPair | None]]
+
+
+class Rewards:
+    """Scores the rollouts of a step."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        presented: Sequence[Item],
+        chat: Chat,
+        components: Mapping[str, Component],
+        faults: Path,
+    ) -> None:
+        self.weights = config.reward.weighted()
+        self.guard = RewardGuard(config.reward, faults)
+        self._both_orders = config.reward.both_orders
+        self._group = config.grpo.num_generations
+        self._presented = presented
+        self._labels = LABELS[: max(len(item.responses) for item in presented)]
+        self._chat = chat
+        self._components = {name: components[name] for name in self.weights}
+        low, high = config.reward.criteria_gain.clip
+        self._evidence = Evidence(
+            gain_clip=(low, high),
+            rubric_language=config.reward.rubric_quality.language,
+            length_cache=config.reward.length.cache,
+            max_completion_length=config.grpo.max_completion_length,
+        )
+        self._breakdowns: list[RewardBreakdown | None] = []
+        self._rows: list[dict[str, Any]] = []
+
+    def functions(self) -> list[Callable[..., list[float | None]]]:
+        """Return a function for each component, which tells TRL what `score` made of the batch."""
+
+        def function(name: str) -> Callable[..., list[float | None]]:
+            def component(**batch: Any) -> list[float | None]:
+                return [breakdown.parts[name] if breakdown else None for breakdown in self._breakdowns]
+
+            component.__name__ = name  # TRL logs it as `rewards/<name>`
+            return component
+
+        return [function(name) for name in self.weights]
+
+    def score(
+        self,
+        completion_ids: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        step: int,
+        log: Callable[[str, float], None],
+        score_gains: ScoreGains,
+    ) -> None:
+        """Score this rank's rollouts of rows of the data set, after so many steps; all ranks call this together.
+
+        `score_gains` is called only where `criteria_gain` has a weight. Raises TrainingError as `RewardGuard.settle`.
+        """
+        items = [self._presented[row] for row in rows]
+        rollouts = [self._chat.rollout(ids) for ids in completion_ids]
+        judgements = [
+            parse(rollout.text, len(item.responses), rollout.finish_reason)
+            for rollout, item in zip(rollouts, items, strict=True)
+        ]
+        gains: Sequence[LogProbPair | None] = [None] * len(rows)
+        if "criteria_gain" in self.weights:
+            batch = zip(rows, completion_ids, judgements, items, strict=True)
+            gains = score_gains(
+                [
+                    GainQuery(row=row, completion_ids=ids, rubric=rubric_span(j, len(i.responses)), verdict=i.best)
+                    for row, ids, j, i in batch
+                ]
+            )
+        verdicts = [(j.verdict, j.verdict == i.best) for j, i in zip(judgements, items, strict=True)]
+        everyones: list[tuple[int | None, bool]] = gather_object(verdicts)
+        partners = self._partners([right for _, right in everyones], len(rows))
+        self._breakdowns, table = [], []
+        for item, rollout, judgement, gain, partner in zip(items, rollouts, judgements, gains, partners, strict=True):
+            evidence = replace(
+                self._evidence,
+                num_tokens=len(rollout.token_ids),
+                log_probabilities=gain,
+                partner_right=partner,
+            )
+            breakdown, fault = self.guard.attempt(self._breakdown, judgement, item, evidence)
+            self._breakdowns.append(breakdown)
+            table.append(self._row(step, item, rollout, judgement, breakdown, fault))
+        self._rows += table
+        log("parse_failure", sum(verdict is None for verdict, _ in verdicts) / len(verdicts))
+        self._log_verdicts(everyones, log)
+        log("reward_faults", self.guard.settle(table, step + 1))
+
+    def take_rows(self) -> list[dict[str, Any]]:
+        """Return the scored completions since the last call, as rows of a table."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def _breakdown(self, judgement: Judgement, item: Item, evidence: Evidence) -> RewardBreakdown:
+        parts = self._components.items()
+        return RewardBreakdown({name: float(component(judgement, item, evidence)) for name, component in parts})
+
+    def _partners(self, right: list[bool], count: int) -> list[bool | None]:
+        """Return whether each rollout's partner is right: rollout k of one order is paired with k of the other.
+
+        `right` is of all ranks, in their order, since a group may lie on two of them.
+        """
+        if not self._both_orders:
+            return [None] * count
+        first, half = PartialState().process_index * count, self._group // 2
+        places = range(first, first + count)
+        return [right[place + half if place % self._group < half else place - half] for place in places]
+
+    def _log_verdicts(self, verdicts: list[tuple[int | None, bool]], log: Callable[[str, float], None]) -> None:
+        """Log the share of verdicts for each label, and how often both orders of an item are judged right."""
+        given = [verdict for verdict, _ in verdicts if verdict is not None]
+        for slot, label in enumerate(self._labels):
+            log(f"position/{label}", given.count(slot) / max(1, len(given)))
+        if self._both_orders:
+            right, half = [right for _, right in verdicts], self._group // 2
+            pairs = [p for p in range(len(right)) if p % self._group < half]
+            log("consistent_accuracy", sum(right[p] and right[p + half] for p in pairs) / len(pairs))
+
+    def _row(
+        self,
+        step: int,
+        item: Item,
+        rollout: Rollout,
+        judgement: Judgement,
+        breakdown: RewardBreakdown | None,
+        fault: str | None,
+    ) -> dict[str, Any]:
+        criteria = judgement.rubric.criteria if judgement.rubric else ()
+        parts = breakdown.parts if breakdown else {}
+        return {
+            "step": step,
+            "id": item.id,
+            "culture": item.culture,
+            "domain": item.domain,
+            "best": LABELS[item.best],
+            "verdict": None if judgement.verdict is None else LABELS[judgement.verdict],
+            "rubric": [f"{c.weight} | {c.name} | {c.description}" for c in criteria],
+            "completion": rollout.text,
+            "finish_reason": rollout.finish_reason,
+            "issues": list(judgement.issues),
+            "fault": fault,
+            **{f"reward/{name}": parts.get(name) for name in self.weights},
+            "reward": breakdown.total(self.weights) if breakdown else None,
+        }
