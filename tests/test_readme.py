@@ -43,10 +43,7 @@ PACKAGE = ROOT / "think_as_locals"
 
 @pytest.fixture
 def reader(
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Reader:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")

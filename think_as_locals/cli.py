@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from think_as_locals.config.compose import recipes
-from think_as_locals.types import (
-    ConfigError,
-    DataError,
-    Item,
-    PreflightError,
-    RunStoppedError,
-    ThinkAsLocalsError,
-)
+from think_as_locals.types import ConfigError, DataError, Item, PreflightError, RunStoppedError, ThinkAsLocalsError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -357,11 +350,7 @@ def _push(arguments: Namespace) -> None:
 
     evaluations = [Path(folder) for folder in arguments.evaluation]
     push = prepare(
-        Path(arguments.run),
-        arguments.repo,
-        model=arguments.model,
-        adapter=arguments.adapter,
-        evaluations=evaluations,
+        Path(arguments.run), arguments.repo, model=arguments.model, adapter=arguments.adapter, evaluations=evaluations
     )
     if arguments.dry_run:
         visibility = "public" if arguments.public else "private"

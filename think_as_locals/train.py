@@ -78,12 +78,7 @@ def run(config: RunConfig, splits: Splits, folder: RunFolder) -> None:
 
 
 def cold_start(
-    config: RunConfig,
-    sft: SftSection,
-    train: Sequence[Item],
-    folder: RunFolder,
-    signals: StopSignals,
-    console: Console,
+    config: RunConfig, sft: SftSection, train: Sequence[Item], folder: RunFolder, signals: StopSignals, console: Console
 ) -> None:
     """Teach a model the output format, to `cold_start/model`; where `model.scratch` says so, make that model first."""
     if folder.cold_start.model.is_dir():

@@ -242,10 +242,7 @@ def test_blends_items_are_paired_with_their_other_language(blend_items: list[Ite
 def test_responses_of_a_pair_stand_in_the_order_of_the_english_item(blend_items: list[Item]) -> None:
     turned = [
         replace(
-            item,
-            responses=item.responses[::-1],
-            origins=item.origins[::-1],
-            best=len(item.responses) - 1 - item.best,
+            item, responses=item.responses[::-1], origins=item.origins[::-1], best=len(item.responses) - 1 - item.best
         )
         if item.language != "en"
         else item

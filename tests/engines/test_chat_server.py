@@ -179,10 +179,7 @@ def test_a_request_says_what_to_sample_and_fields_change_it(loopback: Loopback) 
     complete(client(loopback, fields=fields, key_variable=None, url=loopback.url + "/"))
     path, key, body = loopback.asked[-1]
     assert (path, key) == ("/v1/chat/completions", None)
-    assert (body.keys(), body["max_completion_tokens"]) == (
-        {"model", "messages", "seed", "max_completion_tokens"},
-        9,
-    )
+    assert (body.keys(), body["max_completion_tokens"]) == ({"model", "messages", "seed", "max_completion_tokens"}, 9)
 
 
 def test_nothing_to_complete_is_done_at_once(loopback: Loopback) -> None:

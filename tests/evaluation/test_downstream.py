@@ -76,10 +76,7 @@ def test_the_order_of_candidates_and_of_rows_does_not_matter(
     row: list[str], mixed: random.Random, group_size: int
 ) -> None:
     other = sorted(row, key=lambda _: mixed.random())
-    for choose in (
-        lambda rows: best_scored(rows, constant, 0),
-        lambda rows: tournament(rows, constant, group_size, 0),
-    ):
+    for choose in (lambda rows: best_scored(rows, constant, 0), lambda rows: tournament(rows, constant, group_size, 0)):
         (first, _), (_, again) = choose([a_row(row), a_row("ab", 1)]), choose([a_row("ab", 1), a_row(other)])
         assert row[first] == other[again]
 

@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from think_as_locals.evaluation.judgement_views import (
-    judgement_record,
-    judgement_view,
-    scores_record,
-    scores_view,
-)
+from think_as_locals.evaluation.judgement_views import judgement_record, judgement_view, scores_record, scores_view
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.judging import RULES, parse, shuffle_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem

@@ -274,11 +274,7 @@ def test_intervals_lie_in_0_to_1_hold_the_mean_and_do_not_depend_on_order(rows: 
 
 @pytest.mark.parametrize(
     "empty",
-    [
-        lambda: accuracy([], []),
-        lambda: difference([], [], []),
-        lambda: calibration([], [], [], samples=10, seed=0),
-    ],
+    [lambda: accuracy([], []), lambda: difference([], [], []), lambda: calibration([], [], [], samples=10, seed=0)],
 )
 def test_no_items_are_an_error(empty: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match="no items"):

@@ -240,11 +240,7 @@ def test_a_run_goes_to_the_hub_and_comes_back_as_a_judge(
     assert f"{hub.url}/people/small/commit/{repository.head('main')}" in done.stdout
     assert "left out  model/'training_args.bin'" in done.stdout
     assert TOKEN not in done.stdout + done.stderr
-    assert set(files) == {
-        *FROM_MODEL,
-        *MADE - {"carb/step-30.json"},
-        "carb/step-2.json",
-    }
+    assert set(files) == {*FROM_MODEL, *MADE - {"carb/step-30.json"}, "carb/step-2.json"}
     assert "**CPU hours**: 0.00" in files["README.md"].decode()
     for path, content in files.items():
         (tmp_path / "back" / path).parent.mkdir(parents=True, exist_ok=True)

@@ -107,14 +107,7 @@ def rollout(engine: TransformersEngine, text: str) -> Rollout:
     return Rollout(text=text, token_ids=(*ids, engine.chat.tokenizer.eos_token_id), finish_reason="stop")
 
 
-TEXTS = [
-    completion(0),
-    "nothing to read",
-    completion(2) + "\n\n",
-    "ข้าวต้ม 🍚 [[B]]",
-    "<answer>[[D]]</answer> [[A]]",
-    "",
-]
+TEXTS = [completion(0), "nothing to read", completion(2) + "\n\n", "ข้าวต้ม 🍚 [[B]]", "<answer>[[D]]</answer> [[A]]", ""]
 
 
 def test_they_are_those_of_a_forward_pass_over_the_row_alone(engine: TransformersEngine) -> None:

@@ -10,13 +10,7 @@ import pytest
 
 from think_as_locals.config.compose import group_options, read_launch
 from think_as_locals.sweeps.jobs import STOP
-from think_as_locals.sweeps.launcher import (
-    compose_settings,
-    load_settings,
-    split_overrides,
-    stop_signals,
-    visible_gpus,
-)
+from think_as_locals.sweeps.launcher import compose_settings, load_settings, split_overrides, stop_signals, visible_gpus
 from think_as_locals.types import ConfigError
 
 
@@ -96,8 +90,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize(
-    ("named", "found"),
-    [(None, ["0", "1"]), ("", []), ("-1", []), ("3", ["3"]), ("GPU-a, GPU-c", ["GPU-a", "GPU-c"])],
+    ("named", "found"), [(None, ["0", "1"]), ("", []), ("-1", []), ("3", ["3"]), ("GPU-a, GPU-c", ["GPU-a", "GPU-c"])]
 )
 def test_visible_gpus(named: str | None, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if named is not None:

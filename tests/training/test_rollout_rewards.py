@@ -64,10 +64,7 @@ def _no_gains(queries: Sequence[GainQuery]) -> list[LogProbPair | None]:
 
 
 def _score(
-    rewards: Rewards,
-    completions: list[list[int]],
-    rows: list[int] | None = None,
-    score_gains: ScoreGains = _no_gains,
+    rewards: Rewards, completions: list[list[int]], rows: list[int] | None = None, score_gains: ScoreGains = _no_gains
 ) -> tuple[dict[str, list[float | None]], dict[str, float]]:
     """The components' values as TRL gets them, and what was logged."""
     logged: dict[str, float] = {}

@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from think_as_locals.data.faults import Defect, Fault
-from think_as_locals.data.fields import (
-    Country,
-    Identifier,
-    Language,
-    Prompt,
-    RowModel,
-    check_texts,
-    field,
-    shown,
-)
+from think_as_locals.data.fields import Country, Identifier, Language, Prompt, RowModel, check_texts, field, shown
 from think_as_locals.data.rows import read_rows
 from think_as_locals.types import DataError
 

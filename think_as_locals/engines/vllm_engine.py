@@ -10,14 +10,7 @@ from typing import Any, TypedDict
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from think_as_locals.engines.engine import (
-    Chat,
-    Sampling,
-    TokenEngine,
-    eos_token_ids,
-    model_file,
-    require_chat_template,
-)
+from think_as_locals.engines.engine import Chat, Sampling, TokenEngine, eos_token_ids, model_file, require_chat_template
 
 _CPU_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, where weights can be synchronised

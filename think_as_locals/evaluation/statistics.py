@@ -128,12 +128,7 @@ def estimate_mean(
 
 
 def difference(
-    a: Values,
-    b: Values,
-    groups: Sequence[str],
-    samples: int = 2000,
-    seed: int = 0,
-    cells: Sequence[str] | None = None,
+    a: Values, b: Values, groups: Sequence[str], samples: int = 2000, seed: int = 0, cells: Sequence[str] | None = None
 ) -> Difference:
     """Return how much more B scores than A, paired by item, with a 95 % interval and a p-value.
 

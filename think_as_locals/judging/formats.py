@@ -20,15 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from think_as_locals.types import (
-    GRAMMAR_PROMPTS,
-    LABELS,
-    Convention,
-    Criterion,
-    Judgement,
-    Rubric,
-    ThinkAsLocalsError,
-)
+from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Convention, Criterion, Judgement, Rubric, ThinkAsLocalsError
 
 SECTIONS = ("rubric", "analysis", "verdict")
 MIN_CRITERIA, MAX_CRITERIA = 3, 7

@@ -98,10 +98,7 @@ class Rewards:
         self._breakdowns, table = [], []
         for item, rollout, judgement, gain, partner in zip(items, rollouts, judgements, gains, partners, strict=True):
             evidence = replace(
-                self._evidence,
-                num_tokens=len(rollout.token_ids),
-                log_probabilities=gain,
-                partner_right=partner,
+                self._evidence, num_tokens=len(rollout.token_ids), log_probabilities=gain, partner_right=partner
             )
             breakdown, fault = self.guard.attempt(self._breakdown, judgement, item, evidence)
             self._breakdowns.append(breakdown)

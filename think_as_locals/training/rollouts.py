@@ -70,11 +70,7 @@ def rollout_arguments(config: RunConfig) -> dict[str, Any]:
 
 @contextmanager
 def rollout_engine(
-    config: RunConfig,
-    chat: Chat,
-    conversations: Sequence[Messages],
-    run: RunFolder,
-    log: Callable[[str, float], None],
+    config: RunConfig, chat: Chat, conversations: Sequence[Messages], run: RunFolder, log: Callable[[str, float], None]
 ) -> Iterator[None]:
     """Have a GRPOTrainer that is made within this context sample with our engine instead of TRL's.
 

@@ -114,8 +114,7 @@ def test_the_surveys_names_of_countries_have_codes(name: str, code: str) -> None
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["China (Non-national sample)", "China (Urban sample)", "Northern Ireland", "Atlantis", ""],
+    "name", ["China (Non-national sample)", "China (Urban sample)", "Northern Ireland", "Atlantis", ""]
 )
 def test_what_speaks_for_no_country_is_left_out_by_name(name: str) -> None:
     outcome = read_row(row(selections={name: [0.5, 0.2, 0.3], "Chile": [0.2, 0.5, 0.3]}))

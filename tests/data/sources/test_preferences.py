@@ -94,8 +94,7 @@ def test_faults_of_pairs_are_named(changes: dict[str, Any], expected: list[str])
 
 
 @pytest.mark.parametrize(
-    ("preference", "best"),
-    [(-3, "밥과 국입니다."), (-1, "밥과 국입니다."), (1, "모르겠습니다."), (3, "모르겠습니다.")],
+    ("preference", "best"), [(-3, "밥과 국입니다."), (-1, "밥과 국입니다."), (1, "모르겠습니다."), (3, "모르겠습니다.")]
 )
 def test_a_preference_says_which_response_is_better(preference: int, best: str) -> None:
     (item,) = helpsteer3.outcome(a_row(HELPSTEER | {"overall_preference": preference})).items
