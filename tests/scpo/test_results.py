@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,18 @@ from think_as_locals.scpo.scores import js_distance
 from think_as_locals.types import DataError
 
 
-def row(found: dict[str, Any], country: str, variant: str = "scpo", num_pairs: int | None = None) -> dict[str, Any]:
-    rows = [r for r in found["rows"] if (r["country"], r["variant"], r["num_pairs"]) == (country, variant, num_pairs)]
-    assert len(rows) == 1
-    return rows[0]
+def row(
+    found: dict[str, Any], country: str | None, variant: str = "scpo", num_pairs: int | None = None
+) -> dict[str, Any]:
+    """The row of a country, or of the means over countries."""
+    rows = found["rows"] if country else found["means"]
+    wanted = (country, variant, num_pairs)
+    (one,) = (r for r in rows if (r.get("country"), r["variant"], r["num_pairs"]) == wanted)
+    return dict(one)
 
 
-def mean(found: dict[str, Any], variant: str = "scpo", num_pairs: int | None = None) -> dict[str, Any]:
-    rows = [r for r in found["means"] if (r["variant"], r["num_pairs"]) == (variant, num_pairs)]
-    assert len(rows) == 1
-    return rows[0]
+def mean(found: dict[str, Any], num_pairs: int | None = None) -> dict[str, Any]:
+    return row(found, None, num_pairs=num_pairs)
 
 
 def figures(part: dict[str, Any]) -> tuple[int, float, float]:
@@ -59,23 +62,17 @@ FOUND = summarise(held_out(), scores(BEFORE), RESULTS)
         ("TH", "minority", (1, 1 / 2, 1 / 2)),
         ("TH", "disagreed", (1, 1 / 2, 1 / 2)),
         ("TH", "others", (3, 5 / 12, 5 / 12 - 1 / 2)),
+        # Means count every country the same.
+        (None, "overall", (5, (2 / 3 + 3 / 4) / 2, (1 / 6 + 1 / 4) / 2)),
+        (None, "minority", (3, 1 / 2, (1 / 4 + 1 / 2) / 2)),
+        (None, "disagreed", (2, 1 / 2, 1 / 2)),
+        (None, "others", (5, (1 / 4 + 5 / 12) / 2, -(1 / 4 + 1 / 12) / 2)),
     ],
 )
-def test_figures_of_a_country(country: str, name: str, expected: tuple[int, float, float]) -> None:
+def test_figures_of_a_country_and_their_means(
+    country: str | None, name: str, expected: tuple[int, float, float]
+) -> None:
     assert figures(row(FOUND, country)[name]) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("overall", (5, (2 / 3 + 3 / 4) / 2, (1 / 6 + 1 / 4) / 2)),
-        ("minority", (3, 1 / 2, (1 / 4 + 1 / 2) / 2)),
-        ("disagreed", (2, 1 / 2, 1 / 2)),
-        ("others", (5, (1 / 4 + 5 / 12) / 2, -(1 / 4 + 1 / 12) / 2)),
-    ],
-)
-def test_means_count_every_country_the_same(name: str, expected: tuple[int, float, float]) -> None:
-    assert figures(mean(FOUND)[name]) == pytest.approx(expected)
 
 
 def test_the_global_reward_model_gains_nothing_and_learns_nothing() -> None:
@@ -94,11 +91,8 @@ def test_seeds_differ_by_the_standard_deviation_of_their_means_over_countries() 
     assert seeds["overall"] == pytest.approx(statistics.stdev([(2 / 3 + 1) / 2, (2 / 3 + 1 / 2) / 2]))
     assert seeds["minority"] == pytest.approx(statistics.stdev([(1 / 2 + 1) / 2, (1 / 2 + 0) / 2]))
     assert row(FOUND, "TH")["seeds"]["overall"] == pytest.approx(statistics.stdev([1, 1 / 2]))
-
-
-def test_one_seed_has_no_spread() -> None:
-    found = summarise(held_out(), scores(BEFORE), RESULTS[::2])
-    assert mean(found)["seeds"] == {"n": 1, "overall": None, "minority": None}
+    of_one_seed = summarise(held_out(), scores(BEFORE), RESULTS[::2])
+    assert mean(of_one_seed)["seeds"] == {"n": 1, "overall": None, "minority": None}
 
 
 def test_ties_are_wrong_where_the_mode_says_so() -> None:
@@ -108,7 +102,7 @@ def test_ties_are_wrong_where_the_mode_says_so() -> None:
     assert row(found, "CL", "global")["minority"]["accuracy"] == 0
 
 
-def test_what_was_learnt_from_is_summed_over_countries_and_seeds() -> None:
+def test_training_is_summed_over_countries_and_seeds() -> None:
     results = [
         variant_result("CL", 0, STEERED["CL", 0], available=10, kept=5, steps=4, weights=(1, 2, 2)),
         variant_result("TH", 0, STEERED["TH", 0], available=30, kept=5, steps=2, weights=(0, 1, 4)),
@@ -175,16 +169,13 @@ def test_it_helps_where_the_minority_gains_and_all_pairs_lose_two_points_at_most
     assert helped({"CL": (won, lost)}) == {"countries": 1, "helped": better, "significantly": surely}
 
 
-def test_countries_in_which_it_helps_are_counted() -> None:
+def test_countries_in_which_it_helps_are_counted_if_they_have_a_minoritys_view() -> None:
     found = helped({"CL": (20, 0), "TH": (1, 0), "EG": (0, 0), "JP": (10, 50)})
     assert found == {"countries": 4, "helped": 2, "significantly": 1}
-
-
-def test_a_country_without_a_minoritys_view_is_not_counted() -> None:
-    found = summarise(held_out(minority=frozenset({"c2"})), scores(BEFORE), RESULTS)
-    assert found["improved"]["scpo"]["countries"] == 1
-    assert row(found, "TH")["minority"] == {"n": 0}
-    assert mean(found)["minority"]["n"] == 1
+    without = summarise(held_out(minority=frozenset({"c2"})), scores(BEFORE), RESULTS)
+    assert without["improved"]["scpo"]["countries"] == 1
+    assert row(without, "TH")["minority"] == {"n": 0}
+    assert mean(without)["minority"]["n"] == 1
 
 
 # --- intervals ---
@@ -300,28 +291,14 @@ def test_a_result_is_read_back_to_the_last_bit(tmp_path: Path) -> None:
 
 @given(st.dictionaries(st.text("0123456789abcdef", min_size=32, max_size=32), st.floats(-1e5, 1e5), min_size=1))
 def test_scores_of_any_size_are(tmp_path_factory: pytest.TempPathFactory, scores: dict[str, float]) -> None:
-    folder = tmp_path_factory.mktemp("result")
-    result = VariantResult(
-        spec=VariantSpec(country="CL", variant="full", seed=0),
-        available=1,
-        kept=1,
-        steps=1,
-        weights=(1,),
-        scores=scores,
-    )
+    folder, result = tmp_path_factory.mktemp("result"), replace(RESULT, scores=scores)
     write_result(folder, result)
     assert read_result(folder) == result
 
 
-@pytest.mark.parametrize(
-    ("spec", "name"),
-    [
-        (VariantSpec(country="TH", variant="scpo", seed=0), "TH/scpo-seed-0"),
-        (VariantSpec(country="TH", variant="full", seed=2, num_pairs=100), "TH/full-100-seed-2"),
-    ],
-)
-def test_names_tell_trainings_apart(spec: VariantSpec, name: str) -> None:
-    assert spec.name == name
+def test_names_tell_trainings_apart() -> None:
+    assert VariantSpec(country="TH", variant="scpo", seed=0).name == "TH/scpo-seed-0"
+    assert VariantSpec(country="TH", variant="full", seed=2, num_pairs=100).name == "TH/full-100-seed-2"
 
 
 def test_without_its_record_a_result_is_not_done(tmp_path: Path) -> None:
@@ -329,8 +306,6 @@ def test_without_its_record_a_result_is_not_done(tmp_path: Path) -> None:
     write_result(tmp_path, RESULT)
     (tmp_path / RECORD).unlink()  # as where a process is killed between the two files
     assert read_result(tmp_path) is None
-    write_result(tmp_path, RESULT)
-    assert read_result(tmp_path) == RESULT
 
 
 @pytest.mark.parametrize("name", [RECORD, SCORES])
@@ -338,9 +313,8 @@ def test_a_torn_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None
     write_result(tmp_path, RESULT)
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(
-        DataError, match=rf"damaged \(.*{name}: not .*remove this folder, and its training is done again"
-    ):
+    remedy = "remove this folder, and its training is done again"
+    with pytest.raises(DataError, match=rf"damaged \(.*{name}: not .*{remedy}"):
         read_result(tmp_path)
 
 
