@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import cycle
 
 import pytest
 
@@ -20,7 +21,7 @@ GREEDY = Sampling(max_completion_length=4)
 
 @dataclass
 class Echo:
-    """An engine that says what it is asked, last one first; it notes its calls and may be held up."""
+    """An engine that repeats what it is asked, last one first; it notes its calls and may be held up."""
 
     calls: list[list[str]] = field(default_factory=list)
     entered: threading.Event = field(default_factory=threading.Event)
@@ -52,18 +53,29 @@ def echo() -> Echo:
 
 
 @pytest.fixture
+def batches(echo: Echo) -> Iterator[MicroBatches]:
+    """Without a window, and as large as they come."""
+    batches = MicroBatches(echo, window_s=0.0, max_size=100)
+    yield batches
+    batches.close()
+
+
+@pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(32) as pool:
         yield pool
 
 
 def while_busy(
-    batches: MicroBatches, echo: Echo, pool: ThreadPoolExecutor, *asked: Callable[[], list[str]]
+    batches: MicroBatches, echo: Echo, pool: ThreadPoolExecutor, *asked: str, samplings: Sequence[Sampling] = (GREEDY,)
 ) -> list[Future[list[str]]]:
-    """Calls that come while the engine is at work on another; then it goes on."""
+    """Calls, of words, that come while the engine is at work on another; then it goes on."""
     first = pool.submit(ask, batches, "first")
     assert echo.entered.wait(10)
-    waiting = [pool.submit(call) for call in asked]
+    waiting = [
+        pool.submit(ask, batches, *words.split(","), sampling=sampling)
+        for words, sampling in zip(asked, cycle(samplings), strict=False)
+    ]
     while batches._jobs.qsize() < len(asked):
         time.sleep(0.001)
     echo.go_on.set()
@@ -85,57 +97,51 @@ def test_calls_within_the_window_are_one_call_and_each_gets_its_own_replies(
 
 
 def test_without_a_window_calls_that_come_while_the_engine_is_busy_go_together(
-    echo: Echo, pool: ThreadPoolExecutor
+    batches: MicroBatches, echo: Echo, pool: ThreadPoolExecutor
 ) -> None:
-    batches = MicroBatches(echo, window_s=0.0, max_size=100)
-    waiting = while_busy(batches, echo, pool, *[lambda i=i: ask(batches, str(i)) for i in range(9)])
+    waiting = while_busy(batches, echo, pool, *map(str, range(9)))
     assert [each.result(10) for each in waiting] == [[f"{i} 4"] for i in range(9)]
     assert [len(call) for call in echo.calls] == [1, 9]
-    batches.close()
 
 
 def test_a_batch_is_no_longer_than_it_may_be_and_a_call_is_never_divided(echo: Echo, pool: ThreadPoolExecutor) -> None:
     batches = MicroBatches(echo, window_s=0.0, max_size=4)
-    waiting = while_busy(batches, echo, pool, *[lambda: ask(batches, "a", "b", "c")] * 4)
+    waiting = while_busy(batches, echo, pool, *["a,b,c"] * 4)
     assert all(each.result(10) == ["a 4", "b 4", "c 4"] for each in waiting)
     assert [len(call) for call in echo.calls] == [1, 6, 6]
     batches.close()
 
 
-def test_calls_that_sample_otherwise_are_calls_of_their_own(echo: Echo, pool: ThreadPoolExecutor) -> None:
-    batches = MicroBatches(echo, window_s=0.0, max_size=100)
-    longer = Sampling(max_completion_length=9)
-    waiting = while_busy(
-        batches, echo, pool, *[lambda: ask(batches, "x"), lambda: ask(batches, "x", sampling=longer)] * 2
-    )
+def test_calls_that_sample_otherwise_are_calls_of_their_own(
+    batches: MicroBatches, echo: Echo, pool: ThreadPoolExecutor
+) -> None:
+    samplings = [GREEDY, Sampling(max_completion_length=9)]
+    waiting = while_busy(batches, echo, pool, *"xxxx", samplings=samplings)
     assert [each.result(10) for each in waiting] == [["x 4"], ["x 9"]] * 2
     assert sorted(map(len, echo.calls)) == [1, 2, 2]
-    batches.close()
 
 
-@pytest.mark.parametrize(("bad", "kind"), [("broken", "ValueError"), ("forgotten", "KeyError")])
-def test_what_the_engine_cannot_take_fails_alone(echo: Echo, pool: ThreadPoolExecutor, bad: str, kind: str) -> None:
-    batches = MicroBatches(echo, window_s=0.0, max_size=100)
-    texts = ["a", bad, "b"]
-    good, fails, other = while_busy(batches, echo, pool, *[lambda text=text: ask(batches, text) for text in texts])
+@pytest.mark.parametrize(
+    ("bad", "kind", "message"),
+    [
+        ("broken", ModelError, "the engine failed: ValueError"),
+        ("forgotten", ModelError, "the engine failed: KeyError"),
+        ("too long", DataError, "longer than the model's context"),  # the caller's fault
+    ],
+)
+def test_what_the_engine_cannot_take_fails_alone(
+    batches: MicroBatches, echo: Echo, pool: ThreadPoolExecutor, bad: str, kind: type[Exception], message: str
+) -> None:
+    good, fails, other = while_busy(batches, echo, pool, "a", bad, "b")
     assert (good.result(10), other.result(10)) == (["a 4"], ["b 4"])
-    with pytest.raises(ModelError, match=f"the engine failed: {kind}"):
+    with pytest.raises(kind, match=message):
         fails.result(10)
     assert ask(batches, "after") == ["after 4"]
-    batches.close()
 
 
-def test_what_a_caller_is_at_fault_for_is_said_as_it_is(echo: Echo, pool: ThreadPoolExecutor) -> None:
-    batches = MicroBatches(echo, window_s=0.0, max_size=100)
-    good, fails = while_busy(batches, echo, pool, *[lambda t=t: ask(batches, t) for t in ("a", "too long")])
-    assert good.result(10) == ["a 4"]
-    with pytest.raises(DataError, match="longer than the model's context"):
-        fails.result(10)
-    batches.close()
-
-
-def test_closing_ends_what_is_in_flight_and_refuses_the_rest(echo: Echo, pool: ThreadPoolExecutor) -> None:
-    batches = MicroBatches(echo, window_s=0.0, max_size=100)
+def test_closing_ends_what_is_in_flight_and_refuses_the_rest(
+    batches: MicroBatches, echo: Echo, pool: ThreadPoolExecutor
+) -> None:
     first = pool.submit(ask, batches, "first")
     assert echo.entered.wait(10)
     waiting = pool.submit(ask, batches, "waiting")
