@@ -2,7 +2,7 @@
 
 Commands are typed as they stand (`readme/ways.py`). They run for real but for what trains: that goes up to where
 training would start (`test_quickstart.py`, `test_newcomer.py`, `test_launch.py`, `sweeps/`, `training/` go on), and
-what needs a GPU up to where its absence is said.
+what needs a GPU goes up to the message that there is none.
 """
 
 from __future__ import annotations

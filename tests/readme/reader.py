@@ -47,15 +47,17 @@ class Reader:
             cli.main()
         except SystemExit as ended:
             status = int(ended.code or 0)
-        said = self.capsys.readouterr()
-        return status, said.out + said.err
+        captured = self.capsys.readouterr()
+        return status, captured.out + captured.err
 
-    def link(self, path: Path, fixture: str) -> None:
-        """What a fixture made, under another name."""
-        path.symlink_to(self.request.getfixturevalue(fixture))
+    def types(self, command: Command, *more: str, optional: bool = False) -> str:
+        """Type a command of `tal` that ends well; its output."""
+        status, output = self.tal(*self.words(command, optional=optional)[1:], *more)
+        assert status == 0, output
+        return output
 
     def copy(self, path: Path, fixture: str) -> None:
-        """The same as a folder of its own."""
+        """Put what a fixture made into a folder of its own."""
         shutil.copytree(self.request.getfixturevalue(fixture), path)
 
 
@@ -81,8 +83,8 @@ _THINGS: dict[str, Callable[[Reader, Path, str], object]] = {
     "OWNER/MODEL": lambda _, path, __: write_classifier(path),
     "owner/judge": lambda reader, path, _: path.symlink_to(reader.request.getfixturevalue("small_run") / "model"),
     "runs/NAME": lambda reader, path, text: reader.copy(path, "steered_run" if "--model" in text else "small_run"),
-    "runs/A": lambda reader, path, _: reader.link(path, "small_run"),
-    "runs/B": lambda reader, path, _: reader.link(path, "small_run"),
+    "runs/A": lambda reader, path, _: reader.copy(path, "small_run"),
+    "runs/B": lambda reader, path, _: reader.copy(path, "small_run"),
     "runs/ANOTHER": lambda reader, path, _: reader.copy(path, "evaluation"),
-    "runs/EVALUATION": lambda reader, path, _: reader.link(path, "evaluation"),
+    "runs/EVALUATION": lambda reader, path, _: reader.copy(path, "evaluation"),
 }
