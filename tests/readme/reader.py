@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Tal
 from data.sources.test_best_of_n import CARB
 from data.sources.test_blend import a_folder
 from data.sources.test_globalopinionqa import row as opinions_of_countries
@@ -18,7 +18,6 @@ from readme.parts import OWN_REWARDS, Command
 from reward_models.tiny import ITEMS, write_classifier
 from test_newcomer import write_items
 
-from think_as_locals import cli
 from think_as_locals.data.sources import jsonl
 
 
@@ -29,7 +28,7 @@ class Reader:
     folder: Path
     request: pytest.FixtureRequest
     monkeypatch: pytest.MonkeyPatch
-    capsys: pytest.CaptureFixture[str]
+    run: Tal
 
     def words(self, command: Command, *, optional: bool = False) -> list[str]:
         """What to type, with all that it names in its place."""
@@ -41,14 +40,8 @@ class Reader:
 
     def tal(self, *words: str) -> tuple[int, str]:
         """Exit status and output of `tal`."""
-        self.monkeypatch.setattr("sys.argv", ["tal", *words])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        captured = self.capsys.readouterr()
-        return status, captured.out + captured.err
+        done = self.run(*words)
+        return done.status, done.out + done.err
 
     def types(self, command: Command, *more: str, optional: bool = False) -> str:
         """Type a command of `tal` that ends well; its output."""
