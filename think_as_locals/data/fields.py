@@ -209,10 +209,11 @@ class RowModel(BaseModel):
         """Return the outcome of the row: these items, or none if a fault rules them out."""
         return Outcome(self._row, items).with_faults(*dict.fromkeys(self._faults))
 
-    def best_first(self, chosen: str, rejected: Sequence[str], *, prompt: str, **rest: Any) -> tuple[Item, ...]:
+    def best_first(self, chosen: str, rejected: Sequence[str], **rest: Any) -> tuple[Item, ...]:
         """Return the item whose best response is the first one, or nothing if the row cannot be one.
 
-        Unless `rest` says otherwise it is in English, of no culture, and its prompt is its question group.
+        What `rest` does not say is taken from the row's own fields; without them the item is in English, of no culture,
+        and its prompt is its question group.
         """
         responses = (chosen, *rejected)
         if importable(self._faults):
@@ -220,8 +221,10 @@ class RowModel(BaseModel):
             self.check_distinct(responses)
         if not importable(self._faults):
             return ()
-        defaults = {"culture": None, "language": "en", "group": question_group(prompt)}
-        return (Item(prompt=prompt, responses=responses, best=0, **defaults | rest),)
+        names = ("prompt", "culture", "language", "domain", "group")
+        values = {"culture": None, "language": "en", **{n: getattr(self, n) for n in names if hasattr(self, n)}, **rest}
+        values.setdefault("group", question_group(values["prompt"]))
+        return (Item(responses=responses, best=0, **values),)
 
     def check_count(self, responses: Sequence[str]) -> None:
         """Record a fault if there are too few or too many responses for an item."""
