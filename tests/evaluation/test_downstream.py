@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from think_as_locals.data.candidates import Candidates
+from think_as_locals.data.load import Candidates
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.downstream import (
     Result,

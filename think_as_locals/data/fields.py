@@ -17,8 +17,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, PlainValidator, PrivateAttr, ValidationInfo
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, Row, importable
 from think_as_locals.data.languages import culture_code, language_tag
+from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable
 from think_as_locals.types import LABELS, Item, is_text
 
 _UNPARSED_LIST = ("['", '["')

@@ -1,11 +1,15 @@
-"""The items of a data configuration, split into train and test without leaks."""
+"""What a run reads: the items of a data configuration, split without leaks, and prompts with many candidates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from think_as_locals.data.faults import mark_repeats, valid_items
+from think_as_locals.data.fields import Country, Identifier, Language, Prompt, RowModel, check_texts, field, shown
+from think_as_locals.data.rows import Defect, Fault, mark_repeats, read_rows, valid_items
 from think_as_locals.data.sources import SOURCES, row_outcomes
 from think_as_locals.data.splits import Splits, split_items
 from think_as_locals.types import DataError, Item
@@ -53,3 +57,94 @@ def _of_countries(items: Iterator[Item], countries: Sequence[str]) -> Iterator[I
     if missing := [country for country in countries if country not in seen]:
         known = ", ".join(sorted(culture for culture in seen if culture)) or "none"
         raise DataError(f"data.countries: no items of {', '.join(map(repr, missing))}; there are items of: {known}")
+
+
+# --- Candidates: prompts with any number of responses for a reward model to choose from ---
+
+_MAX_FAULTS = 10  # that a message names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """A prompt and any number of responses to choose from; `qualities` says how good each is, on any scale."""
+
+    id: str
+    prompt: str
+    culture: str | None
+    language: str
+    texts: tuple[str, ...]
+    qualities: tuple[float, ...] | None = None
+
+
+def _check_candidates(name: str, value: Any, faults: list[Fault]) -> tuple[str, ...]:
+    if value == []:
+        faults.append(Fault(Defect.WRONG_COUNT, "expected at least one candidate, got none"))
+    return check_texts(name, value, faults)
+
+
+def _check_qualities(name: str, value: Any, faults: list[Fault]) -> tuple[float, ...] | None:
+    if isinstance(value, list) and all(map(_is_finite, value)):
+        return tuple(map(float, value))
+    faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be a list of finite numbers, got {shown(value)}"))
+    return None
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+class CandidatesRow(RowModel):
+    """A row as it is in the file."""
+
+    FIELDS: ClassVar = ("id", "prompt", "culture", "language", "candidates", "qualities")
+    EXACT: ClassVar = True
+
+    candidates: Annotated[tuple[str, ...], field(_check_candidates, ())]
+    id: Identifier
+    prompt: Prompt
+    culture: Country = None
+    language: Language
+    qualities: Annotated[tuple[float, ...] | None, field(_check_qualities, None)] = None
+
+
+def read_candidates(path: Path) -> list[Candidates]:
+    """Read rows of `id`, `prompt`, `culture` (or null), `language`, `candidates` and, if known, `qualities`.
+
+    Raises:
+        DataError: rows are invalid, each named as `file:row: what is wrong`; some rows have qualities and others none;
+            or there are no rows.
+    """
+    found: dict[str, Candidates] = {}
+    faults: list[str] = []
+    with_qualities: dict[bool, str] = {}
+    for row in read_rows(str(path)):
+        fields = CandidatesRow.read(row)
+        count = len(fields.candidates)
+        if fields.qualities is not None and len(fields.qualities) != count:
+            message = f"expected a quality for each of {count} candidates, got {len(fields.qualities)}"
+            fields.add(Defect.WRONG_COUNT, message)
+        if fields.id in found:
+            fields.add(Defect.REPEATED_ID, f"id {fields.id!r} is already in an earlier row")
+        faults += [f"{row.place}: {fault.detail}" for fault in fields.faults]
+        if not fields.faults:
+            found[fields.id] = Candidates(
+                id=fields.id,
+                prompt=fields.prompt,
+                culture=fields.culture,
+                language=fields.language,
+                texts=fields.candidates,
+                qualities=fields.qualities,
+            )
+            with_qualities.setdefault(fields.qualities is not None, row.place)
+    if len(with_qualities) > 1:
+        faults.append(f"{with_qualities[True]} has qualities and {with_qualities[False]} has none; give all or none")
+    if faults:
+        more = len(faults) - _MAX_FAULTS
+        raise DataError("\n".join(faults[:_MAX_FAULTS] + ([f"and {more} more faults"] if more > 0 else [])))
+    if not found:
+        names = ", ".join(CandidatesRow.FIELDS)
+        raise DataError(f"{path}: no rows; expected {names} (qualities may be left out)")
+    return list(found.values())

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, mark_repeats
 from think_as_locals.data.fields import shown
 from think_as_locals.data.languages import other_language
+from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
 from think_as_locals.data.sources import jsonl, row_outcomes
 from think_as_locals.types import DataError, Item
 

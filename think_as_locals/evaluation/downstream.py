@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from think_as_locals.data.candidates import Candidates
-from think_as_locals.data.faults import Defect
 from think_as_locals.data.fields import Number, RowModel, Text, question_group
-from think_as_locals.data.rows import read_rows
+from think_as_locals.data.load import Candidates
+from think_as_locals.data.rows import Defect, read_rows
 from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb

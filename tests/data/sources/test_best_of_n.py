@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from data.tables import a_row, defects
 
-from think_as_locals.data.faults import Outcome, Row
+from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import best_of_n
 
 CARB: dict[str, Any] = {

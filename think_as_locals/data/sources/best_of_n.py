@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, Row
 from think_as_locals.data.fields import (
     Country,
     Identifier,
@@ -29,6 +28,7 @@ from think_as_locals.data.fields import (
     shown,
 )
 from think_as_locals.data.languages import countries_named
+from think_as_locals.data.rows import Defect, Fault, Outcome, Row
 from think_as_locals.types import LABELS, Item
 
 _SUBSETS = {

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AliasChoices, Field, PlainValidator
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, Row
 from think_as_locals.data.fields import (
     Identifier,
     Prompt,
@@ -27,7 +26,7 @@ from think_as_locals.data.fields import (
     unpack,
 )
 from think_as_locals.data.languages import culture_code
-from think_as_locals.data.rows import SUFFIXES, hub_id, read_rows
+from think_as_locals.data.rows import SUFFIXES, Defect, Fault, Outcome, Row, hub_id, read_rows
 from think_as_locals.types import DataError, Item
 
 
