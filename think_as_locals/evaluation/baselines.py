@@ -16,6 +16,7 @@ from types import MappingProxyType
 import numpy as np
 from babel import Locale, UnknownLocaleError
 
+from think_as_locals.judging.rubric import fold
 from think_as_locals.reward_models.reward_model import tie_credit
 from think_as_locals.types import Item
 
@@ -63,11 +64,11 @@ def majority_answer(items: Sequence[Item]) -> list[float]:
     right: Counter[str] = Counter()
     own: dict[str, Counter[str]] = defaultdict(Counter)
     for item in items:
-        answer = _folded(item.responses[item.best])
+        answer = fold(item.responses[item.best])
         right[answer] += 1
         own[item.group][answer] += 1
     return [
-        tie_credit([right[text] - own[item.group][text] for text in map(_folded, item.responses)], item.best)
+        tie_credit([right[text] - own[item.group][text] for text in map(fold, item.responses)], item.best)
         for item in items
     ]
 
@@ -140,10 +141,6 @@ def baseline_credits(items: Sequence[Item]) -> dict[str, dict[str, float]]:
 def _credits(items: tuple[Item, ...]) -> dict[str, dict[str, float]]:
     ids = [item.id for item in items]
     return {name: dict(zip(ids, credit(items), strict=True)) for name, credit in CREDITS.items()}
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 @lru_cache(maxsize=1024)
