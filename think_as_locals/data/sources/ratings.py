@@ -14,19 +14,9 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AliasChoices, Field, PlainValidator
 
-from think_as_locals.data.fields import (
-    Identifier,
-    Prompt,
-    Response,
-    RowModel,
-    Text,
-    check_rating,
-    check_text,
-    field,
-    unpack,
-)
+from think_as_locals.data.fields import Identifier, Prompt, Response, RowModel, Text, check_rating, check_text, field
 from think_as_locals.data.languages import culture_code
-from think_as_locals.data.rows import SUFFIXES, Defect, Fault, Outcome, Row, hub_id, read_rows
+from think_as_locals.data.rows import SUFFIXES, Defect, Fault, Outcome, Row, hub_id, read_rows, unpack
 from think_as_locals.types import DataError, Item
 
 
