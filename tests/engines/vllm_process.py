@@ -22,7 +22,7 @@ from think_as_locals.engines import Sampling, sample_all
 from think_as_locals.engines.engine import label_log_probs
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.judging import render
-from think_as_locals.reward_models.judge import Backend, Judge, JudgeSettings, load_engine
+from think_as_locals.reward_models.judge import Backend, Judge, JudgeSettings
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.train import settings_of
 from think_as_locals.training.checkpoints import Checkpoints
@@ -40,7 +40,7 @@ def verdicts(model: str, items: str) -> dict[str, Any]:
 
 def labels(model: str, items: str) -> dict[str, Any]:
     asked, settings = list(jsonl.read(Path(items))), JudgeSettings.load(model)
-    engines = {name: load_engine(model, settings, name, 8, None) for name in get_args(Backend)}
+    engines: dict[str, Any] = {name: Judge.load(model, name).engine for name in get_args(Backend)}
     conversations = [render(item, settings.prompt, settings.seed) for item in asked]
     rollouts = sample_all(
         engines["vllm"], conversations, Sampling(max_completion_length=settings.max_completion_length)
