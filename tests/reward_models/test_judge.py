@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,7 @@ def completion(number: int) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A judge that has learnt our grammar and nothing else: its verdicts are a matter of taste."""
+    """A judge that was taught our grammar and nothing else: its verdicts are arbitrary."""
     path = tmp_path_factory.mktemp("judge")
     pairs = [(render(item, "compact"), completion(i)) for i, item in enumerate(map(an_item, range(24)))]
     train_judge(path, pairs, JudgeSettings(prompt="compact", seed=2, max_completion_length=200))
@@ -414,29 +415,22 @@ def vllm(tmp_path: Path) -> Iterator[tuple[str, str]]:
     options = ["--port", port, "--served-model-name", "judge", "--dtype", "float32", "--enforce-eager"]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     with (tmp_path / "server.log").open("w") as log:
-        server = subprocess.Popen(
-            [sys.executable, *words, *options],
-            env={**os.environ, **settings, "HF_HUB_OFFLINE": "1"},
-            stdout=log,
-            stderr=log,
-        )
+        environment = {**os.environ, **settings, "HF_HUB_OFFLINE": "1"}
+        server = subprocess.Popen([sys.executable, *words, *options], env=environment, stdout=log, stderr=log)
     try:
-        yield model, _answering(server, f"http://127.0.0.1:{port}", tmp_path / "server.log")
+        while not is_up(f"http://127.0.0.1:{port}/health"):
+            assert server.poll() is None, (tmp_path / "server.log").read_text()[-2000:]
+            time.sleep(0.25)
+        yield model, f"http://127.0.0.1:{port}/v1"
     finally:
         server.terminate()
         server.wait(60)
 
 
-def _answering(server: subprocess.Popen[bytes], url: str, log: Path) -> str:
-    for _ in range(600):
-        assert server.poll() is None, log.read_text()[-2000:]
-        try:
-            if httpx.get(f"{url}/health").is_success:
-                return f"{url}/v1"
-        except httpx.TransportError:
-            pass
-        time.sleep(0.25)
-    raise AssertionError(log.read_text()[-2000:])
+def is_up(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(url).is_success
+    return False
 
 
 @pytest.mark.slow
