@@ -72,35 +72,27 @@ def test_items_that_repeat_their_group_add_no_certainty() -> None:
     assert half_width(tenfold) > 3 * 1.96 * math.sqrt(0.25 / 4000)
 
 
-def test_with_groups_of_unequal_size_the_interval_is_that_of_a_ratio_of_means() -> None:
-    scores, groups = clustered(np.random.default_rng(1), 300)
-    measured = accuracy(scores, groups)
-    residuals: dict[str, float] = {}
-    for score, group in zip(scores, groups, strict=True):
-        residuals[group] = residuals.get(group, 0.0) + score - measured.value
-    deviation = math.sqrt(sum(value**2 for value in residuals.values())) / len(scores)
-    assert half_width(measured) == pytest.approx(1.96 * deviation, rel=0.08)
-
-
 def coverage(intervals: Sequence[Estimate], truth: float) -> float:
     return sum(m.ci95[0] <= truth <= m.ci95[1] for m in intervals) / len(intervals)
 
 
-@pytest.mark.parametrize(("groups", "least"), [(5, 0.88), (10, 0.92), (25, 0.92)])
-def test_intervals_of_clustered_data_hold_the_truth_about_as_often_as_they_say(groups: int, least: float) -> None:
+@pytest.mark.parametrize(("groups", "cells", "least"), [(5, 1, 0.88), (10, 1, 0.92), (12, 5, 0.9), (25, 1, 0.92)])
+def test_intervals_of_clustered_data_hold_the_truth_about_as_often_as_they_say(
+    groups: int, cells: int, least: float
+) -> None:
     rng = np.random.default_rng(groups)
-    data = [clustered(rng, groups) for _ in range(400)]
+    data = [clustered(rng, groups) for _ in range(300)]
     # Plain percentiles hold it in 84 % with 5 groups, 90 % with 10.
-    assert least < coverage([accuracy(*one, samples=500) for one in data], 0.5) < 0.985
+    two_cells = [["x" if i % cells else "y" for i in range(len(scores))] for scores, _ in data]
+    found = [accuracy(*one, samples=500, cells=cell) for one, cell in zip(data, two_cells, strict=True)]
+    assert least < coverage(found, 0.5) < 0.99
     by_item = [accuracy(scores, ["one"] * len(scores)) for scores, _ in data]
     assert coverage(by_item, 0.5) < 0.85
 
 
 def drawn_by_hand(scores: list[float], groups: list[str], cells: list[str], seed: int) -> tuple[float, float]:
     """The expanded percentiles, group by group and item by item, on draws of their own."""
-    rng = np.random.default_rng(seed)
-    names = sorted(set(groups))
-    means = []
+    rng, names, means = np.random.default_rng(seed), sorted(set(groups)), []
     for _ in range(2000):
         drawn: dict[str, list[float]] = {}
         for name in rng.choice(names, len(names)):
@@ -119,16 +111,6 @@ def test_it_is_what_a_loop_over_drawn_groups_finds(cells: int) -> None:
     found = accuracy(scores, groups, samples=20_000, cells=cell)
     assert found.method == "cluster_bootstrap"
     assert found.ci95 == pytest.approx(drawn_by_hand(scores, groups, cell, seed=1), abs=0.03)
-
-
-def test_it_is_scipys_bootstrap_of_group_means_at_the_expanded_level() -> None:
-    scores = (np.random.default_rng(5).random((12, 8)) < np.linspace(0.2, 0.9, 12)[:, None]).astype(float)
-    level = 1 - 2 * float(stats.norm.cdf(stats.t.ppf(0.025, 11) * math.sqrt(12 / 11)))
-    expected = stats.bootstrap(
-        (scores.mean(axis=1),), np.mean, n_resamples=20_000, confidence_level=level, method="percentile", rng=1
-    ).confidence_interval
-    found = accuracy(scores.ravel(), np.arange(12).repeat(8).astype(str), samples=20_000)
-    assert found.ci95 == pytest.approx(tuple(expected), abs=0.015)
 
 
 def test_seed_decides_the_draws_and_the_order_of_items_does_not() -> None:
@@ -267,16 +249,6 @@ def test_a_cell_that_a_resample_leaves_empty_is_left_out_of_its_mean() -> None:
     assert (measured.value, measured.ci95, measured.method) == (0.5, (0.5, 1.0), "cluster_bootstrap")
 
 
-def test_the_mean_over_cells_of_one_size_is_the_mean_over_items() -> None:
-    rng = np.random.default_rng(6)
-    scores = (rng.random(240) < 0.6).astype(float)
-    groups, cells = [str(i // 6) for i in range(240)], [str(i % 3) for i in range(240)]
-    over_items, over_cells = accuracy(scores, groups), accuracy(scores, groups, cells=cells)
-    assert over_cells.value == pytest.approx(over_items.value)
-    # Centred by cell, so as a rule a little narrower.
-    assert half_width(over_cells) == pytest.approx(half_width(over_items), rel=0.05)
-
-
 def test_every_cell_counts_the_same_and_a_small_one_makes_the_mean_uncertain() -> None:
     scores = [1.0] * 180 + [0.0] * 20 + (np.random.default_rng(7).random(10) < 0.5).astype(float).tolist()
     groups, cells = [str(i) for i in range(210)], ["many"] * 200 + ["few"] * 10
@@ -292,15 +264,6 @@ def test_a_cell_of_a_single_question_group_is_not_taken_for_certain() -> None:
     found = accuracy(scores, groups, cells=cells)
     assert (found.value, found.method) == (0.75, "cluster_wilson")
     assert half_width(found) > 0.2
-
-
-def test_the_interval_of_the_mean_over_cells_holds_the_truth_about_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(8)
-    found = []
-    for _ in range(300):
-        scores, groups = clustered(rng, 12)
-        found.append(accuracy(scores, groups, cells=["x" if i % 5 else "y" for i in range(len(scores))]))
-    assert 0.9 < coverage(found, 0.5) < 0.99
 
 
 # --- means of values of any size ---
@@ -426,15 +389,6 @@ def test_runs_that_agree_on_everything_are_not_proven_equal() -> None:
     assert (few.value, few.p) == (0, 1)
     assert half_width(few) > 0.15
     assert 0 < half_width(many) < 0.003
-
-
-def test_pairs_that_repeat_their_group_add_no_certainty() -> None:
-    rng = np.random.default_rng(2)
-    a, b = (rng.random((2, 200)) < [[0.4], [0.5]]).astype(float)
-    groups = [str(i) for i in range(200)]
-    once, tenfold = (difference(a.repeat(k), b.repeat(k), [g for g in groups for _ in range(k)]) for k in (1, 10))
-    assert half_width(tenfold) == pytest.approx(half_width(once), rel=0.02)
-    assert tenfold.p == pytest.approx(once.p, rel=0.1)
 
 
 @pytest.mark.parametrize(("groups", "least"), [(5, 0.87), (10, 0.9), (25, 0.915)])
