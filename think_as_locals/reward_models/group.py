@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from think_as_locals.judging.formats import RATINGS
@@ -20,9 +20,7 @@ from think_as_locals.reward_models.protocols import ROUND_ROBIN, JudgingProtocol
 from think_as_locals.reward_models.reward_model import Answer, Request, RewardModel, ask_all
 from think_as_locals.types import LABELS, DataError, Item, is_text
 
-NEUTRAL = 0.5
-"""The reward of a response without a rival."""
-
+NEUTRAL = 0.5  # the reward of a response without a rival
 _BLANK = "\u2060"  # a word joiner, in place of a blank response, which an item cannot hold
 
 
@@ -109,13 +107,13 @@ class GroupReward:
             groups[question][text] = None
             if reference and self._judge:
                 groups[question][reference] = None
-        asked = [(question, item) for question, texts in groups.items() for item in self._items(question, texts)]
-        requests = [(self.rm.requests if self._judge else self.rm.score_requests)(item) for _, item in asked]
-        answers = iter(ask_all(self.rm, every) if (every := [one for of_item in requests for one in of_item]) else ())
+        items = [(question, item) for question, texts in groups.items() for item in self._items(question, texts)]
+        asked = [(self.rm.requests if self._judge else self.rm.score_requests)(item) for _, item in items]
         found: dict[tuple[Question, str], list[float]] = defaultdict(list)
-        for (question, item), of_item in zip(asked, requests, strict=True):
-            for text, value in self._values(item, of_item, list(islice(answers, len(of_item)))):
-                found[question, text].append(value)
+        for (question, item), requests, answers in zip(items, asked, ask_all(self.rm, asked), strict=True):
+            for text, value in zip(item.responses, self._values(item, requests, answers), strict=True):
+                if not math.isnan(value):
+                    found[question, "" if text == _BLANK else text].append(value)
         return [self._reward(text, groups[question], found[question, text]) for question, text, _ in rows]
 
     @property
@@ -138,38 +136,31 @@ class GroupReward:
             return 0.0
         return float(RATINGS[0]) if isinstance(self.rm, Judge) else None
 
-    def _items(self, question: Question, texts: Iterable[str]) -> Iterator[Item]:
+    def _items(self, question: Question, texts: Iterable[str]) -> list[Item]:
         """Return pairs for a judge that compares, else as few items as possible."""
         texts = [text or _BLANK for text in texts if text or self._lowest is None]
         if self._judge:
-            yield from (item_of(question, pair) for pair in combinations(texts, 2))
-            return
-        for start in range(0, len(texts), len(LABELS)):
-            part = texts[start : start + len(LABELS)]
-            yield item_of(question, part if len(part) > 1 else [*part, part[0] + _BLANK])
+            return [item_of(question, pair) for pair in combinations(texts, 2)]
+        parts = [texts[start : start + len(LABELS)] for start in range(0, len(texts), len(LABELS))]
+        return [item_of(question, part if len(part) > 1 else [*part, part[0] + _BLANK]) for part in parts]
 
-    def _values(
-        self, item: Item, requests: Sequence[Request], answers: Sequence[Answer]
-    ) -> Iterator[tuple[str, float]]:
-        """Return what each response of an item gets from the answers; nothing for a parse failure."""
+    def _values(self, item: Item, requests: Sequence[Request], answers: Sequence[Answer]) -> Sequence[float]:
+        """Return what each response of an item gets from the answers: NaN for a parse failure."""
         if not self._judge:
-            scores = zip(item.responses, self.rm.scores(item, answers), strict=True)
-            yield from (("" if text == _BLANK else text, score) for text, score in scores if not math.isnan(score))
-            return
-        judgements = map(self._judge.read, requests, answers)
-        chosen = [(request, judged.verdict) for request, judged in zip(requests, judgements, strict=True)]
+            return self.rm.scores(item, answers)
+        verdicts = [self._judge.read(*asked).verdict for asked in zip(requests, answers, strict=True)]
+        chosen = zip(requests, verdicts, strict=True)
         winners = [request.order[verdict] for request, verdict in chosen if verdict is not None]
-        if winners:
-            yield from ((text, winners.count(i) / len(winners)) for i, text in enumerate(item.responses))
+        return [winners.count(i) / len(winners) if winners else math.nan for i in range(len(item.responses))]
 
     def _reward(self, text: str, group: Iterable[str], values: Sequence[float]) -> float | None:
         if not text and self._lowest is not None:
             return self._lowest
         if self._judge:
             rivals = [other for other in group if other != text]
-            values = [*values, *(1.0 for other in rivals if not other)]
             if not rivals:
                 return NEUTRAL
+            values = [*values, *(1.0 for other in rivals if not other)]
         return math.fsum(values) / len(values) if values else None
 
 
@@ -207,37 +198,28 @@ class PolicyRow(NamedTuple):
 def policy_rows(
     prompts: Sequence[str],
     responses: Sequence[str],
-    cultures: Sequence[str | None] | None = None,
-    languages: Sequence[str | None] | None = None,
-    references: Sequence[str | None] | None = None,
+    cultures: Sequence[str | None] | None,
+    languages: Sequence[str | None] | None,
+    references: Sequence[str | None] | None,
 ) -> list[PolicyRow]:
-    """Return checked rows from the columns of a batch.
-
-    Raises:
-        DataError: columns of different lengths, or a value that is not a text; the message names the row.
-    """
+    """Return checked rows from the columns of a batch; a DataError names the row and the column."""
     given = {"cultures": cultures, "languages": languages, "references": references}
-    unknown: list[str | None] = [None] * len(prompts)
-    columns = {
-        "prompts": prompts,
-        "responses": responses,
-        **{name: unknown if column is None else column for name, column in given.items()},
-    }
+    columns: dict[str, Sequence[str | None]] = {"prompts": prompts, "responses": responses}
+    columns |= {name: [None] * len(prompts) if column is None else column for name, column in given.items()}
     if any(len(column) != len(prompts) for column in columns.values()):
         lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
         raise DataError(f"expected as many of each, got {lengths}")
-    return [_row(*values) for values in zip(range(len(prompts)), *columns.values(), strict=True)]
-
-
-def _row(row: int, prompt: object, response: object, culture: object, language: object, reference: object) -> PolicyRow:
-    for name, value in (("prompt", prompt), ("culture", culture), ("language", language)):
-        if not is_text(value) and (value is not None or name == "prompt"):
-            raise DataError(f"row {row}: {name} must be a non-blank string, got {value!r}")
-    for name, value in (("response", response), ("reference", reference)):
-        if not isinstance(value, str) and (value is not None or name == "response"):
-            raise DataError(f"row {row}: {name} must be a string, got {value!r}")
-    question = Question(str(prompt), None if culture is None else str(culture), str(language or "und"))
-    return PolicyRow(question, _clean(str(response)), "" if reference is None else _clean(str(reference)))
+    rows = []
+    for row, (prompt, response, culture, language, reference) in enumerate(zip(*columns.values(), strict=True)):
+        for name, value in (("prompt", prompt), ("culture", culture), ("language", language)):
+            if not is_text(value) and (value is not None or name == "prompt"):
+                raise DataError(f"row {row}: {name} must be a non-blank string, got {value!r}")
+        for name, value in (("response", response), ("reference", reference)):
+            if not isinstance(value, str) and (value is not None or name == "response"):
+                raise DataError(f"row {row}: {name} must be a string, got {value!r}")
+        question = Question(str(prompt), culture, language or "und")
+        rows.append(PolicyRow(question, _clean(str(response)), _clean(reference or "")))
+    return rows
 
 
 def _clean(text: str) -> str:
@@ -247,22 +229,11 @@ def _clean(text: str) -> str:
 
 
 # Prompts and completions of frameworks, plain or as messages, as texts for a judge.
-
 Messages = Sequence[Mapping[str, Any]]
 
 
 def question(prompt: str | Messages) -> str:
-    r"""Return a prompt as one text; of several messages, each with its role before it, as in the data sources.
-
-    Raises:
-        DataError: a message has no text.
-
-    Example:
-        >>> question([{"role": "user", "content": "Breakfast?"}])
-        'Breakfast?'
-        >>> question([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Breakfast?"}])
-        'system: Be brief.\n\nuser: Breakfast?'
-    """
+    """Return a prompt as one text; of several messages, each with its role before it, as in the data sources."""
     if isinstance(prompt, str):
         return prompt
     turns = [(message.get("role"), _text(message)) for message in prompt]
@@ -270,15 +241,7 @@ def question(prompt: str | Messages) -> str:
 
 
 def response(completion: str | Messages) -> str:
-    """Return a completion as one text: the last of several messages (if tools were called); blank without any.
-
-    Raises:
-        DataError: the last message has no text.
-
-    Example:
-        >>> response([{"role": "assistant", "content": "Rice."}]), response([])
-        ('Rice.', '')
-    """
+    """Return a completion as one text: the last of several messages (if tools were called); blank without any."""
     if isinstance(completion, str):
         return completion
     return _text(completion[-1]) if completion else ""
