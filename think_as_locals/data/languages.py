@@ -185,9 +185,7 @@ def _identify(sample: str, named: str) -> str | None:
     """Return the language that the identifier is sure of, if it is not the named one."""
     beside = "zh" if _KANA.search(sample) else "ja"  # the one it cannot be
     guesses = {guess["lang"]: guess["score"] for guess in _identifier().detect(sample, k=8)}
-    found = {
-        language: score for language, score in guesses.items() if language in _LANGUAGES and language != beside
-    }
+    found = {language: score for language, score in guesses.items() if language in _LANGUAGES and language != beside}
     total = sum(found.values())
     best = max(found, key=found.__getitem__, default=named)
     sure = _SURE if _count_letters(sample) < _MUCH else _SURE_OF_MUCH
