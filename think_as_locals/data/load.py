@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from think_as_locals.data.fields import Country, Identifier, Language, Prompt, RowModel, check_texts, field, shown
+from think_as_locals.data.fields import Country, Identifier, Language, Prompt, Responses, RowModel, field, shown
 from think_as_locals.data.rows import Defect, Fault, mark_repeats, read_rows, valid_items
 from think_as_locals.data.sources import SOURCES, row_outcomes
 from think_as_locals.data.splits import Splits, split_items
@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def load(data: DataSection, seed: int = 0) -> Splits:
-    """Read a source and split it.
-
-    Raises:
-        DataError: a fault in the data, or a split of which one side is empty.
-    """
+    """Read a source and split it; a `DataError` names a fault in the data, or a split of which one side is empty."""
     if data.source == "culture_cards" and data.split == "pairing" and "own" in data.languages:
         # Every Thai item is about Thailand: with its facts seen in training, the question need not be read.
         raise DataError("data.split=pairing with data.languages=own measures memory alone: use en, or data.split=group")
@@ -38,23 +34,18 @@ def load(data: DataSection, seed: int = 0) -> Splits:
 
 
 def read(data: DataSection, seed: int = 0) -> Iterator[Item]:
-    """Yield all items of a source, of the question groups and countries that the configuration asks for.
-
-    Raises:
-        DataError: a fault in the data, or (after the last item) a country that no item is about.
-    """
+    """Yield all items of a source, of the question groups and countries that the configuration asks for."""
     source = SOURCES[data.source]
     items = source.items(data, seed) if source.items else valid_items(mark_repeats(row_outcomes(data, seed)))
-    return items if data.countries is None else _of_countries(items, data.countries)
-
-
-def _of_countries(items: Iterator[Item], countries: Sequence[str]) -> Iterator[Item]:
+    if data.countries is None:
+        yield from items
+        return
     seen = set()
     for item in items:
         seen.add(item.culture)
-        if item.culture in countries:
+        if item.culture in data.countries:
             yield item
-    if missing := [country for country in countries if country not in seen]:
+    if missing := [country for country in data.countries if country not in seen]:
         known = ", ".join(sorted(culture for culture in seen if culture)) or "none"
         raise DataError(f"data.countries: no items of {', '.join(map(repr, missing))}; there are items of: {known}")
 
@@ -76,24 +67,11 @@ class Candidates:
     qualities: tuple[float, ...] | None = None
 
 
-def _check_candidates(name: str, value: Any, faults: list[Fault]) -> tuple[str, ...]:
-    if value == []:
-        faults.append(Fault(Defect.WRONG_COUNT, "expected at least one candidate, got none"))
-    return check_texts(name, value, faults)
-
-
 def _check_qualities(name: str, value: Any, faults: list[Fault]) -> tuple[float, ...] | None:
-    if isinstance(value, list) and all(map(_is_finite, value)):
+    if isinstance(value, list) and all(type(n) in (int, float) and abs(n) <= sys.float_info.max for n in value):
         return tuple(map(float, value))
     faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be a list of finite numbers, got {shown(value)}"))
     return None
-
-
-def _is_finite(value: object) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer that no float can hold
-        return False
 
 
 class CandidatesRow(RowModel):
@@ -102,7 +80,7 @@ class CandidatesRow(RowModel):
     FIELDS: ClassVar = ("id", "prompt", "culture", "language", "candidates", "qualities")
     EXACT: ClassVar = True
 
-    candidates: Annotated[tuple[str, ...], field(_check_candidates, ())]
+    candidates: Responses
     id: Identifier
     prompt: Prompt
     culture: Country = None
@@ -111,18 +89,15 @@ class CandidatesRow(RowModel):
 
 
 def read_candidates(path: Path) -> list[Candidates]:
-    """Read rows of `id`, `prompt`, `culture` (or null), `language`, `candidates` and, if known, `qualities`.
-
-    Raises:
-        DataError: rows are invalid, each named as `file:row: what is wrong`; some rows have qualities and others none;
-            or there are no rows.
-    """
+    """Read rows of `id`, `prompt`, `culture` (or null), `language`, `candidates` and, if known, `qualities`."""
     found: dict[str, Candidates] = {}
     faults: list[str] = []
     with_qualities: dict[bool, str] = {}
     for row in read_rows(str(path)):
         fields = CandidatesRow.read(row)
         count = len(fields.candidates)
+        if fields.count_texts("candidates") == 0:
+            fields.add(Defect.WRONG_COUNT, "expected at least one candidate, got none")
         if fields.qualities is not None and len(fields.qualities) != count:
             message = f"expected a quality for each of {count} candidates, got {len(fields.qualities)}"
             fields.add(Defect.WRONG_COUNT, message)

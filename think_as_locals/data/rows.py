@@ -92,24 +92,14 @@ def importable(faults: Iterable[Fault]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row as it is in its source.
+    """A row as it is in its source."""
 
-    Args:
-        file: The file, or `ID:split` on the Hub.
-        number: Counted from 1: the line of a JSONL file, else the row.
-        value: The parsed row; `None` where it could not be parsed.
-        text: The unchanged row: the line, or its JSON where the source has no lines. Bytes that are not UTF-8 are
-            kept as surrogate escapes.
-        fault: Why the row could not be parsed.
-        folder: The folder being read, where the file is one of several.
-    """
-
-    file: str
-    number: int
-    value: Any
-    text: str
-    fault: Fault | None = None
-    folder: str | None = None
+    file: str  # or `ID:split` on the Hub
+    number: int  # counted from 1: the line of a JSONL file, else the row
+    value: Any  # `None` where it could not be parsed
+    text: str  # the line, or its JSON where there are no lines; bytes that are not UTF-8 are surrogate escapes
+    fault: Fault | None = None  # why it could not be parsed
+    folder: str | None = None  # the folder being read, where the file is one of several
 
     @property
     def place(self) -> str:
@@ -125,10 +115,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a row: its items and its faults.
-
-    A row without items of its own can be imported all the same, as the worse response of a pair.
-    """
+    """What became of a row; without items it can be imported all the same, as the worse response of a pair."""
 
     row: Row
     items: tuple[Item, ...] = ()
@@ -157,23 +144,20 @@ def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
     ids: dict[str, tuple[int, str]] = {}
     contents: dict[bytes, tuple[int, str]] = {}
     for outcome in outcomes:
-        here = outcome.row.number, outcome.row.file
-        faults = []
+        here, faults = (outcome.row.number, outcome.row.file), []
         for item in outcome.items:
             if (earlier := ids.setdefault(item.id, here)) != here:
                 message = f"id {item.id!r} is already in line {earlier[0]} of {earlier[1]}"
                 faults.append(Fault(Defect.REPEATED_ID, message))
                 break
-        if outcome.items and (earlier := contents.setdefault(_content(outcome.items), here)) != here:
+        texts = []
+        for item in outcome.items:
+            texts += [item.prompt, item.culture or "", item.responses[item.best], *sorted(item.responses)]
+        content = hashlib.sha256("\0".join(texts).encode()).digest()
+        if texts and (earlier := contents.setdefault(content, here)) != here:
             message = f"the same prompt and responses are in line {earlier[0]} of {earlier[1]}"
             faults.append(Fault(Defect.DUPLICATE, message))
         yield outcome.with_faults(*faults)
-
-
-def _content(items: tuple[Item, ...]) -> bytes:
-    """Hash what makes two rows the same: prompt, culture, responses, and which is the best."""
-    parts = [(item.prompt, item.culture or "", item.responses[item.best], *sorted(item.responses)) for item in items]
-    return hashlib.sha256("\0".join(text for texts in parts for text in texts).encode()).digest()
 
 
 def valid_items(outcomes: Iterable[Outcome]) -> Iterator[Item]:
@@ -183,27 +167,19 @@ def valid_items(outcomes: Iterable[Outcome]) -> Iterator[Item]:
         yield from outcome.items
 
 
-# --- Reading them ---
-
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv", ".csv.gz")
 _NO_ROWS = ("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json")  # metadata of data sets
+_NOT_INSTALLED = "{}: read by {}, which is not installed: pip install 'think-as-locals[train]'"
 _HUB_ID = re.compile(
     r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[^:]+))?(?::(?P<split>[^:]+))?"
 )
 
 
 def read_rows(path: str) -> Iterator[Row]:
-    """Yield the rows of a file (JSONL, JSON, parquet, CSV), of a folder of such files, or of a data set on the Hub.
-
-    Args:
-        path: A path, or `owner/name[@revision][:config[:split]]` on the Hub; all splits if none is named.
-
-    Raises:
-        DataError: nothing is there, or a file as a whole cannot be read.
-    """
+    """Yield the rows of a file, of a folder of such, or of `owner/name[@revision][:config[:split]]` on the Hub."""
     local = local_path(path)
     if local.is_dir():
-        files = [file for file in sorted(local.rglob("*")) if has_rows(file, local)]
+        files = [file for file in sorted(local.rglob("*")) if _has_rows(file, local)]
         if not files:
             raise DataError(f"{local}: a folder without files of rows ({', '.join(SUFFIXES)})")
         for file in files:
@@ -212,6 +188,11 @@ def read_rows(path: str) -> Iterator[Row]:
         yield from _hub_rows(path, **hub.groupdict())
     else:
         yield from _file_rows(local)
+
+
+def _has_rows(file: Path, folder: Path) -> bool:
+    name, hidden = file.name.lower(), any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return name.endswith(SUFFIXES) and not hidden and name not in _NO_ROWS and file.is_file()
 
 
 def _file_rows(path: Path) -> Iterator[Row]:
@@ -235,20 +216,16 @@ def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
 def _jsonl(path: Path) -> Iterator[Row]:
     with _open(path) as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield _line_row(str(path), number, line.rstrip(b"\r\n"))
-
-
-def _line_row(file: str, number: int, line: bytes) -> Row:
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        text = line.decode("utf-8", errors="surrogateescape")
-        return Row(file, number, None, text, Fault(Defect.NOT_JSON, f"not UTF-8: {error}"))
-    try:
-        return Row(file, number, json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_object), text)
-    except (ValueError, RecursionError) as error:
-        return Row(file, number, None, text, Fault(Defect.NOT_JSON, f"not JSON: {error}"))
+            if not line.strip():
+                continue
+            content, value, fault = line.rstrip(b"\r\n"), None, None
+            try:
+                value = json.loads(content.decode().removeprefix("\ufeff"), object_pairs_hook=_object)
+            except UnicodeDecodeError as error:
+                fault = Fault(Defect.NOT_JSON, f"not UTF-8: {error}")
+            except (ValueError, RecursionError) as error:
+                fault = Fault(Defect.NOT_JSON, f"not JSON: {error}")
+            yield Row(str(path), number, value, content.decode(errors="surrogateescape"), fault)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -277,7 +254,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise _not_installed(path, "pyarrow") from error
+        raise PreflightError(_NOT_INSTALLED.format(path, "pyarrow")) from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
         _check_columns(path, file.schema_arrow.names)
@@ -307,10 +284,6 @@ def _csv(path: Path) -> Iterator[Row]:
             raise DataError(f"{path}: not CSV: line {lines.line_num}: {error}") from error
 
 
-def _not_installed(path: object, package: str) -> PreflightError:
-    return PreflightError(f"{path}: read by {package}, which is not installed: pip install 'think-as-locals[train]'")
-
-
 def _check_columns(path: Path, names: list[str]) -> None:
     if twice := sorted({name for name in names if name and names.count(name) > 1}):
         raise DataError(f"{path}: more than one column is called {', '.join(map(repr, twice))}")
@@ -318,23 +291,32 @@ def _check_columns(path: Path, names: list[str]) -> None:
 
 def _cell(text: str) -> Any:
     """Parse a cell: an empty one is null, a list of texts is stored as JSON or as a Python literal (pandas)."""
-    if not text:
-        return None
-    if text[0] == "[":
-        for read in (json.loads, ast.literal_eval):
+    if not text.startswith("["):
+        return text or None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        value = unpack(text)
+        # Python takes ['a' 'b'], as numpy writes a list, for one text.
+        return value if repr(value) == text else text
+
+
+def unpack(value: Any) -> Any:
+    """Parse a list or an object stored in a text, as JSON or as a Python literal (CSV); else return the value."""
+    if isinstance(value, str):
+        for parse in (json.loads, ast.literal_eval):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-                value = read(text)
-                # Python takes ['a' 'b'], as numpy writes a list, for one text.
-                if isinstance(value, list) and (read is json.loads or repr(value) == text):
-                    return value
-    return text
+                found = parse(value)
+                repr(found)  # fails for an integer that is too long to print
+                return found
+    return value
 
 
 def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, split: str | None) -> Iterator[Row]:  # noqa: A002
     try:
         from datasets import DatasetDict, load_dataset
     except ImportError as error:
-        raise _not_installed(path, "datasets") from error
+        raise PreflightError(_NOT_INSTALLED.format(path, "datasets")) from error
     try:
         loaded = load_dataset(id, config, split=split, revision=revision)
     except Exception as error:  # anything that a download can fail with
@@ -382,9 +364,3 @@ def local_path(path: str) -> Path:
     if not path or "\0" in path:
         raise DataError(f"{path!r} is no path: expected a file of rows, a folder of such, or a Hub id")
     return local
-
-
-def has_rows(file: Path, folder: Path) -> bool:
-    """Return whether a file in a folder holds rows. Hidden files are copies and caches."""
-    name, hidden = file.name.lower(), any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return name.endswith(SUFFIXES) and not hidden and name not in _NO_ROWS and file.is_file()
