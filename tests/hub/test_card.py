@@ -119,7 +119,8 @@ CARDS: dict[str, Callable[[Path], JudgeRun | SteeredRun]] = {
 @pytest.mark.parametrize("name", CARDS)
 def test_a_card_is_the_recorded_one(finished: Path, name: str) -> None:
     """What is done, measured and unknown, word for word; with UPDATE_GOLDEN set, the cards are recorded anew."""
-    card, golden = model_card(CARDS[name](finished), REPO, adapter=False).text(), ROOT / f"tests/golden/cards/{name}.txt"
+    card = model_card(CARDS[name](finished), REPO, adapter=False).text()
+    golden = ROOT / f"tests/golden/cards/{name}.txt"
     if "UPDATE_GOLDEN" in os.environ:
         golden.write_bytes(card)
     assert card.decode() == golden.read_text(encoding="utf-8")
