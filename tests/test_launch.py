@@ -1,4 +1,4 @@
-"""Every way to start a recipe, as the README says it."""
+"""Every way to start a recipe, as the README expected it."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def _two_processes(launcher: list[str], folder: Path, *overrides: str) -> tuple[
 def test_a_recipe_that_cannot_run_here_says_what_is_missing_and_what_runs() -> None:
     done = launch(command("accelerate"), "launch", "recipes/tal_grpo.yaml", "grpo.beta=0.001", "seed=3")
     assert done.returncode != 0
-    said = done.stderr.partition("tal: ")[2].partition("Traceback")[0]  # accelerate adds a traceback of its own
-    assert said.startswith("this machine lacks what tal_grpo needs:")
-    assert "a GPU" in said
-    assert "Qwen/Qwen2.5-7B-Instruct" in said
-    assert "Runs here: recipes/quickstart.yaml" in said
+    message = done.stderr.partition("tal: ")[2].partition("Traceback")[0]  # accelerate adds a traceback of its own
+    assert message.startswith("this machine lacks what tal_grpo needs:")
+    assert "a GPU" in message
+    assert "Qwen/Qwen2.5-7B-Instruct" in message
+    assert "Runs here: recipes/quickstart.yaml" in message
 
 
 def test_that_answer_comes_before_torch_is_imported() -> None:
@@ -90,7 +90,7 @@ def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "says"),
+    ("fault", "status", "expected"),
     [
         (
             OSError(28, "No space left on device", "metrics.jsonl"),
@@ -108,7 +108,7 @@ def test_what_ends_a_run_has_a_status_and_one_line(
     tmp_path: Path,
     fault: BaseException,
     status: int,
-    says: str,
+    expected: str,
 ) -> None:
     def ends(*_: object) -> None:
         raise fault
@@ -118,6 +118,6 @@ def test_what_ends_a_run_has_a_status_and_one_line(
     with pytest.raises(SystemExit) as stopped:
         cli.main("recipes/quickstart.yaml")
     assert stopped.value.code == status
-    assert says in (said := capsys.readouterr().err)
-    assert said.count("\n") == 1
+    assert expected in (message := capsys.readouterr().err)
+    assert message.count("\n") == 1
     assert (tmp_path / "stopped").is_file() == (status == 75)

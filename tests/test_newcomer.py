@@ -75,8 +75,8 @@ def test_a_ten_line_reward_and_own_items_train_in_the_quick_start(tmp_path: Path
     assert len(rows) == 2 * 16
     for row in rows:
         group, _, culture = row["id"].rpartition("-")
-        words, said = (set(text.lower().split()) for text in (FACTS[group][culture], row["completion"]))
-        assert row["reward/local_words"] == pytest.approx(len(words & said) / len(words))
+        words, written = (set(text.lower().split()) for text in (FACTS[group][culture], row["completion"]))
+        assert row["reward/local_words"] == pytest.approx(len(words & written) / len(words))
         parts = [row[f"reward/{name}"] for name in ("correctness", "structure", "local_words")]
         assert row["reward"] == pytest.approx(parts[0] + 0.2 * parts[1] + 0.5 * parts[2])
     logs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -90,7 +90,7 @@ def test_a_ten_line_reward_and_own_items_train_in_the_quick_start(tmp_path: Path
         start("recipes/quickstart.yaml", [*overrides, "run.resume=auto", "reward.weights.local_words=0.6"])
 
 
-def test_what_a_row_lacks_for_the_quick_start_is_said_before_anything_trains(tmp_path: Path) -> None:
+def test_a_row_without_what_the_quick_start_needs_is_refused_before_training(tmp_path: Path) -> None:
     write_items(tmp_path / "mine.jsonl", origins=[])
     overrides = ["data=jsonl", f"data.path={tmp_path}/mine.jsonl", f"run.dir={tmp_path}"]
     with pytest.raises(DataError, match=r"9 of 9 training items, such as '.*', lack `culture` or `origins`"):
