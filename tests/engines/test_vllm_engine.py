@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,42 +17,36 @@ from think_as_locals.data.sources import jsonl
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = str(ROOT / "tests" / "engines" / "vllm_process.py")
+
+def measured(task: str, argument: Path, output: Path) -> dict[str, Any]:
+    done = launch(sys.executable, str(ROOT / "tests" / "engines" / "vllm_process.py"), task, str(argument), str(output))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(output.with_suffix(".result.json").read_text())
+    return found
 
 
-def test_vllm_writes_what_transformers_writes_on_100_items(small_run: Path, tmp_path: Path) -> None:
+def share_alike(texts: list[str], others: list[str]) -> float:
+    return sum(a == b for a, b in zip(texts, others, strict=True)) / len(texts)
+
+
+def test_vllm_writes_what_transformers_writes_and_is_as_sure_of_its_verdicts(small_run: Path, tmp_path: Path) -> None:
     config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
-    items = tmp_path / "items.jsonl"
     splits = load(config.data, config.seed)
-    jsonl.write([*splits.test, *splits.train][:100], items)
-    done = launch(sys.executable, SCRIPT, "verdicts", str(small_run / "model"), str(items))
-    assert done.returncode == 0, done.stderr
-    texts = json.loads(items.with_suffix(".result.json").read_text())
+    jsonl.write([*splits.test, *splits.train][:100], tmp_path / "items.jsonl")
+    found = measured("compare", small_run / "model", tmp_path / "items.jsonl")
+    texts, labels = found["texts"], found["labels"]
     assert len(texts["vllm"]) == min(100, len(splits.test) + len(splits.train))
-    same = [a == b for a, b in zip(texts["vllm"], texts["transformers"], strict=True)]
     # Two kernels may round a tie differently; a wrong weight or prompt would change nearly all.
-    assert sum(same) >= 0.98 * len(same)
-
-
-def test_vllm_is_as_sure_of_its_verdicts_as_transformers(small_run: Path, tmp_path: Path) -> None:
-    config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
-    items = tmp_path / "items.jsonl"
-    jsonl.write(load(config.data, config.seed).test[:32], items)
-    done = launch(sys.executable, SCRIPT, "labels", str(small_run / "model"), str(items))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(items.with_suffix(".result.json").read_text())
-    assert sum(bool(labels) for labels in found["vllm"]) >= 16
-    for vllm, transformers in zip(found["vllm"], found["transformers"], strict=True):
+    assert share_alike(texts["vllm"], texts["transformers"]) >= 0.98
+    assert sum(map(bool, labels["vllm"])) >= 16
+    for vllm, transformers in zip(labels["vllm"], labels["transformers"], strict=True):
         assert vllm == pytest.approx(transformers, abs=1e-4)
 
 
 def test_a_weight_sync_changes_the_samples_to_the_policys(small_run: Path, tmp_path: Path) -> None:
-    done = launch(sys.executable, SCRIPT, "sync", str(small_run), str(tmp_path / "sync"))
-    assert done.returncode == 0, done.stderr
-    texts = json.loads((tmp_path / "sync.result.json").read_text())
+    texts = measured("sync", small_run, tmp_path / "sync")
     assert texts["after"] != texts["before"]
-    same = [a == b for a, b in zip(texts["after"], texts["policy"], strict=True)]
-    assert sum(same) >= 0.95 * len(same)
+    assert share_alike(texts["after"], texts["policy"]) >= 0.95
 
 
 def test_the_quick_start_runs_with_vllm(tmp_path: Path) -> None:
@@ -60,8 +55,8 @@ def test_the_quick_start_runs_with_vllm(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "vllm" / "carb" / "step-2.json").read_text())["n"] == 4
     logged = [json.loads(line) for line in (tmp_path / "vllm" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in logged if "reward" in line]
+    assert len(steps) == 2
     # vLLM's log-probabilities and the trainer's agree: TRL logs their difference.
-    gaps = [line["sampling/sampling_logp_difference/max"] for line in logged if "reward" in line]
-    assert len(gaps) == 2
-    assert max(gaps) < 1e-3
-    assert all(line["rollout/probe_difference"] < 1e-3 for line in logged if "reward" in line)
+    assert max(line["sampling/sampling_logp_difference/max"] for line in steps) < 1e-3
+    assert all(line["rollout/probe_difference"] < 1e-3 for line in steps)
