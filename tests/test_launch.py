@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, SMALL, command, launch
+from conftest import QUICK, SMALL, Tal, command, launch
 
-from think_as_locals import Judge, cli
+from think_as_locals import Judge
 from think_as_locals.types import RunStoppedError
 
 pytestmark = pytest.mark.slow
@@ -72,20 +72,17 @@ def test_that_answer_comes_before_torch_is_imported() -> None:
     assert launch(sys.executable, "-c", code).returncode == 0
 
 
-def test_a_typo_ends_at_once_with_the_nearest_name() -> None:
-    done = launch(command("tal"), "run", "recipes/quickstart.yaml", "data.splt=group")
-    assert done.returncode == 2
-    assert "did you mean 'data.split'?" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_typo_ends_at_once_with_the_nearest_name(tal: Tal) -> None:
+    done = tal("run", "recipes/quickstart.yaml", "data.splt=group")
+    assert (done.status, "did you mean 'data.split'?" in done.err) == (2, True)
 
 
-def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path) -> None:
+def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path, tal: Tal) -> None:
     rows = tmp_path / "items.jsonl"
     rows.write_text('{"id": "1"}\n', encoding="utf-8")
     where = ["data=jsonl", f"data.path={rows}", f"run.dir={tmp_path}", "run.name=mine"]
-    done = launch(command("tal"), "run", "recipes/quickstart.yaml", *where)
-    assert done.returncode == 2
-    assert f"{rows}:1" in done.stderr
+    done = tal("run", "recipes/quickstart.yaml", *where)
+    assert (done.status, f"{rows}:1" in done.err) == (2, True)
     assert not (tmp_path / "mine").exists()
 
 
@@ -103,21 +100,15 @@ def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path) -
     ids=["full disk", "stopped", "interrupted"],
 )
 def test_what_ends_a_run_has_a_status_and_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    fault: BaseException,
-    status: int,
-    expected: str,
+    monkeypatch: pytest.MonkeyPatch, tal: Tal, tmp_path: Path, fault: BaseException, status: int, expected: str
 ) -> None:
     def ends(*_: object) -> None:
         raise fault
 
     monkeypatch.setattr("think_as_locals.run.start", ends)
     monkeypatch.setenv("TAL_STOPPED", str(tmp_path / "stopped"))
-    with pytest.raises(SystemExit) as stopped:
-        cli.main("recipes/quickstart.yaml")
-    assert stopped.value.code == status
-    assert expected in (message := capsys.readouterr().err)
-    assert message.count("\n") == 1
+    done = tal("run", "recipes/quickstart.yaml")
+    assert done.status == status
+    assert expected in done.err
+    assert done.err.count("\n") == 1
     assert (tmp_path / "stopped").is_file() == (status == 75)

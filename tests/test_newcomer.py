@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 import yaml
-from conftest import QUICK, SMALL, command, launch
+from conftest import QUICK, SMALL, Tal
 
 from think_as_locals import ConfigError, DataError, Judge
 from think_as_locals.run import start
@@ -56,7 +56,7 @@ def write_items(path: Path, **changes: object) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def test_a_ten_line_reward_and_own_items_train_in_the_quick_start(tmp_path: Path) -> None:
+def test_a_ten_line_reward_and_own_items_train_in_the_quick_start(tmp_path: Path, tal: Tal) -> None:
     assert len(REWARD.strip().splitlines()) <= 10
     (tmp_path / "own_rewards.py").write_text(REWARD.lstrip(), encoding="utf-8")
     write_items(tmp_path / "mine.jsonl")
@@ -66,8 +66,8 @@ def test_a_ten_line_reward_and_own_items_train_in_the_quick_start(tmp_path: Path
         *["data=jsonl", f"data.path={tmp_path}/mine.jsonl", f"run.dir={tmp_path}", "run.name=mine"],
         *[f"reward.own.local_words={own}", "reward.weights.local_words=0.5"],
     ]
-    done = launch(command("tal"), "run", "recipes/quickstart.yaml", *overrides)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = tal("run", "recipes/quickstart.yaml", *overrides)
+    assert done.status == 0, done.out + done.err
     run = tmp_path / "mine"
     assert Judge.load(str(run / "model"))
     assert yaml.safe_load((run / "config.yaml").read_text())["reward"]["own"] == {"local_words": own}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 from reward_models.tiny import ITEMS, write_language_model
 
@@ -21,6 +24,7 @@ from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import environment
 from think_as_locals.types import Item
 
+REPO = "people/judge"
 SECONDS = {"sft": 1800.0, "grpo": 3600.0}
 
 
@@ -69,10 +73,33 @@ def _measure(path: Path, items: list[Item], step: int) -> None:
     carb.save(carb.summarise(predictions, step=step, **about), predictions, path)
 
 
+def shard(model: Path) -> list[str]:
+    """Divide the weights of a model into two files; the second is not yet there."""
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    (model / "model.safetensors").rename(model / names[0])
+    write_json(model / "model.safetensors.index.json", {"weight_map": dict(zip("ab", names, strict=True))})
+    return names
+
+
 def content_of(push: Push) -> dict[str, bytes]:
     """Return the files of a push by path; of weights what is scanned."""
     return {file.path: file.text() for file in push.files}
 
 
 def card_of(run: Path, *evaluations: Path, model: str | None = None) -> str:
-    return content_of(prepare(run, "people/judge", model=model, evaluations=evaluations))["README.md"].decode()
+    return content_of(prepare(run, REPO, model=model, evaluations=evaluations))["README.md"].decode()
+
+
+def download(contents: Mapping[str, bytes | Path], folder: Path) -> Path:
+    """Write the files of a repository into a folder."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.read_bytes() if isinstance(content, Path) else content)
+    return folder
+
+
+def refused(error: type[Exception], match: str, run: Path, repo: str = REPO, **options: Any) -> str:
+    """The message with which a run is not prepared for a push."""
+    with pytest.raises(error, match=match) as raised:
+        prepare(run, repo, **options)
+    return str(raised.value)
