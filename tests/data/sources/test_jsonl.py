@@ -150,13 +150,13 @@ def test_nothing_is_overwritten_also_if_it_appears_while_items_are_written(tmp_p
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError("Operation not permitted")
-
-    monkeypatch.setattr("os.link", refuse)
-    assert jsonl.write([ITEM], tmp_path / "items.jsonl") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["items.jsonl"]
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("items.json", r"expected a name such as items\.jsonl"), ("nowhere/items.jsonl", "cannot be written")],
+)
+def test_a_file_that_cannot_be_written_or_is_of_another_kind_is_named(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(DataError, match=rf"{name}: .*{message}"):
+        jsonl.write([ITEM], tmp_path / name)
 
 
 def test_nothing_half_written_is_left_where_the_items_fail(tmp_path: Path) -> None:
