@@ -23,7 +23,14 @@ from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.checkpoints import (
+    Checkpoints,
+    StopSignals,
+    save_model,
+    save_model_atomically,
+    stop_if_asked,
+    train_stage,
+)
 from think_as_locals.training.cold_start import ColdStartTrainer, Demonstration, demonstrate
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.training.logging import (
@@ -35,7 +42,6 @@ from think_as_locals.training.logging import (
     track,
 )
 from think_as_locals.training.rollouts import policy_engine
-from think_as_locals.training.stages import StopSignals, save_model, save_model_atomically, stop_if_asked, train_stage
 from think_as_locals.types import Item
 
 _TOKENIZER_DEMONSTRATIONS = 4000

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,7 @@ def adapters(folder: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
     base = {name: parameter.clone() for name, parameter in named.items() if "lora_" not in name}
     said["warned"] = warned
     said["bytes"] = [sum(named[name].nbytes for name in base), sum(named[n].nbytes for n in named.keys() - base.keys())]
-    long = engine._sync_check.prompts[0][::-1]  # no other request begins so
+    long = engine._check_prompts[0][::-1]  # no other request begins so
     alone = (
         [long] if main or isinstance(engine, ColocatedEngine) else []
     )  # in a batch of two the second would find the first's
@@ -125,7 +124,7 @@ def adapters(folder: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
     said["alone"] = engine._sent
     said["hits"].append(hits())
     said["samples"].append(sampled())
-    chat = Chat(trainer.processing_class, {}, engine._settings.eos_token_ids)
+    chat = Chat(trainer.processing_class, {}, engine._eos_token_ids)
     conversations = [row["prompt"] for row in trainer.train_dataset.select(range(4))]
     with policy_engine(trainer, chat, 4) as vllm:
         said["evaluated"] = [one.token_ids for one in sample_all(vllm, conversations, GREEDY)]
@@ -193,10 +192,10 @@ def faults_of_a_sync(trainer: Any, start: str) -> dict[str, str]:
         if trainer.accelerator.is_main_process:
             engine._server.load_weights = load
     said["unseen"] = ends_with(lambda: engine._on_main(lambda: engine._server.load_weights(f"{start}-unseen")))
-    settings, grace = engine._settings, rollouts._GRACE_S
-    engine._settings, rollouts._GRACE_S = replace(settings, timeout_s=0.5), 0.5
+    timeout, grace = engine._timeout_s, rollouts._GRACE_S
+    engine._timeout_s, rollouts._GRACE_S = 0.5, 0.5
     said["stuck"] = ends_with(lambda: engine._on_main(lambda: time.sleep(30)))
-    engine._settings, rollouts._GRACE_S = settings, grace
+    engine._timeout_s, rollouts._GRACE_S = timeout, grace
     return said
 
 
@@ -219,11 +218,11 @@ def serve(folder: Path, port: str, server: str) -> dict[str, Any]:
     trainer, said = train(folder, *where, f"rollout.weights_dir={folder / 'shared'}")
     said["not synced"] = without_syncs(trainer)
     engine = trainer.vllm_generation
-    prompts = [list(ids) for ids in engine._sync_check.prompts]
+    prompts = [list(ids) for ids in engine._check_prompts]
     said["unlocked"] = [
-        httpx.post(f"{engine._settings.url}/collective_rpc", json={"method": "tal_state"}, headers=key).status_code
+        httpx.post(f"{engine._url}/collective_rpc", json={"method": "tal_state"}, headers=key).status_code
         for key in ({}, {"Authorization": "Bearer another"})
-    ] + [httpx.get(f"{engine._settings.url}/{route}").status_code for route in ("metrics", "health")]
+    ] + [httpx.get(f"{engine._url}/{route}").status_code for route in ("metrics", "health")]
     said["left behind"] = sorted(str(path.relative_to(folder / "shared")) for path in folder.glob("shared/*/*"))
     trainer.accelerator.wait_for_everyone()  # the main process is about to synchronise
     said |= syncs(trainer, r=32)
@@ -256,12 +255,12 @@ def forgotten_adapter(folder: Path, *where: str) -> dict[str, Any]:
     trainer, said = adapters(folder, *where)
     engine = trainer.vllm_generation
     if trainer.accelerator.is_main_process:
-        another = VLLMServer(engine._settings.url, 60)
+        another = VLLMServer(engine._url, 60)
         another._ask("POST", "/v1/unload_lora_adapter", json={"lora_name": engine._server._adapter["model"]})
         another.load_weights(str(folder / "model"))
-    said["resampled"] = engine._sample([engine._sync_check.prompts[0][::-1]], 1, None)[1]
+    said["resampled"] = engine._sample([engine._check_prompts[0][::-1]], 1, None)[1]
     said["resent"] = engine._sent
-    said["left behind"] = [path.name for path in engine._settings.weights.iterdir()]
+    said["left behind"] = [path.name for path in engine._weights.iterdir()]
     return said
 
 

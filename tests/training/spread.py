@@ -26,9 +26,9 @@ from trl.distributed import DistributedBackend
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.judging import COMPONENTS
 from think_as_locals.runtime.ranks import join, set_rank_timeout
+from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.training.logging import ShardsWriter
-from think_as_locals.training.stages import save_model
 from think_as_locals.types import TrainingError
 
 GLOBAL_BATCH = 8

@@ -21,8 +21,8 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.schema import ModelSection
 from think_as_locals.judging import COMPONENTS
 from think_as_locals.run import start
+from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import BothOrdersSampler, load_chat, prompt_dataset, trl_arguments
-from think_as_locals.training.stages import save_model
 from think_as_locals.types import ConfigError
 
 REFUSES = (

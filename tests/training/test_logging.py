@@ -24,9 +24,8 @@ from think_as_locals.judging import COMPONENTS
 from think_as_locals.machine import preflight
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder, rewind
-from think_as_locals.training.checkpoints import step_of
+from think_as_locals.training.checkpoints import StopSignals, step_of
 from think_as_locals.training.logging import CarbCallback, LiveView, MetricsWriter, track
-from think_as_locals.training.stages import StopSignals
 
 _FILE_HEADER, _HEADER, _BLOCK, _FULL, _LAST = 7, 7, 32768, 1, 4
 

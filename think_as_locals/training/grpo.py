@@ -21,24 +21,17 @@ from think_as_locals.judging import COMPONENTS, Component, render, shuffle_respo
 from think_as_locals.judging.custom_rewards import load_custom_rewards
 from think_as_locals.runtime.ranks import device_arguments, shards
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, Values
 from think_as_locals.training.criteria_gain import CriteriaGainScorer
 from think_as_locals.training.faults import StepGuard
-from think_as_locals.training.resume import CheckpointedTrainer, Values
 from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.training.rollouts import rollout_arguments, rollout_engine
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
-from think_as_locals.training.sync_check import PROMPTS
 from think_as_locals.types import ConfigError, Item
 
 
 class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
-    """A GRPOTrainer whose prompts are items and whose rewards are ours, which continues exactly where it stopped.
-
-    Attributes:
-        chat: The judge's tokenizer and chat template.
-        rewards: What scores its rollouts.
-    """
+    """A GRPOTrainer whose prompts are items and whose rewards are ours, which continues exactly where it stopped."""
 
     def __init__(
         self,
@@ -59,7 +52,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config)}
         dataset = prompt_dataset(config, rows, self.chat)
         gain_scorer = config.reward.criteria_gain.scorer
-        with rollout_engine(config, self.chat, dataset["prompt"][:PROMPTS], folder, self.log_rollouts):
+        with rollout_engine(config, self.chat, dataset["prompt"], folder, self._log_rollouts):
             super().__init__(
                 checkpoints=checkpoints,
                 scores_rubrics="criteria_gain" in self.rewards.weights and gain_scorer == "policy",
@@ -74,8 +67,8 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         self._step_guard = StepGuard(self.accelerator, folder.faults)
         self.add_callback(self._step_guard)
 
-    def log_rollouts(self, name: str, value: float) -> None:
-        """Add a metric to what is logged for the current step."""
+    def _log_rollouts(self, name: str, value: float) -> None:
+        # TRL's `_log_metric` holds a value back until the next rewards: an evaluation's after the last step is lost.
         self._metrics["train"][name].append(value)
 
     def compute_loss(
@@ -95,7 +88,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             "micro_step": self._step,
             "metrics": self._metrics["train"],
             "rollouts": [{k: v for k, v in batch.items() if not isinstance(v, Tensor)} for batch in batches],
-            "rewards": self.rewards.guard.state(),
+            "rewards": {"failed": list(self.rewards.guard.failed)},
         }
         for number, batch in enumerate(batches):
             # Micro-batches may be views of one tensor, which safetensors does not store.
@@ -113,7 +106,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             number, _, key = name.partition("/")
             batches[int(number)][key] = tensor
         self._buffered_inputs = batches or None
-        self.rewards.guard.load_state(values["rewards"])
+        self.rewards.guard.failed.extend(values["rewards"]["failed"])
         if self.shuffle_dataset:
             for _ in range(int(self.state.epoch or 0)):  # TRL's sampler would begin with the order of the first epoch
                 torch.randperm(self._order.num_samples, generator=self._order.generator)
@@ -121,10 +114,9 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """Score the rollouts once; TRL then reads and gathers the components."""
         rows = [example["index"] for example in inputs]
-        step, score_gains = int(self.state.global_step), self._gain_scorer.score
-        self.rewards.score(completion_ids_list, rows, step, self._log_metric, score_gains)
-        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        return rewards
+        step = int(self.state.global_step)
+        self.rewards.score(completion_ids_list, rows, step, self._log_metric, self._gain_scorer.score)
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[no-any-return]
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
         self._order = super()._get_train_sampler(dataset)

@@ -85,13 +85,11 @@ class Rewards:
         ]
         gains: Sequence[LogProbPair | None] = [None] * len(rows)
         if "criteria_gain" in self.weights:
-            batch = zip(rows, completion_ids, judgements, items, strict=True)
-            gains = score_gains(
-                [
-                    GainQuery(row=row, completion_ids=ids, rubric=rubric_span(j, len(i.responses)), verdict=i.best)
-                    for row, ids, j, i in batch
-                ]
-            )
+            queries = [
+                GainQuery(row=row, completion_ids=ids, rubric=rubric_span(j, len(i.responses)), verdict=i.best)
+                for row, ids, j, i in zip(rows, completion_ids, judgements, items, strict=True)
+            ]
+            gains = score_gains(queries)
         verdicts = [(j.verdict, j.verdict == i.best) for j, i in zip(judgements, items, strict=True)]
         everyones: list[tuple[int | None, bool]] = gather_object(verdicts)
         partners = self._partners([right for _, right in everyones], len(rows))
