@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
 from torch import Tensor
+from training.test_packing import SIZES, VOCABULARY
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from think_as_locals.reward_models.scratch import train_tokenizer
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer, micro_batches
 
-VOCABULARY = 61
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
 G = 4
 LENGTHS = [5, 3, 6, 1, 2, 6, 4, 4]
@@ -39,26 +39,10 @@ def trainer_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[.
     def make(*, lora: bool = False, kernel: str = "sdpa", **arguments: Any) -> SharedPrefixTrainer:
         torch.manual_seed(0)
         of_model = {k.removeprefix("model_"): arguments.pop(k) for k in list(arguments) if k.startswith("model_")}
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-        config = Qwen3Config(
-            **sizes,
-            vocab_size=len(tokenizer),
-            num_key_value_heads=2,
-            head_dim=8,
-            initializer_range=0.3,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            max_position_embeddings=256,
-            **of_model,
-        )
-        Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
-        settings = {
-            "gradient_checkpointing": False,
-            "beta": 0.0,
-            "max_completion_length": 6,
-            "bf16": False,
-            **arguments,
-        }
+        ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+        sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 256}
+        Qwen3ForCausalLM(Qwen3Config(**sizes, **ends, **of_model)).save_pretrained(tmp_path / "model")
+        settings = {"gradient_checkpointing": False, "beta": 0.0, "max_completion_length": 6, "bf16": False}
         return SharedPrefixTrainer(
             model=str(tmp_path / "model"),  # a path: the reference model is loaded from it as well
             reward_funcs=lambda completion_ids, **_: [float(len(set(ids))) for ids in completion_ids],
@@ -70,7 +54,7 @@ def trainer_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[.
                 num_generations=G,
                 report_to=[],
                 disable_tqdm=True,
-                **settings,
+                **{**settings, **arguments},
             ),
             train_dataset=Dataset.from_list([{"prompt": text} for text in ["which is done", "these", "of there is"]]),
             processing_class=tokenizer,
@@ -124,6 +108,16 @@ def separately(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> tuple[Te
         trainer.unshared_reason = None
 
 
+def assert_trls(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> Tensor:
+    """Check loss and gradient against TRL's own; returns the gradient."""
+    expected_loss, expected = separately(trainer, inputs)
+    loss, gradient = loss_and_gradient(trainer, inputs)
+    assert trainer.unshared_reason is None
+    torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
+    assert (gradient - expected).norm() <= 1e-5 * expected.norm(), trainer.loss_type
+    return gradient
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.05])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [False, True])
@@ -132,12 +126,7 @@ def test_loss_and_gradients_are_trls_for_every_loss(
 ) -> None:
     trainer = trainer_of(lora=lora, gradient_checkpointing=checkpointing, beta=beta)
     for trainer.loss_type in LOSSES:
-        expected_loss, expected = separately(trainer, batch())
-        loss, gradient = loss_and_gradient(trainer, batch())
-        assert trainer.unshared_reason is None
-        torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
-        assert expected.norm() > 0
-        assert (gradient - expected).norm() <= 1e-5 * expected.norm(), trainer.loss_type
+        assert assert_trls(trainer, batch()).norm() > 0
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -148,12 +137,8 @@ def test_rollouts_without_advantage_are_left_out_exactly(
     loss_and_gradient(trainer, batch())  # past the first use, with its comparison
     passes = _record_passes(trainer, monkeypatch)
     for trainer.loss_type in LOSSES:
-        expected_loss, expected = separately(trainer, batch(zero=True))
-        passes.clear()
-        loss, gradient = loss_and_gradient(trainer, batch(zero=True))
-        assert passes == [3 + 6 + 4 + 4]  # the second group alone, without its first rollout
-        torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
-        assert (gradient - expected).norm() <= 1e-5 * expected.norm(), trainer.loss_type
+        assert_trls(trainer, batch(zero=True))
+        assert passes[-1] == 3 + 6 + 4 + 4  # the second group alone, without its first rollout
 
 
 def test_where_no_rollout_has_an_advantage_the_gradient_is_zero(
@@ -173,11 +158,7 @@ def test_where_no_rollout_has_an_advantage_the_gradient_is_zero(
 def test_rollouts_without_advantage_count_where_something_else_moves_the_policy(
     trainer_of: Callable[..., SharedPrefixTrainer], arguments: dict[str, float]
 ) -> None:
-    trainer = trainer_of(**arguments)
-    expected_loss, expected = separately(trainer, batch(zero=True))
-    loss, gradient = loss_and_gradient(trainer, batch(zero=True))
-    torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
-    assert (gradient - expected).norm() <= 1e-5 * expected.norm()
+    assert_trls(trainer_of(**arguments), batch(zero=True))
 
 
 def test_training_is_trls_step_for_step(
@@ -277,21 +258,16 @@ def test_a_model_that_reads_packed_rows_otherwise_falls_back(
     assert torch.equal(gradient, expected[1])
 
 
-def test_half_precision_passes_the_first_comparison(trainer_of: Callable[..., SharedPrefixTrainer]) -> None:
-    trainer = trainer_of()
-    trainer.model.to(torch.bfloat16)
+@pytest.mark.parametrize(("autocast", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
+def test_half_precision_passes_the_first_comparison(
+    trainer_of: Callable[..., SharedPrefixTrainer], autocast: bool, dtype: torch.dtype
+) -> None:
+    trainer = trainer_of(bf16=autocast)
+    trainer.model.to(dtype)
     _, expected = separately(trainer, batch())
     _, gradient = loss_and_gradient(trainer, batch())
     assert trainer.unshared_reason is None
     assert torch.cosine_similarity(gradient.float(), expected.float(), dim=0) > 0.98
-
-
-def test_weights_in_full_precision_under_autocast(trainer_of: Callable[..., SharedPrefixTrainer]) -> None:
-    trainer = trainer_of(bf16=True)
-    _, expected = separately(trainer, batch())
-    _, gradient = loss_and_gradient(trainer, batch())
-    assert trainer.unshared_reason is None
-    assert torch.cosine_similarity(gradient, expected, dim=0) > 0.98
 
 
 def test_completions_that_are_all_masked_leave_the_entropy_bonus_finite(
@@ -320,27 +296,19 @@ def _record_passes(trainer: SharedPrefixTrainer, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("method", "parameters"),
     [
-        ("_prepare_inputs", ["generation_batch"]),
-        ("_compute_loss", ["model", "inputs"]),
+        ("_prepare_inputs", "generation_batch"),
+        ("_compute_loss", "model inputs"),
         (
             "_get_per_token_logps_and_entropies",
-            [
-                "model",
-                "input_ids",
-                "attention_mask",
-                "logits_to_keep",
-                "batch_size",
-                "compute_entropy",
-                "compute_aux_loss",
-            ],
+            "model input_ids attention_mask logits_to_keep batch_size compute_entropy compute_aux_loss",
         ),
     ],
 )
-def test_trl_still_has_what_is_overridden(method: str, parameters: list[str]) -> None:
+def test_trl_still_has_what_is_overridden(method: str, parameters: str) -> None:
     theirs = getattr(GRPOTrainer, method, None)
     assert theirs is not None, f"this TRL has no GRPOTrainer.{method}: training/shared_prefix.py must be adapted"
     got = list(inspect.signature(theirs).parameters)[1:]
-    assert got[: len(parameters)] == parameters, (
+    assert got[: len(parameters.split())] == parameters.split(), (
         f"GRPOTrainer.{method} takes {got} in this TRL, training/shared_prefix.py was written for {parameters}"
     )
 
@@ -393,20 +361,11 @@ def test_trl_still_calls_them_in_this_order(
 
 
 def numbered() -> dict[str, Tensor]:
-    """Two groups of four rollouts, of prompts of 9 and 4 tokens; every value says its row."""
-    rows = torch.arange(1, 9)[:, None]
-    prompt_mask = torch.stack([(torch.arange(9) >= 9 - n).long() for n in (9, 4) for _ in range(4)])
-    completion_mask = (torch.arange(6) < torch.tensor(LENGTHS)[:, None]).long()
-    return {
-        "prompt_ids": prompt_mask * torch.tensor([7] * 4 + [8] * 4)[:, None],
-        "prompt_mask": prompt_mask,
-        "completion_ids": completion_mask * rows,
-        "completion_mask": completion_mask,
-        "old_per_token_logps": -1.0 * completion_mask * rows,
-        "importance_sampling_ratio": rows.float(),
-        "advantages": rows[:, 0].float(),
-        "num_items_in_batch": torch.tensor(31),
-    }
+    """The batch, of prompts of 9 and 4 tokens, with values that are the number of their row."""
+    rows, whole = torch.arange(1, 9)[:, None], batch()
+    values = whole["completion_mask"] * rows
+    ratio = {"importance_sampling_ratio": rows.float(), "advantages": rows[:, 0].float()}
+    return whole | {"completion_ids": values, "old_per_token_logps": -1.0 * values, **ratio}
 
 
 def test_groups_stay_together_and_lose_common_padding() -> None:
