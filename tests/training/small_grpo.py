@@ -96,7 +96,7 @@ def main(folder: Path) -> None:
     limits = ["reward.fault_window=20", "reward.max_fault_share=0.1", "reward.timeout_s=0.3"]
     hangs: dict[str, Component] = {**COMPONENTS, "structure": structure_that_hangs}
     nan: dict[str, Component] = {**COMPONENTS, "structure": lambda *_: float("nan")}
-    said: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for case, components in {
         "few": structure_that_raises(2),
         "many": structure_that_raises(3),
@@ -109,11 +109,11 @@ def main(folder: Path) -> None:
             poison_loss(trainer)
         try:
             trainer.train()
-            said[case] = [log["reward_faults"] for log in trainer.state.log_history if "reward_faults" in log]
+            found[case] = [log["reward_faults"] for log in trainer.state.log_history if "reward_faults" in log]
         except TrainingError as error:
-            said[case] = str(error)
-    said["pairs"] = pairs(folder, rank)
-    (folder / f"rank-{rank}.json").write_text(json.dumps(said))
+            found[case] = str(error)
+    found["pairs"] = pairs(folder, rank)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
 def pairs(folder: Path, rank: int) -> list[Any]:

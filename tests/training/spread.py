@@ -129,7 +129,7 @@ def plain(folder: Path) -> Any:
 
 
 def poisoned(folder: Path) -> list[Any]:
-    """What is said of a gradient that is NaN, and whether the weights are as they were."""
+    """What is raised for a gradient that is NaN, and whether the weights are as they were."""
     trainer = make(folder)
     parameter = dict(trainer.model.named_parameters())["model.layers.0.mlp.up_proj.weight"]
     parameter.register_hook(lambda gradient: gradient * float("nan"))
@@ -138,9 +138,9 @@ def poisoned(folder: Path) -> list[Any]:
     try:
         trainer.train()
     except TrainingError as error:
-        said = str(error)
+        found = str(error)
     with whole(trainer) as model:
-        return [said, bool((model.state_dict()["model.norm.weight"] == before).all())]
+        return [found, bool((model.state_dict()["model.norm.weight"] == before).all())]
 
 
 def stopped(run: Path, overrides: list[str]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def stopped(run: Path, overrides: list[str]) -> dict[str, Any]:
 def main(folder: Path) -> None:
     join()
     set_rank_timeout(load_recipe("recipes/quickstart.yaml", SLOW_SERVER))
-    said: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for case, (stage, overrides) in WAYS.items():
         os.environ["ACCELERATE_USE_DEEPSPEED"] = str(stage is not None).lower()
         os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = stage or ""
@@ -167,20 +167,20 @@ def main(folder: Path) -> None:
         trainer = make(folder, *overrides)
         trainer.add_callback(ShardsWriter(trainer.accelerator, folder / f"{case}.json"))
         trainer.train()
-        said[case] = {
+        found[case] = {
             "curve": curve(trainer),
             "unshared": trainer.unshared_reason,
             "difference": saved_difference(trainer, folder, case, overrides),
         }
         if case in STOPPED:
-            said[case]["stopped"] = stopped(folder / f"{case}_stopped", overrides)
+            found[case]["stopped"] = stopped(folder / f"{case}_stopped", overrides)
         if case in ("zero2", "zero3"):
-            said[case]["poisoned"] = poisoned(folder)
-        print(case, said[case], flush=True)
+            found[case]["poisoned"] = poisoned(folder)
+        print(case, found[case], flush=True)
     can_defer = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
-    said["ranks wait"] = gather_object([can_defer.total_seconds()])
+    found["ranks wait"] = gather_object([can_defer.total_seconds()])
     if PartialState().is_main_process:
-        (folder / "said.json").write_text(json.dumps(said))
+        (folder / "said.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,10 @@ def naive(trainer: JudgeTrainer, prompt: str, rubric: str, verdict: int) -> floa
     return float(log_probs[-label - 1, after[-label]])
 
 
+def query(row: int, rubric: str | None, verdict: int) -> GainQuery:
+    return GainQuery(row=row, completion_ids=(), rubric=rubric, verdict=verdict)
+
+
 @pytest.mark.parametrize("scorer", ["policy", "reference"])
 def test_gains_equal_two_naive_forwards(tmp_path: Path, scorer: str) -> None:
     trainer = tiny_trainer(tmp_path, "reward=paper", f"reward.criteria_gain.scorer={scorer}", "grpo.beta=0.1")
@@ -43,12 +47,7 @@ def test_gains_equal_two_naive_forwards(tmp_path: Path, scorer: str) -> None:
     gain_scorer = CriteriaGainScorer(trainer, Chat(trainer.processing_class), scorer)
     rubrics = [rubric_of("custom", "place", "fit"), None, rubric_of("fit"), rubric_of("place", "custom"), None]
     rows, verdicts = [0, 0, 0, 3, 3], [1, 1, 1, 2, 2]
-    scores = gain_scorer.score(
-        [
-            GainQuery(row=row, completion_ids=(), rubric=rubric, verdict=verdict)
-            for row, rubric, verdict in zip(rows, rubrics, verdicts, strict=True)
-        ]
-    )
+    scores = gain_scorer.score(list(map(query, rows, rubrics, verdicts)))
     assert trainer.unshared_reason is None
     if scorer == "reference":
         trainer.model.load_state_dict(trainer.ref_model.state_dict())
@@ -86,7 +85,7 @@ def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_pa
         for rubric in (rubric_of(reason), "")
     ]
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for _ in range(100):
+    for _ in range(60):
         losses = [cross_entropy(model(input_ids=ids).logits[:, -2], ids[:, -1]) for ids in encoded]
         optimizer.zero_grad()
         sum(losses).backward()
@@ -94,9 +93,7 @@ def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_pa
     gain_scorer = CriteriaGainScorer(trainer, Chat(trainer.processing_class), "policy")
 
     def gain(rubric: str, verdict: int) -> float:
-        ((with_rubric, without),) = gain_scorer.score(
-            [GainQuery(row=0, completion_ids=(), rubric=rubric, verdict=verdict)]
-        )  # type: ignore[misc]
+        ((with_rubric, without),) = gain_scorer.score([query(0, rubric, verdict)])  # type: ignore[misc]
         return with_rubric - without
 
     for verdict, reason in enumerate(reasons):
