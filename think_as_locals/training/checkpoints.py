@@ -364,8 +364,7 @@ def save_model(
 ) -> None:
     """Write a trained model as plain safetensors, however its weights were sharded; all ranks call this together.
 
-    LoRA's adapter goes to `adapter`, and merged into the base model to `folder`; `None` where all weights were trained.
-    `kind` is the `AutoModelFor...` that it is.
+    LoRA's adapter goes to `adapter`, and merged into the base model, an `AutoModelFor...` of this kind, to `folder`.
     """
     if adapter is None:
         if not shards():

@@ -107,8 +107,7 @@ def check_origins(items: Sequence[Item]) -> None:
 def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict[tuple[str, str], str]:
     """Return (question group, culture) of the biased facts -> the culture they are mostly attributed to.
 
-    In every group the same share of the cultures loses its facts, spread evenly over those that keep theirs, as
-    pretrained models credit the cultures they know well with what belongs to others.
+    In every group the same share of the cultures loses its facts, spread evenly over those that keep theirs.
     """
     holders: dict[str, set[str]] = defaultdict(set)
     for item in items:

@@ -112,11 +112,7 @@ class CriteriaGainScorer:
 
 
 def force(tokenizer: PreTrainedTokenizerBase, rubric: str, verdict: int) -> list[int]:
-    r"""Return the tokens of a rubric and the verdict forced after it, up to and with the one that holds the label.
-
-    Example:
-        >>> # tokenizer.decode(force(tokenizer, "", 1))  ->  '\n<verdict>B'
-    """
+    """Return the tokens of a rubric and the verdict forced after it, up to and with the one that holds the label."""
     text = rubric + forced_verdict(verdict, rubric)
     label = text.rindex(f"{LABELS[verdict]}</verdict>")
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

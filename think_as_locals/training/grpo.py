@@ -71,11 +71,9 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         # TRL's `_log_metric` holds a value back until the next rewards: an evaluation's after the last step is lost.
         self._metrics["train"][name].append(value)
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """TRL's loss, which has to be finite on every rank."""
-        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
         self._step_guard.check_loss(loss, inputs, self.state.global_step + 1)
         return loss
 
@@ -101,11 +99,10 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         self._step = values["micro_step"]
         for name, numbers in values["metrics"].items():
             self._metrics["train"][name] = numbers
-        batches: list[dict[str, Any]] = values["rollouts"]
+        self._buffered_inputs = values["rollouts"] or None
         for name, tensor in tensors.items():
             number, _, key = name.partition("/")
-            batches[int(number)][key] = tensor
-        self._buffered_inputs = batches or None
+            values["rollouts"][int(number)][key] = tensor
         self.rewards.guard.failed.extend(values["rewards"]["failed"])
         if self.shuffle_dataset:
             for _ in range(int(self.state.epoch or 0)):  # TRL's sampler would begin with the order of the first epoch
@@ -133,14 +130,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
 
 
 class BothOrdersSampler(RepeatSampler):
-    """TRL's RepeatSampler over items of two rows: item i is row 2i, then row 2i + 1, for G / 2 rollouts each.
-
-    Epochs, windows, repeats and the split over processes are TRL's: only which row of the item a place gets is ours.
-
-    Example:
-        >>> list(BothOrdersSampler(4, num_generations=4, shuffle=False))
-        [0, 0, 1, 1, 2, 2, 3, 3]
-    """
+    """TRL's RepeatSampler over items of two rows: item i is row 2i, then row 2i + 1, for G / 2 rollouts each."""
 
     def __init__(self, num_rows: int, num_generations: int, **settings: Any) -> None:
         super().__init__(range(num_rows // 2), mini_repeat_count=num_generations, **settings)
@@ -160,13 +150,9 @@ def load_chat(config: RunConfig, model: str) -> Chat:
 
 def prompt_dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:
     """Return the prompts of items and orders, each with the number of its row."""
-    special = chat.special_tokens
-    return Dataset.from_list(
-        [
-            {"prompt": chat.turns(render(item, config.prompt.template, config.seed, special, reverse)), "index": index}
-            for index, (item, reverse) in enumerate(rows)
-        ]
-    )
+    template, special = config.prompt.template, chat.special_tokens
+    prompts = [chat.turns(render(item, template, config.seed, special, reverse)) for item, reverse in rows]
+    return Dataset.from_dict({"prompt": prompts, "index": list(range(len(rows)))})
 
 
 def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
@@ -196,10 +182,7 @@ def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_di
 
 
 def check_arguments(config: RunConfig | ScpoConfig) -> None:
-    """Check all of TRL's settings with TRL's own configurations, before a run has a folder or trains its first stage.
-
-    What fits depends on the number of processes, so these have to have joined.
-    """
+    """Check all settings with TRL's own configurations, for which the processes have to have joined."""
     kinds = {"grpo": GRPOConfig, "sft": SFTConfig, "scpo": RewardConfig, "global_rm": RewardConfig}
     faults = []
     for name, kind in kinds.items():

@@ -73,10 +73,7 @@ class Rewards:
         log: Callable[[str, float], None],
         score_gains: ScoreGains,
     ) -> None:
-        """Score this rank's rollouts of rows of the data set, after so many steps; all ranks call this together.
-
-        `score_gains` is called only where `criteria_gain` has a weight. Raises TrainingError as `RewardGuard.settle`.
-        """
+        """Score this rank's rollouts of rows of the data set, after so many steps; all ranks call this together."""
         items = [self._presented[row] for row in rows]
         rollouts = [self._chat.rollout(ids) for ids in completion_ids]
         judgements = [
@@ -116,10 +113,7 @@ class Rewards:
         return RewardBreakdown({name: float(component(judgement, item, evidence)) for name, component in parts})
 
     def _partners(self, right: list[bool], count: int) -> list[bool | None]:
-        """Return whether each rollout's partner is right: rollout k of one order is paired with k of the other.
-
-        `right` is of all ranks, in their order, since a group may lie on two of them.
-        """
+        """Return whether each rollout's partner, k of the other order, is right; a group may lie on two ranks."""
         if not self._both_orders:
             return [None] * count
         first, half = PartialState().process_index * count, self._group // 2

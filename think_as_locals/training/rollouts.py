@@ -337,10 +337,7 @@ _GRACE_S = 10.0  # beyond rollout.timeout_s, which ends requests, for what no re
 
 
 class ServedEngine(CheckedEngine):
-    """A vLLM server on other GPUs or another node, which the main process asks for all ranks.
-
-    Weights reach it as safetensors in a folder that both can read.
-    """
+    """A vLLM server on other GPUs or another node, which the main process asks for all ranks, by a shared folder."""
 
     _server: VLLMServer  # the main process alone has it
     _answers: list[SampledTokens]  # to the sync check's prompts, after the last sync
@@ -398,11 +395,10 @@ class ServedEngine(CheckedEngine):
         """Load the adapter; return the answers to the sync check, or `None` where the server was restarted since."""
         with self._server.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
             save_adapter(self.model, tensors, folder)
-            try:
+            with suppress(OtherWeightsError):
                 self._server.load_adapter(folder)
                 return self._server.complete(self._check_prompts, self._loaded, **_CHECK_SAMPLING)
-            except OtherWeightsError:
-                return None
+        return None
 
     def _send_weights(self) -> None:
         self._send(self._iter_named_params())

@@ -216,10 +216,7 @@ class SharedPrefixTrainer(GRPOTrainer):
             self._apply_correction(batch, batch["old_per_token_logps"], None)
 
     def _apply_correction(self, inputs: dict[str, Any], log_probs: Tensor, computed: list[bool] | None) -> None:
-        """Add importance weights to a micro-batch, given the policy's log-probabilities (B, C), and log them.
-
-        Rows that are not `computed` carry no gradient and get the weight 1; `None`: all are.
-        """
+        """Add importance weights to a micro-batch, given log-probabilities (B, C); rows not `computed` get 1."""
         rows = torch.tensor(computed or [True] * len(log_probs), device=log_probs.device)[:, None]
         mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1) * rows).bool()
         difference = log_probs.detach() - inputs["sampling_per_token_logps"]  # NaN where vLLM could not score a token
