@@ -24,6 +24,7 @@ from think_as_locals.training.shared_prefix import SharedPrefixTrainer, micro_ba
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
 G = 4
+Make = Callable[..., SharedPrefixTrainer]
 LENGTHS = [5, 3, 6, 1, 2, 6, 4, 4]
 
 
@@ -33,10 +34,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture
-def trainer_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[..., SharedPrefixTrainer]:
+def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
     """Makes trainers of a small model; keyword arguments are GRPOConfig's, `model_*` the model's."""
 
-    def make(*, lora: bool = False, kernel: str = "sdpa", **arguments: Any) -> SharedPrefixTrainer:
+    def of(*, lora: bool = False, kernel: str = "sdpa", **arguments: Any) -> SharedPrefixTrainer:
         torch.manual_seed(0)
         of_model = {k.removeprefix("model_"): arguments.pop(k) for k in list(arguments) if k.startswith("model_")}
         ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -61,7 +62,7 @@ def trainer_of(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[.
             peft_config=LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False) if lora else None,
         )
 
-    return make
+    return of
 
 
 def batch(zero: bool = False) -> dict[str, Any]:
@@ -121,19 +122,17 @@ def assert_trls(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> Tensor:
 @pytest.mark.parametrize("beta", [0.0, 0.05])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [False, True])
-def test_loss_and_gradients_are_trls_for_every_loss(
-    trainer_of: Callable[..., SharedPrefixTrainer], lora: bool, checkpointing: bool, beta: float
-) -> None:
-    trainer = trainer_of(lora=lora, gradient_checkpointing=checkpointing, beta=beta)
+def test_loss_and_gradients_are_trls_for_every_loss(make: Make, lora: bool, checkpointing: bool, beta: float) -> None:
+    trainer = make(lora=lora, gradient_checkpointing=checkpointing, beta=beta)
     for trainer.loss_type in LOSSES:
         assert assert_trls(trainer, batch()).norm() > 0
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_rollouts_without_advantage_are_left_out_exactly(
-    trainer_of: Callable[..., SharedPrefixTrainer], monkeypatch: pytest.MonkeyPatch, level: str
+    make: Make, monkeypatch: pytest.MonkeyPatch, level: str
 ) -> None:
-    trainer = trainer_of(importance_sampling_level=level)
+    trainer = make(importance_sampling_level=level)
     loss_and_gradient(trainer, batch())  # past the first use, with its comparison
     passes = _record_passes(trainer, monkeypatch)
     for trainer.loss_type in LOSSES:
@@ -141,10 +140,8 @@ def test_rollouts_without_advantage_are_left_out_exactly(
         assert passes[-1] == 3 + 6 + 4 + 4  # the second group alone, without its first rollout
 
 
-def test_where_no_rollout_has_an_advantage_the_gradient_is_zero(
-    trainer_of: Callable[..., SharedPrefixTrainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = trainer_of()
+def test_where_no_rollout_has_an_advantage_the_gradient_is_zero(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make()
     loss_and_gradient(trainer, batch())
     passes = _record_passes(trainer, monkeypatch)
     loss, gradient = loss_and_gradient(trainer, batch() | {"advantages": torch.zeros(2 * G)})
@@ -156,16 +153,14 @@ def test_where_no_rollout_has_an_advantage_the_gradient_is_zero(
 
 @pytest.mark.parametrize("arguments", [{"beta": 0.1}, {"top_entropy_quantile": 0.5}, {"entropy_coef": 0.01}])
 def test_rollouts_without_advantage_count_where_something_else_moves_the_policy(
-    trainer_of: Callable[..., SharedPrefixTrainer], arguments: dict[str, float]
+    make: Make, arguments: dict[str, float]
 ) -> None:
-    assert_trls(trainer_of(**arguments), batch(zero=True))
+    assert_trls(make(**arguments), batch(zero=True))
 
 
-def test_training_is_trls_step_for_step(
-    trainer_of: Callable[..., SharedPrefixTrainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_is_trls_step_for_step(make: Make) -> None:
     arguments = {"max_steps": 3, "gradient_accumulation_steps": 2, "num_iterations": 2, "learning_rate": 1e-2}
-    ours, trls = trainer_of(**arguments), trainer_of(**arguments)
+    ours, trls = make(**arguments), make(**arguments)
     trls.unshared_reason = "this is the reference"
     for trainer in (ours, trls):
         torch.manual_seed(5)
@@ -182,11 +177,11 @@ def test_training_is_trls_step_for_step(
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 @pytest.mark.parametrize("loss_type", ["grpo", "vespo"])
 def test_the_correction_for_vllm_needs_no_pass_of_its_own(
-    trainer_of: Callable[..., SharedPrefixTrainer], monkeypatch: pytest.MonkeyPatch, mode: str, loss_type: str
+    make: Make, monkeypatch: pytest.MonkeyPatch, mode: str, loss_type: str
 ) -> None:
     results = []
     for shared in (True, False):
-        trainer = trainer_of(
+        trainer = make(
             loss_type=loss_type,
             vllm_importance_sampling_mode=mode,
             vllm_importance_sampling_clip_min=0.6,
@@ -233,22 +228,17 @@ def _sampled(prompts: list[str]) -> tuple[Any, ...]:
     ],
 )
 def test_what_is_not_supported_is_said_once_and_computed_as_trl_does(
-    trainer_of: Callable[..., SharedPrefixTrainer],
-    caplog: pytest.LogCaptureFixture,
-    arguments: dict[str, Any],
-    reason: str,
+    make: Make, caplog: pytest.LogCaptureFixture, arguments: dict[str, Any], reason: str
 ) -> None:
     with caplog.at_level(logging.WARNING, "think_as_locals"):
-        trainer = trainer_of(**arguments)
+        trainer = make(**arguments)
         loss_and_gradient(trainer, batch())
         loss_and_gradient(trainer, batch())
     assert [reason in record.message for record in caplog.records if "not shared" in record.message] == [True]
 
 
-def test_a_model_that_reads_packed_rows_otherwise_falls_back(
-    trainer_of: Callable[..., SharedPrefixTrainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = trainer_of()
+def test_a_model_that_reads_packed_rows_otherwise_falls_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make()
     rotary = trainer.model.model.rotary_emb
     monkeypatch.setattr(rotary, "forward", lambda x, ids, f=rotary.forward: f(x, torch.arange(ids.shape[1])[None]))
     expected = separately(trainer, batch())
@@ -259,10 +249,8 @@ def test_a_model_that_reads_packed_rows_otherwise_falls_back(
 
 
 @pytest.mark.parametrize(("autocast", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
-def test_half_precision_passes_the_first_comparison(
-    trainer_of: Callable[..., SharedPrefixTrainer], autocast: bool, dtype: torch.dtype
-) -> None:
-    trainer = trainer_of(bf16=autocast)
+def test_half_precision_passes_the_first_comparison(make: Make, autocast: bool, dtype: torch.dtype) -> None:
+    trainer = make(bf16=autocast)
     trainer.model.to(dtype)
     _, expected = separately(trainer, batch())
     _, gradient = loss_and_gradient(trainer, batch())
@@ -270,10 +258,8 @@ def test_half_precision_passes_the_first_comparison(
     assert torch.cosine_similarity(gradient.float(), expected.float(), dim=0) > 0.98
 
 
-def test_completions_that_are_all_masked_leave_the_entropy_bonus_finite(
-    trainer_of: Callable[..., SharedPrefixTrainer],
-) -> None:
-    trainer = trainer_of(entropy_coef=0.01)
+def test_completions_that_are_all_masked_leave_the_entropy_bonus_finite(make: Make) -> None:
+    trainer = make(entropy_coef=0.01)
     masked = batch() | {"completion_mask": torch.zeros(2 * G, 6, dtype=torch.long)}
     expected_loss, _ = separately(trainer, masked)
     loss, gradient = loss_and_gradient(trainer, masked)
@@ -313,9 +299,7 @@ def test_trl_still_has_what_is_overridden(method: str, parameters: str) -> None:
     )
 
 
-def test_trl_still_calls_them_in_this_order(
-    trainer_of: Callable[..., SharedPrefixTrainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trl_still_calls_them_in_this_order(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """One step: sampling asks for reference log-probabilities, then scores; the loss asks for those of the policy."""
     calls: list[str] = []
     for name in (
@@ -332,7 +316,7 @@ def test_trl_still_calls_them_in_this_order(
             return _theirs(self, *args, **kwargs)
 
         monkeypatch.setattr(GRPOTrainer, name, record)
-    trainer = trainer_of(beta=0.1, num_iterations=2, max_steps=1)
+    trainer = make(beta=0.1, num_iterations=2, max_steps=1)
     trls = GRPOTrainer._prepare_inputs.__get__(trainer)
     monkeypatch.setattr(trainer, "_prepare_inputs", trls)
     trainer.unshared_reason = "this is the reference"
