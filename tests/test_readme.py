@@ -28,7 +28,7 @@ from test_evaluate import ROWS as CANDIDATES
 from think_as_locals import Item, Judge, parse
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.compose import ASSETS, compose_recipe, group_options, recipes
-from think_as_locals.data.faults import Row
+from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import jsonl
 from think_as_locals.integrations import inspect_tasks as inspect_registry
 from think_as_locals.integrations.rewardbench_judge import plug_in

@@ -220,8 +220,7 @@ def _items(arguments: Namespace) -> list[Item]:
         asked = {"prompt": arguments.prompt, "responses": tuple(arguments.response), "culture": arguments.culture}
         return [Item(id="your item", **asked, **defaults)]
 
-    from think_as_locals.data.faults import mark_repeats, valid_items
-    from think_as_locals.data.rows import read_rows
+    from think_as_locals.data.rows import mark_repeats, read_rows, valid_items
     from think_as_locals.data.sources import jsonl
 
     if arguments.culture is not None:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from think_as_locals.config.schema import AskedSection, EvaluationConfig
 from think_as_locals.data import load, read
-from think_as_locals.data.candidates import Candidates, read_candidates
+from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.downstream import best_scored, selection_quality, tournament, write_selections

@@ -40,10 +40,7 @@ from think_as_locals.types import DataError, Item
 
 
 def run(config: ScpoConfig, pairs: Splits, folder: RunFolder) -> None:
-    """Steer a reward model to each country; every process of a launch calls this with the same arguments.
-
-    What is done in the folder is not done again. Every rank raises RunStoppedError if one receives SIGTERM or SIGUSR1.
-    """
+    """Steer a reward model to each country, as every process of a launch does; what the folder has is not redone."""
     gc.freeze()  # what is loaded stays; each training collects garbage, and should not search all of it
     if config.model.scratch is not None:
         torch.set_num_threads(1)  # a model this small is nearly twice as slow on two threads
@@ -61,64 +58,61 @@ class Prepared:
 
     global_rm: ScalarRM
     scores: Scores  # of every response, by the global RM
-    train: Sequence[Item]  # pairs, all short enough for it
+    trainer: VariantTrainer
     references: Mapping[str, Reference]  # (r+, r-) by the id of a pair
     held_out: HeldOutSet
 
 
+@dataclass(frozen=True, slots=True)
 class ScpoRun:
     """An SCPO run: its configuration, its folder and where it shows progress."""
 
-    def __init__(self, config: ScpoConfig, folder: RunFolder, signals: StopSignals, bar: Progress) -> None:
-        self._config = config
-        self._folder = folder
-        self._signals = signals
-        self._bar = bar
-        self._console = bar.console
+    config: ScpoConfig
+    folder: RunFolder
+    signals: StopSignals
+    bar: Progress
 
     def run(self, pairs: Splits) -> None:
         """Prepare, train every variant, report."""
-        config, main = self._config, PartialState().is_main_process
+        config, main = self.config, PartialState().is_main_process
         train = shuffle_labels(pairs.train, config.seed) if config.data.shuffle_labels else pairs.train
         test = select(pairs.test, config.eval.max_items)
-        self._console.print(f"{config.run.name}: {len(train):,} training pairs, {len(test):,} test pairs")
+        self.bar.console.print(f"{config.run.name}: {len(train):,} training pairs, {len(test):,} test pairs")
         prepared = self._prepare(train, test)
-        trainer = self._trainer(prepared.global_rm, prepared.train)
         specs = variant_specs(config, sorted({str(item.culture) for item in prepared.held_out.items}))
         results = []
-        task = self._bar.add_task("", total=len(specs))
+        task = self.bar.add_task("", total=len(specs))
         for spec in specs:
-            self._bar.update(task, description=spec.name)
-            folder = self._folder.variant(spec.name)
-            results.append(read_result(folder.path) or self._train_variant(spec, folder, trainer, prepared))
+            self.bar.update(task, description=spec.name)
+            folder = self.folder.variant(spec.name)
+            results.append(read_result(folder.path) or self._train_variant(spec, folder, prepared))
             if main:
                 self._clean_up(spec, folder)
-            self._bar.advance(task)
-            stop_if_asked(config.run.name, self._signals, spec.name)
+            self.bar.advance(task)
+            stop_if_asked(config.run.name, self.signals, spec.name)
         if main:
-            report = write_report(self._folder.path, config, prepared.held_out, prepared.scores, results)
-            self._console.print(f"report      {report}\nmodels      {self._folder.path / 'models'}", highlight=False)
+            report = write_report(self.folder.path, config, prepared.held_out, prepared.scores, results)
+            self.bar.console.print(f"report      {report}\nmodels      {self.folder.path / 'models'}", highlight=False)
 
     def _prepare(self, train: Sequence[Item], test: Sequence[Item]) -> Prepared:
         """Load the global reward model, score all responses, and drop pairs that cannot be used."""
-        config = self._config
+        config = self.config
         rm = self._load(self._global_rm_path(train))
         survey = config.data.source == "globalopinionqa"
         questions = read_questions(path_of(config.data)) if survey else []
         pairs = (*train, *test)
         requests = response_requests(pairs, questions)
-        scores = self._score(rm, requests, self._folder.global_rm, "global RM")
+        scores = self._score(rm, requests, self.folder.global_rm, "global RM")
         known = [item for item in pairs if _is_known(item, scores)]
         if lost := len(pairs) - len(known):
-            self._console.print(f"{lost:,} pairs left out: a prompt and its response exceed {rm.max_length} tokens")
+            self.bar.console.print(f"{lost:,} pairs left out: a prompt and its response exceed {rm.max_length} tokens")
         if config.scpo.reference == "other_countries":
             references = others_reference(known, questions)
         else:
-            references = {
-                item.id: (scores[chosen], scores[rejected]) for item in known for chosen, rejected in [pair_keys(item)]
-            }
+            keys = {item.id: pair_keys(item) for item in known}
+            references = {name: (scores[chosen], scores[rejected]) for name, (chosen, rejected) in keys.items()}
         if lost := len(known) - len(references):
-            self._console.print(f"{lost:,} pairs left out: no other country was asked their question")
+            self.bar.console.print(f"{lost:,} pairs left out: no other country was asked their question")
         train, test = ([item for item in side if item.id in references] for side in (train, test))
         _expect_pairs(train, "train on")
         _expect_pairs(test, "test on")
@@ -134,18 +128,18 @@ class ScpoRun:
             samples=config.eval.bootstrap_samples,
             seed=config.seed,
         )
-        return Prepared(rm, scores, train, references, held_out)
+        return Prepared(rm, scores, self._trainer(rm, train), references, held_out)
 
     def _global_rm_path(self, train: Sequence[Item]) -> str:
         """Return the path of the model to steer; where it is made from scratch, train it on all countries' pairs."""
-        config, folder = self._config, self._folder.global_rm
+        config, folder = self.config, self.folder.global_rm
         if config.model.scratch is None or config.global_rm is None:
             return str(config.model.path)
         if not folder.model.is_dir():
             if PartialState().is_main_process:
                 texts = [text for item in train for text in (item.prompt, *item.responses)]
                 parameters = make_scalar_rm(folder.untrained, texts, config.model.scratch, config.seed)
-                self._console.print(f"made a reward model of {parameters / 1e6:.2f} M parameters")
+                self.bar.console.print(f"made a reward model of {parameters / 1e6:.2f} M parameters")
             PartialState().wait_for_everyone()
             rm = self._load(str(folder.untrained))
             fitting = {by_response(request) for request in fitting_requests(rm, response_requests(train))}
@@ -154,14 +148,12 @@ class ScpoRun:
             self._trainer(rm, short).train_pooled(config.global_rm, "global_rm", folder)
         return str(folder.model)
 
-    def _train_variant(
-        self, spec: VariantSpec, folder: StageFolder, trainer: VariantTrainer, prepared: Prepared
-    ) -> VariantResult:
+    def _train_variant(self, spec: VariantSpec, folder: StageFolder, prepared: Prepared) -> VariantResult:
         """Train, score the test responses and record both; where no pair is kept, the global RM is what is scored."""
         folder.path.mkdir(parents=True, exist_ok=True)
-        available, weights, steps = trainer.train_variant(spec, prepared.references, folder)
+        available, weights, steps = prepared.trainer.train_variant(spec, prepared.references, folder)
         rm = self._load(str(folder.model)) if steps else prepared.global_rm
-        if steps and self._config.mode.dropout:
+        if steps and self.config.mode.dropout:
             torch.manual_seed(spec.seed)
             rm.model.train()
         requests = response_requests(prepared.held_out.items, prepared.held_out.questions)
@@ -176,10 +168,10 @@ class ScpoRun:
         return result
 
     def _trainer(self, rm: ScalarRM, items: Sequence[Item]) -> VariantTrainer:
-        return VariantTrainer(self._config, self._folder, self._signals, self._console, rm, items)
+        return VariantTrainer(self.config, self.folder, self.signals, self.bar.console, rm, items)
 
     def _load(self, path: str) -> ScalarRM:
-        config = self._config
+        config = self.config
         with unsharded():  # each rank scores with a whole model
             return ScalarRM.load(
                 path,
@@ -193,17 +185,17 @@ class ScpoRun:
 
     def _score(self, rm: ScalarRM, requests: Sequence[Request], folder: StageFolder, name: str) -> Scores:
         """Score responses, with a progress bar."""
-        task = self._bar.add_task(f"{name}: scores", total=None)
+        task = self.bar.add_task(f"{name}: scores", total=None)
         scores = score_responses(
-            rm, requests, folder.path / "scores", lambda more, total: self._bar.update(task, advance=more, total=total)
+            rm, requests, folder.path / "scores", lambda more, total: self.bar.update(task, advance=more, total=total)
         )
-        self._bar.remove_task(task)
+        self.bar.remove_task(task)
         return scores
 
     def _clean_up(self, spec: VariantSpec, folder: StageFolder) -> None:
         """Move the model of a finished training to `models/` if it is kept, and remove what is not needed again."""
-        kept = self._folder.steered_model(spec.name)
-        if folder.model.is_dir() and spec.variant in self._config.scpo.keep_models and spec.num_pairs is None:
+        kept = self.folder.steered_model(spec.name)
+        if folder.model.is_dir() and spec.variant in self.config.scpo.keep_models and spec.num_pairs is None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             folder.model.rename(kept)
         for path in (folder.model, folder.adapter, folder.checkpoints, folder.path / "scores"):

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from think_as_locals.data.faults import Outcome, Row
+from think_as_locals.data.rows import Outcome, Row
 
 KINDS = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from think_as_locals.data.candidates import Candidates, read_candidates
+from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.types import DataError
 
 

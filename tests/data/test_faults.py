@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, Row, mark_repeats, valid_items
+from think_as_locals.data.rows import Defect, Fault, Outcome, Row, mark_repeats, valid_items
 from think_as_locals.types import DataError, Item
 
 ERROR, WARNING, UNUSED = Fault(Defect.EMPTY_PROMPT, "e"), Fault(Defect.RUN_ON_TURN, "w"), Fault(Defect.TIE, "t")

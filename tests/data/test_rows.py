@@ -15,8 +15,7 @@ import pytest
 from data.tables import KINDS, write
 
 from think_as_locals.data import languages as language
-from think_as_locals.data.faults import Defect, Fault, Row
-from think_as_locals.data.rows import read_rows
+from think_as_locals.data.rows import Defect, Fault, Row, read_rows
 from think_as_locals.types import DataError, PreflightError
 
 VALUES: list[dict[str, Any]] = [

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from items import make_item
 
 from think_as_locals.data import flip_sets
-from think_as_locals.data.splits import (
-    flip_set_combinations,
-    groups_to_test,
-    hash_fraction,
-    select,
-    shuffle_labels,
-    split_people,
-)
+from think_as_locals.data.splits import flip_set_combinations, hash_fraction, select, shuffle_labels, split_people
 from think_as_locals.types import DataError, Item
 
 quick = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
@@ -129,7 +122,7 @@ def people(sizes: Mapping[str, int], pairs: int = 2) -> list[Item]:
 
 
 def drawn(items: Iterable[Item], share: float = 0.15, seed: int = 0, *, by_country: bool = True) -> frozenset[str]:
-    return groups_to_test(tuple(items), share, seed, by_country=by_country)
+    return frozenset(item.group for item in split_people(items, share, seed, by_country=by_country).test)
 
 
 def test_the_share_is_one_of_each_countrys_people_and_of_all_pairs_of_theirs() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from think_as_locals import cli
-from think_as_locals.data.faults import Outcome, Row
+from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import jsonl, recognise
 from think_as_locals.data.validate import examine
 from think_as_locals.types import DataError, Item

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from think_as_locals.data.candidates import Candidates
+from think_as_locals.data.load import Candidates
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.downstream import (
     Result,
@@ -322,20 +322,19 @@ def test_an_evaluation_gives_the_accuracy_that_ranks_its_reward_models(tmp_path:
 
 def test_a_control_character_in_a_name_leaves_the_plot_well_formed() -> None:
     results = [*ANSCOMBE, Result("a\x0b\x1b\ufffeb", 0.31, 6.0)]
-    root = ElementTree.fromstring(plot(results, validity(results, samples=50, seed=0), "BLEnD"))  # noqa: S314
+    root = ElementTree.fromstring(plot(results, validity(results, samples=50, seed=0)))  # noqa: S314
     assert "a\ufffd\ufffd\ufffdb" in "".join(root.itertext())
 
 
 def test_the_plot_is_well_formed_holds_every_name_and_escapes_it() -> None:
     results = [*ANSCOMBE, Result("<script>alert(1)</script> & co", 0.31, 6.0)]
-    drawn = plot(results, validity(results, samples=50, seed=0), "BLEnD <16>")
+    drawn = plot(results, validity(results, samples=50, seed=0))
     root = ElementTree.fromstring(drawn)  # noqa: S314
     points = root.findall(".//{*}circle")
     assert len(points) == 12
     assert all(70 <= float(p.attrib["cx"]) <= 600 and 40 <= float(p.attrib["cy"]) <= 350 for p in points)
     said = "".join(root.itertext())
     assert all(result.name in said for result in results)
-    assert "BLEnD <16>" in said
     assert "n = 12" in said
     assert "<script" not in drawn
     # A better result stands higher and further to the right.

@@ -6,16 +6,19 @@ import base64
 import hashlib
 import json
 import re
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+
+import served_app
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 TOKEN = "hf_" + "fakeTokenOfTheTests" * 2
+Files = dict[str, bytes]
 
 
 def git_sha(content: bytes) -> str:
@@ -31,25 +34,21 @@ class Repository:
     """Branches are lists of commits, a commit is what each path holds."""
 
     private: bool
-    branches: dict[str, list[dict[str, bytes]]] = field(
+    branches: dict[str, list[Files]] = field(
         default_factory=lambda: {"main": [{".gitattributes": b"*.safetensors filter=lfs\n"}]}
     )
 
-    def files(self, branch: str = "main") -> dict[str, bytes]:
+    def files(self, branch: str = "main") -> Files:
         """What was pushed."""
         return {path: content for path, content in self.branches[branch][-1].items() if path != ".gitattributes"}
 
     def head(self, branch: str) -> str:
         return sha256(f"{branch} {len(self.branches[branch])}".encode())[:40]
 
-    def branch_of(self, revision: str) -> str:
-        """A branch by its name or by the commit at its end."""
-        return next((name for name in self.branches if self.head(name) == revision), revision)
-
 
 @dataclass
 class Fault:
-    """What to do instead of answering: a status, or with 0 an end of the connection in the middle of the body.
+    """What to do instead of answering: a status, or with 0 an answer that breaks off.
 
     Args:
         method: Of the requests that fail.
@@ -66,29 +65,40 @@ class Fault:
     done: bool = False
 
 
+@dataclass
 class FakeHub:
     """Its state; `url` is where it listens, and what HF_ENDPOINT is set to."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.repositories: dict[str, Repository] = {}
-        self.stored: dict[str, bytes] = {}
-        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
-        self.faults: list[Fault] = []
+    url: str = ""
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    stored: Files = field(default_factory=dict)
+    requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
 
     def seen(self, method: str, path: str = "") -> list[str]:
         """Paths of the requests there were."""
         return [p for m, p, *_ in self.requests if m == method and re.search(path, p)]
 
-    def fault(self, method: str, path: str) -> Fault | None:
-        for fault in self.faults:
-            if fault.times and fault.method == method and re.search(fault.path, path):
-                fault.times -= 1
-                return fault
-        return None
+    async def respond(self, request: Request) -> Response:
+        method, path, body = request.method, request.url.path, await request.body()
+        self.requests.append((method, path, dict(request.headers), body))
+        matching = (fault for fault in self.faults if fault.method == method and re.search(fault.path, path))
+        fault = next((fault for fault in matching if fault.times), None)
+        if fault:
+            fault.times -= 1
+            if not fault.status:
+                return Response(headers={"Content-Length": "9"})
+            if not fault.done:
+                return JSONResponse({"error": "not now"}, fault.status)
+        # Large files go to a store that is addressed by what only the Hub hands out, and gets no token.
+        if not path.startswith("/store/") and request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return JSONResponse({"error": "Invalid username or password."}, 401)
+        status, answer = self._answer(path, body)
+        if fault:
+            status, answer = fault.status, {"error": "lost"}
+        return JSONResponse(answer, status, {"X-Error-Code": answer["code"]} if "code" in answer else {})
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
-        """Status and JSON."""
+    def _answer(self, path: str, body: bytes) -> tuple[int, Any]:
         if path.startswith("/store/"):
             self.stored[path.removeprefix("/store/")] = body
             return 200, {}
@@ -96,24 +106,21 @@ class FakeHub:
             return 200, {"errors": [], "warnings": []}
         if path == "/api/repos/create":
             return self._create(json.loads(body))
-        if found := re.fullmatch(r"/([\w.-]+/[\w.-]+)\.git/info/lfs/objects/batch", path):
+        if path.endswith(".git/info/lfs/objects/batch"):
             return 200, {"transfer": "basic", "objects": [self._upload(o) for o in json.loads(body)["objects"]]}
-        found = re.fullmatch(
-            r"/api/models/([\w.-]+/[\w.-]+)(?:/(revision|tree|branch|preupload|commit)/([^/]+))?", path
-        )
-        assert found, f"a request that the fake does not know: {method} {path}"
-        name, verb, revision = found[1], found[2], unquote(found[3] or "main")
+        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|branch|preupload|commit)/([^/]+))?", path)
+        assert found, f"a request that the fake does not know: {path}"
+        name, verb, revision = found[1], found[2], found[3] or "main"
         if name not in self.repositories:
             return 404, {"error": "Repository not found", "code": "RepoNotFound"}
-        return self._repository(name, verb, revision, body)
+        return self._of_repository(name, verb, revision, body)
 
     def _create(self, asked: dict[str, Any]) -> tuple[int, Any]:
         name = f"{asked['organization']}/{asked['name']}"
         url = {"url": f"{self.url}/{name}"}
         if name in self.repositories:
             return 409, {"error": "You already created this model repo", **url}
-        private = asked.get("visibility") == "private" or asked.get("private") is True
-        self.repositories[name] = Repository(private)
+        self.repositories[name] = Repository(asked.get("visibility") == "private" or asked.get("private") is True)
         return 200, url
 
     def _upload(self, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -122,127 +129,57 @@ class FakeHub:
             return wanted
         return {**wanted, "actions": {"upload": {"href": f"{self.url}/store/{wanted['oid']}"}}}
 
-    def _repository(self, name: str, verb: str | None, revision: str, body: bytes) -> tuple[int, Any]:
+    def _of_repository(self, name: str, verb: str | None, revision: str, body: bytes) -> tuple[int, Any]:
         repository = self.repositories[name]
+        branches = repository.branches
         if verb == "branch":
-            if revision in repository.branches:
+            if revision in branches:
                 return 409, {"error": "Reference already exists"}
-            repository.branches[revision] = [dict(repository.branches["main"][-1])]
+            branches[revision] = [dict(branches["main"][-1])]
             return 201, {}
-        branch = repository.branch_of(revision)
-        files = repository.branches[branch][-1]
+        branch = next((each for each in branches if repository.head(each) == revision), revision)
+        files = branches[branch][-1]
         if verb == "tree":
             return 200, [_entry(path, content) for path, content in sorted(files.items())]
         if verb == "preupload":
             return 200, {"files": [_mode(asked["path"], files) for asked in json.loads(body)["files"]]}
         if verb == "commit":
-            return self._commit(name, repository, branch, [json.loads(line) for line in body.splitlines()])
+            header, *lines = map(json.loads, body.splitlines())
+            if header["value"].get("parentCommit") not in (None, repository.head(branch)):
+                return 412, {"error": "the branch has moved on"}
+            branches[branch].append(self._changed(files, lines))
+            oid = repository.head(branch)
+            return 200, {"commitUrl": f"{self.url}/{name}/commit/{oid}", "commitOid": oid}
         return 200, {"id": name, "private": repository.private, "sha": repository.head(branch), "siblings": []}
 
-    def _commit(self, name: str, repository: Repository, branch: str, lines: list[Any]) -> tuple[int, Any]:
-        files = dict(repository.branches[branch][-1])
-        for line in lines:
-            value = line["value"]
-            if line["key"] == "header" and value.get("parentCommit") not in (None, repository.head(branch)):
-                return 412, {"error": "the branch has moved on"}
-            if line["key"] == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                files[value["path"]] = self.stored[value["oid"]]
-            elif line["key"] == "deletedFile":
+    def _changed(self, files: Files, lines: list[Any]) -> Files:
+        files = dict(files)
+        for key, value in ((line["key"], line["value"]) for line in lines):
+            if key == "deletedFile":
                 del files[value["path"]]
-        repository.branches[branch].append(files)
-        oid = repository.head(branch)
-        return 200, {"commitUrl": f"{self.url}/{name}/commit/{oid}", "commitOid": oid}
-
-
-def _is_large(path: str) -> bool:
-    return path.endswith(".safetensors")
+            else:
+                large = key == "lfsFile"
+                files[value["path"]] = self.stored[value["oid"]] if large else base64.b64decode(value["content"])
+        return files
 
 
 def _entry(path: str, content: bytes) -> dict[str, Any]:
     entry = {"type": "file", "path": path, "size": len(content), "oid": git_sha(content)}
-    if _is_large(path):
+    if path.endswith(".safetensors"):
         entry["lfs"] = {"oid": sha256(content), "size": len(content), "pointerSize": 134}
     return entry
 
 
-def _mode(path: str, files: dict[str, bytes]) -> dict[str, Any]:
-    large = _is_large(path)
-    digest = sha256 if large else git_sha
+def _mode(path: str, files: Files) -> dict[str, Any]:
+    large = path.endswith(".safetensors")
     mode = {"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
-    return mode | ({"oid": digest(files[path])} if path in files else {})
-
-
-class _Server(ThreadingHTTPServer):
-    """Requests are answered one at a time, whoever asks."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.hub = FakeHub(f"http://127.0.0.1:{self.server_port}")
-        self.lock = threading.Lock()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-
-    def do_GET(self) -> None:
-        hub, path = self.server.hub, urlsplit(self.path).path
-        fault, length = hub.fault(self.command, path), int(self.headers.get("Content-Length", 0))
-        if fault and not fault.status:
-            self.rfile.read(length // 2)
-            hub.requests.append((self.command, path, dict(self.headers), b""))
-            self.connection.shutdown(socket.SHUT_RDWR)
-            self.close_connection = True
-            return
-        body = self._body(length)
-        with self.server.lock:
-            hub.requests.append((self.command, path, dict(self.headers), body))
-            status, answer = self._answer(hub, fault, path, body)
-        content = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Content-Type", "application/json")
-        if "code" in answer:
-            self.send_header("X-Error-Code", answer["code"])
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_POST = do_PUT = do_GET  # noqa: N815 - names of the standard library's
-
-    def _body(self, length: int) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(length)
-        parts = []
-        while size := int(self.rfile.readline(), 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
-
-    def _answer(self, hub: FakeHub, fault: Fault | None, path: str, body: bytes) -> tuple[int, Any]:
-        if fault and not fault.done:
-            return fault.status, {"error": "not now"}
-        # Large files go to a store that is addressed by what only the Hub hands out, and gets no token.
-        if not path.startswith("/store/") and self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return 401, {"error": "Invalid username or password."}
-        answered = hub.answer(self.command, path, body)
-        return (fault.status, {"error": "lost"}) if fault else answered
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        pass
+    return mode | ({"oid": (sha256 if large else git_sha)(files[path])} if path in files else {})
 
 
 @contextmanager
 def serving() -> Iterator[FakeHub]:
     """A Hub for the time of a `with` statement."""
-    server = _Server()
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    try:
-        yield server.hub
-    finally:
-        server.shutdown()
-        server.server_close()
+    hub = FakeHub()
+    app = Starlette(routes=[Route("/{path:path}", hub.respond, methods=["GET", "POST", "PUT"])])
+    with served_app.serving(app) as hub.url:
+        yield hub

@@ -18,6 +18,7 @@ from inspect_ai import eval as evaluate
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog
 from inspect_ai.model import Model, ModelOutput, ModelUsage, get_model
+from inspect_ai.scorer import Score
 from inspect_ai.solver import generate
 from reward_models.scripted import RUBRIC, Picks, first, judged, longest
 
@@ -70,6 +71,11 @@ def run_carb(task: Task, items: Sequence[Item], answer: Callable[[int, Item], An
     return log
 
 
+def scores(log: EvalLog, of: str) -> dict[str, Score]:
+    assert log.status == "success", log.error
+    return {str(sample.id): (sample.scores or {})[of] for sample in log.samples or []}
+
+
 def metrics(log: EvalLog, of: str) -> dict[str, float]:
     assert log.results is not None
     (found,) = [score for score in log.results.scores if score.name == of]
@@ -78,9 +84,7 @@ def metrics(log: EvalLog, of: str) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> EvalLog:
-    found = run_carb(carb(max_items=N), some_items(), right_or_wrong, tmp_path_factory.mktemp("logs"))
-    assert found.status == "success", found.error
-    return found
+    return run_carb(carb(max_items=N), some_items(), right_or_wrong, tmp_path_factory.mktemp("logs"))
 
 
 def test_metrics_equal_ours(log: EvalLog) -> None:
@@ -104,8 +108,7 @@ def test_metrics_equal_ours(log: EvalLog) -> None:
 
 
 def test_the_standard_error_is_clustered_by_question_group(log: EvalLog) -> None:
-    items, samples = some_items(), log.samples or []
-    right = {sample.id: (sample.scores or {})["correct"].as_float() for sample in samples}
+    items, right = some_items(), {name: score.as_float() for name, score in scores(log, "correct").items()}
     mean = sum(right.values()) / N
     groups = {item.group for item in items}
     squares = sum(sum(right[i.id] - mean for i in items if i.group == group) ** 2 for group in groups)
@@ -123,10 +126,9 @@ def test_a_model_gets_the_messages_of_our_judges(log: EvalLog) -> None:
 
 
 def test_a_truncated_completion_has_no_verdict(log: EvalLog) -> None:
-    sample = next(sample for sample in log.samples or [] if sample.id == some_items()[1].id)
-    scores = sample.scores or {}
-    assert (scores["correct"].value, scores["correct"].answer) == (0.0, None)
-    assert (scores["parse_failure"].value, scores["parse_failure"].answer) == (1.0, "finished")
+    correct, failure = (scores(log, name)[some_items()[1].id] for name in ("correct", "parse_failure"))
+    assert (correct.value, correct.answer) == (0.0, None)
+    assert (failure.value, failure.answer) == (1.0, "finished")
 
 
 def test_items_of_a_file_and_of_the_test_split(tmp_path: Path) -> None:
@@ -190,11 +192,6 @@ def run_duel(
     return log
 
 
-def values(log: EvalLog) -> list[float]:
-    assert log.status == "success", log.error
-    return [(sample.scores or {})["judge_duel"].as_float() for sample in log.samples or []]
-
-
 @pytest.mark.parametrize(
     ("completions", "picks", "options", "expected"),
     [
@@ -209,17 +206,16 @@ def test_a_completion_gets_its_share_of_the_comparison(
     tmp_path: Path, completions: list[str], picks: Picks, options: dict[str, Any], expected: list[float]
 ) -> None:
     log = run_duel(tmp_path, completions, picks, **options)
-    assert values(log) == expected
+    duels = list(scores(log, "judge_duel").values())
+    assert [duel.value for duel in duels] == expected
     assert metrics(log, "judge_duel")["mean"] == sum(expected) / len(expected)
-    explanation = (log.samples or [])[0].scores["judge_duel"].explanation  # type: ignore[index]
-    assert explanation is not None
-    assert options or explanation.count("<verdict>") == 2
+    assert options or str(duels[0].explanation).count("<verdict>") == 2
 
 
-@pytest.mark.parametrize(("picks", "reason"), [(lambda shown: None, "stop"), (longest, "max_tokens")])
+@pytest.mark.parametrize(("picks", "reason"), [(lambda responses: None, "stop"), (longest, "max_tokens")])
 def test_a_parse_failure_is_unscored(tmp_path: Path, picks: Picks, reason: str) -> None:
     log = run_duel(tmp_path, ["longer than the target"], picks, reason)
-    assert math.isnan(values(log)[0])
+    assert math.isnan(scores(log, "judge_duel")["0"].as_float())
     assert log.results is not None
     assert log.results.scores[0].unscored_samples == 1
 

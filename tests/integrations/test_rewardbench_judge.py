@@ -29,10 +29,10 @@ def row(*responses: str) -> Row:
     return {"texts_chosen": [chosen], "texts_rejected": rejected}
 
 
-def a_runner(url: str) -> ModuleType:
+def a_runner(url: str, **options: str) -> ModuleType:
     runner = ModuleType("generative_v2")
     vars(runner)["API_MODEL_LIST"] = ("gpt-4o-2024-08-06",)
-    plug_in(runner, "judge", url)
+    plug_in(runner, "judge", url, **options)
     assert runner.API_MODEL_LIST == ("gpt-4o-2024-08-06", "judge")
     return runner
 
@@ -62,11 +62,9 @@ def test_the_runner_gets_the_label_of_the_chosen_response(place: int) -> None:
 
 
 def test_a_parse_failure_is_worth_a_quarter() -> None:
-    with serving(lambda shown: None) as (url, asked):
+    with serving(lambda responses: None) as (url, asked):
         runner = a_runner(url)
-        assert four(runner, row("a", "b", "c", "d"), 2) == 0.25
-        assert four(runner, row("a", "b", "b", "d"), 2) == 0.25
-        assert four(runner, row("a", "b", " ", "d"), 2) == 0.25
+        assert [four(runner, row("a", "b", third, "d"), 2) for third in ("c", "b", " ")] == [0.25] * 3
     assert len(asked) == 1
 
 
@@ -80,7 +78,7 @@ def test_the_last_answer_of_several_turns_is_judged() -> None:
     assert "user: Hello\n\nassistant: Hi\n\nuser: Breakfast?" in asked[0]["messages"][-1]["content"]
 
 
-@pytest.mark.parametrize(("picks", "winners"), [(longest, [2]), (lambda shown: None, "error")])
+@pytest.mark.parametrize(("picks", "winners"), [(longest, [2]), (lambda responses: None, "error")])
 def test_ties_are_rated(picks: Picks, winners: object) -> None:
     answers = [turns("Breakfast?", text) for text in ("a", "bb", "cccc", "ddd", *(str(i) for i in range(10, 19)))]
     with serving(picks) as (url, asked):
@@ -95,10 +93,8 @@ def test_ties_are_rated(picks: Picks, winners: object) -> None:
 
 def test_with_our_prompt_in_its_format_its_parser_reads_the_same_verdict() -> None:
     with serving() as (url, _):
-        runner = ModuleType("generative_v2")
-        vars(runner)["API_MODEL_LIST"] = ()
-        plug_in(runner, "judge", url, prompt="rewardbench2")
         answers = [turns("Breakfast?", text) for text in ("a", "the longest one", "c", "d")]
+        runner = a_runner(url, prompt="rewardbench2")
         winner, _, judgment = runner.run_judge_four("Breakfast?", *answers, "judge", multi_turn=False)
     assert winner == "B"
     assert parsed(judgment) in "ABCD"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from reward_models.scripted import serving
+from reward_models.scripted import longest, serving
 from reward_models.tiny import write_language_model
 from reward_models.trained import judge_of_pairs
 from trl import GRPOConfig, GRPOTrainer
@@ -42,13 +42,13 @@ def test_earlier_turns_are_presented_with_their_roles() -> None:
     prompt = [*chat("Be brief.", "system"), *chat("Breakfast?"), *chat("Where?", "assistant"), *chat("In Japan.")]
     with serving() as (url, asked):
         judge_reward("judge", base_url=url)(prompts=[prompt] * 2, completions=["Rice.", "Miso soup."])
-    shown = asked[0]["messages"][-1]["content"]
-    assert "system: Be brief.\n\nuser: Breakfast?\n\nassistant: Where?\n\nuser: In Japan." in shown
+    presented = asked[0]["messages"][-1]["content"]
+    assert "system: Be brief.\n\nuser: Breakfast?\n\nassistant: Where?\n\nuser: In Japan." in presented
 
 
 def test_language_and_reference_are_read_and_parse_failures_logged() -> None:
     logged: dict[str, float] = {}
-    with serving(lambda shown: None if "odd" in shown else 0 if len(shown[0]) > len(shown[1]) else 1) as (url, asked):
+    with serving(lambda texts: None if "odd" in texts else longest(texts)) as (url, asked):
         rewards = judge_reward("judge", base_url=url)(
             prompts=["p"] * 3 + ["q"],
             completions=["a", "abcd", "odd", "odd"],
@@ -82,19 +82,9 @@ def test_a_policy_is_trained_on_a_judge(tmp_path: Path) -> None:
         calls.append(judge(**columns))
         return calls[-1]
 
-    settings = GRPOConfig(
-        output_dir=str(tmp_path / "out"),
-        max_steps=2,
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_completion_length=8,
-        learning_rate=1e-3,
-        use_cpu=True,
-        bf16=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-    )
+    sizes = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8}
+    plain = {"use_cpu": True, "bf16": False, "logging_steps": 1, "save_strategy": "no", "report_to": []}
+    settings = GRPOConfig(output_dir=str(tmp_path / "out"), max_steps=2, learning_rate=1e-3, **sizes, **plain)
     trainer = GRPOTrainer(
         model=write_language_model(tmp_path / "policy", 0),
         reward_funcs=[reward],

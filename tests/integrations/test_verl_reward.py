@@ -13,19 +13,21 @@ from typing import Any
 
 import pytest
 from conftest import launch
-from reward_models.scripted import serving
+from reward_models.scripted import Picks, longest, serving
 
 from think_as_locals.integrations.verl_reward import compute_score, compute_scores
 from think_as_locals.types import ConfigError, DataError, ServerError
 
+INFO = {"question": "Breakfast?", "culture": "JP", "language": "en"}
 
-def call_single(response: str, reference: str, info: dict[str, Any], router: str | None = None, **kwargs: Any) -> Any:
+
+def call_single(response: str, reference: Any, info: Any = INFO, router: str | None = None, **kwargs: Any) -> Any:
     """The result, and what verl makes of it."""
     given = {"num_turns": 2, "rollout_reward_scores": {}, **info}
     extra = {"reward_router_address": router, "reward_model_tokenizer": object()} if router else {}
     row = {"data_source": "d", "solution_str": response, "ground_truth": reference, "extra_info": given}
     assert inspect.iscoroutinefunction(compute_score)
-    result = asyncio.run(compute_score(**{**row, **extra, **kwargs}))
+    result = asyncio.run(compute_score(**{**row, **extra, "model": "judge", **kwargs}))
     return {"reward_score": result["score"], "reward_extra_info": result}
 
 
@@ -33,20 +35,38 @@ def call_batch(responses: list[str], references: list[str | None], infos: list[A
     for info in infos:
         info["rollout_reward_scores"] = {}
     rows = {"data_sources": ["d"] * len(responses), "solution_strs": responses, "ground_truths": references}
-    scores = compute_scores(**{**rows, "extra_infos": infos, **kwargs})
+    scores = compute_scores(**{**rows, "extra_infos": infos, "model": "judge", **kwargs})
     return [score["score"] if isinstance(score, dict) else score for score in scores]
 
 
-def test_one_response_is_compared_with_the_ground_truth_in_both_orders() -> None:
-    info = {"question": "Breakfast?", "culture": "JP", "language": "en"}
-    with serving() as (url, asked):
-        result = call_single("Rice and miso.", "Toast.", info, model="judge", base_url=url)
-        assert result == {"reward_score": 1.0, "reward_extra_info": {"score": 1.0, "judged": 1.0}}
-        assert call_single("Rice.", "Rice and miso.", info, model="judge", base_url=url)["reward_score"] == 0.0
-        assert call_single("Rice.", "Rice.", info, model="judge", base_url=url)["reward_score"] == 0.5
-        assert call_single(" ", "Rice.", info, model="judge", base_url=url)["reward_score"] == 0.0
-    assert len(asked) == 4
-    assert all("Culture: Japan" in body["messages"][-1]["content"] for body in asked)
+RATING = {"protocol": "pointwise", "prompt": "rewardbench2_ratings"}
+QUIET = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+@pytest.mark.parametrize(
+    ("response", "reference", "options", "picks", "result", "requests"),
+    [
+        ("Rice and miso.", "Toast.", {}, longest, (1.0, 1.0), 2),  # in both orders
+        ("Rice.", "Rice and miso.", {}, longest, (0.0, 1.0), 2),
+        ("Rice.", "Rice.", {}, longest, (0.5, 1.0), 0),
+        (" ", "Rice.", {}, longest, (0.0, 1.0), 0),
+        ("a", "b", {}, lambda responses: None, (0.5, 0.0), 2),  # a parse failure
+        ("abc", "a", QUIET, longest, (1.0, 1.0), 2),
+        ("abc", "", RATING, longest, (3.0, 1.0), 2),  # a second row beside it, since an item has two responses
+        ("abc", {"answer": 42}, RATING, longest, (3.0, 1.0), 2),  # what other data sets have for ground truth
+    ],
+)
+def test_one_response_is_compared_with_the_ground_truth_or_rated(
+    response: str, reference: Any, options: Any, picks: Picks, result: tuple[float, float], requests: int
+) -> None:
+    score, judged = result
+    with serving(picks) as (url, asked):
+        found = call_single(response, reference, base_url=url, **options)
+    assert found == {"reward_score": score, "reward_extra_info": {"score": score, "judged": judged}}
+    assert len(asked) == requests
+    for body in asked:
+        assert body.get("chat_template_kwargs") == options.get("chat_template_kwargs")
+        assert options == RATING or "Culture: Japan" in body["messages"][-1]["content"]
 
 
 def test_many_responses_are_scored_at_a_time() -> None:
@@ -65,48 +85,32 @@ def test_many_responses_are_scored_at_a_time() -> None:
 def test_verls_own_router_is_used_without_a_url() -> None:
     with serving() as (url, _):
         router = url.removeprefix("http://").removesuffix("/v1")
-        assert call_single("abc", "a", {"question": "q"}, router, model="judge")["reward_score"] == 1.0
-
-
-def test_a_rating_needs_no_ground_truth() -> None:
-    rating = {"model": "judge", "protocol": "pointwise", "prompt": "rewardbench2_ratings"}
-    with serving() as (url, asked):
-        assert call_single("abc", "", {"question": "q"}, base_url=url, **rating)["reward_score"] == 3.0
-        checked = {"answer": 42}  # what other data sets have for ground truth
-        assert call_single("abc", checked, {"question": "q"}, base_url=url, **rating)["reward_score"] == 3.0  # type: ignore[arg-type]
-    assert len(asked) == 4  # a second row beside it, since an item has two responses
-
-
-def test_a_parse_failure_is_neutral_and_reported() -> None:
-    with serving(lambda shown: None) as (url, _):
-        result = call_single("a", "b", {"question": "q"}, model="judge", base_url=url)
-    assert result["reward_extra_info"] == {"score": 0.5, "judged": 0.0}
-
-
-def test_thinking_can_be_turned_off() -> None:
-    quiet = {"model": "judge", "chat_template_kwargs": {"enable_thinking": False}}
-    with serving() as (url, asked):
-        assert call_single("abc", "a", {"question": "q"}, base_url=url, **quiet)["reward_score"] == 1.0
-    assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in asked)
+        assert call_single("abc", "a", router=router)["reward_score"] == 1.0
 
 
 def test_responses_of_a_batch_are_compared_within_their_question() -> None:
     infos = [{"question": question} for question in ("p", "p", "q", "p")]
     with serving() as (url, asked):
-        scores = call_batch(["a", "abc", "a", "ab"], [None, None, "abcd", None], infos, model="judge", base_url=url)
+        scores = call_batch(["a", "abc", "a", "ab"], [None, None, "abcd", None], infos, base_url=url)
     assert scores == [0.0, 1.0, 0.0, 0.5]
     assert len(asked) == 8
 
 
-def test_invalid_rows_are_refused() -> None:
-    with pytest.raises(DataError, match="nothing to compare a response with"):
-        call_single("a", "", {"question": "q"}, model="judge", base_url="http://127.0.0.1:9/v1")
-    with pytest.raises(DataError, match="no question, what the user asked; it has num_turns, prompt"):
-        call_single("a", "b", {"prompt": "q"}, model="judge", base_url="http://127.0.0.1:9/v1")
-    with pytest.raises(ConfigError, match="no server"):
-        call_single("a", "b", {"question": "q"}, model="judge")
-    with pytest.raises(ServerError, match="no url of a server"):
-        call_single("a", "b", {"question": "q"}, model="judge", base_url="127.0.0.1:9")
+NOWHERE = "http://127.0.0.1:9/v1"
+
+
+@pytest.mark.parametrize(
+    ("reference", "info", "url", "error", "message"),
+    [
+        ("", INFO, NOWHERE, DataError, "nothing to compare a response with"),
+        ("b", {"prompt": "q"}, NOWHERE, DataError, "no question, what the user asked; it has num_turns, prompt"),
+        ("b", INFO, None, ConfigError, "no server"),
+        ("b", INFO, "127.0.0.1:9", ServerError, "no url of a server"),
+    ],
+)
+def test_invalid_rows_are_refused(reference: str, info: Any, url: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call_single("a", reference, info, base_url=url)
 
 
 def test_it_needs_no_torch() -> None:

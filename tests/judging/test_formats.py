@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from items import RUBRIC, make_item
 
 from think_as_locals.judging import RULES, label_place, parse, prompt_format, prompt_names, render, write
-from think_as_locals.judging.formats import FORMATS, Brackets, Grammar, UnknownPromptError
+from think_as_locals.judging.formats import FORMATS, Brackets, Format, UnknownPromptError
 from think_as_locals.judging.prompt import neutralise
 from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Convention, Criterion, Judgement, Rubric
 
@@ -637,4 +637,4 @@ def test_a_prompt_without_a_format_lists_those_that_have_one() -> None:
     with pytest.raises(ValueError, match="from 2 to 8, got 9"):
         prompt_format("rm_r1").read("", 9, "stop")
     assert [prompt for prompt, form in FORMATS.items() if form.asks_for_rating] == ["rewardbench2_ratings"]
-    assert tuple(prompt for prompt, form in FORMATS.items() if isinstance(form, Grammar)) == GRAMMAR_PROMPTS
+    assert tuple(prompt for prompt, form in FORMATS.items() if type(form) is Format) == GRAMMAR_PROMPTS

@@ -1,9 +1,10 @@
-"""What `tal doctor` says of a machine and of a recipe on it."""
+"""What `tal doctor` finds on a machine, and for a recipe on it."""
 
 from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,64 +19,65 @@ from think_as_locals.machine.doctor import examine
 ONE = Launch("NO", 0, 1)
 
 
-def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
+Doctor = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Doctor:
     """Exit status and output of `tal doctor`."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "argv", ["tal", "doctor", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    shown = capsys.readouterr()
-    return int(ended.value.code or 0), shown.out + shown.err
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["tal", "doctor", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), "".join(capsys.readouterr())
+
+    return run
 
 
+TRAINED = ("torch 2.", "trl 1.16", "cores", "GB free where runs go", "weights:", "optimizer:", "in all")
+STEERED = ("weights:", "optimizer:", "global RM: the weights once more", "both responses of a pair", "in all")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "parts"), [("quickstart", [*SMALL, *QUICK], TRAINED), ("scpo_quickstart", [], STEERED)]
+)
 def test_a_recipe_that_runs_here_lacks_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_doctor: Doctor, tmp_path: Path, recipe: str, overrides: list[str], parts: tuple[str, ...]
 ) -> None:
-    words = ["recipes/quickstart.yaml", *SMALL, *QUICK, f"run.dir={tmp_path}"]
-    status, shown = said(capsys, monkeypatch, *words)
-    assert (status, "MISSING" in shown) == (0, False), shown
-    for part in ("torch 2.", "trl 1.16", "cores", "GB free where runs go", "weights:", "optimizer:", "in all"):
-        assert part in shown
-
-
-def test_what_steering_takes_is_said_as_well(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    status, shown = said(capsys, monkeypatch, "recipes/scpo_quickstart.yaml", f"run.dir={tmp_path}")
-    assert (status, "MISSING" in shown) == (0, False), shown
-    for part in ("weights:", "optimizer:", "global RM: the weights once more", "both responses of a pair", "in all"):
-        assert part in shown
-    assert "vLLM" not in shown.partition("M parameters")[2]
+    status, output = run_doctor(f"recipes/{recipe}.yaml", *overrides, f"run.dir={tmp_path}")
+    assert (status, "MISSING" in output) == (0, False), output
+    assert [part for part in parts if part not in output] == []
+    assert "vLLM" not in output.partition("M parameters")[2]
 
 
 def test_what_a_recipe_lacks_is_marked_and_the_status_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "gpus", list)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = ["recipes/tal_grpo.yaml", "rollout=transformers", "model.path=nobody/nothing"]
-    status, shown = said(capsys, monkeypatch, *words, "--launch", "gpu8_zero3")
+    status, output = run_doctor(*words, "--launch", "gpu8_zero3")
     assert status == 1
-    missing = [line for line in shown.splitlines() if line.startswith("MISSING")]
+    missing = [line for line in output.splitlines() if line.startswith("MISSING")]
     assert any("nobody/nothing: neither a directory" in line for line in missing)
-    assert "none that nvidia-smi sees" in shown
-    assert "not known: nobody/nothing: its config.json is not on this machine" in shown
+    assert "none that nvidia-smi sees" in output
+    assert "not known: nobody/nothing: its config.json is not on this machine" in output
 
 
-def test_no_secret_is_shown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_secret_is_shown(run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HF_TOKEN", "WANDB_API_KEY", "VLLM_API_KEY"):
         monkeypatch.setenv(name, f"planted-{name}")
     words = ["recipes/quickstart.yaml", "rollout=vllm_server", f"run.dir={tmp_path}"]
-    refused = said(capsys, monkeypatch, *words, "rollout.url=http://me:planted-in-the-url@127.0.0.1:9")
+    refused = run_doctor(*words, "rollout.url=http://me:planted-in-the-url@127.0.0.1:9")
     assert (refused[0], "planted" in refused[1]) == (2, False)
-    status, shown = said(capsys, monkeypatch, *words, "rollout.url=http://127.0.0.1:9")
+    status, output = run_doctor(*words, "rollout.url=http://127.0.0.1:9")
     assert status == 1
-    assert "planted" not in shown
+    assert "planted" not in output
     for of in ("Hugging Face", "W&B", "vLLM server"):
-        assert f"{of}: present" in shown
-    assert "127.0.0.1:9 (rollout.url): nothing listens" in shown
+        assert f"{of}: present" in output
+    assert "127.0.0.1:9 (rollout.url): nothing listens" in output
 
 
 def test_absent_credentials_are_a_fault_only_where_they_are_needed(
@@ -93,7 +95,7 @@ def test_absent_credentials_are_a_fault_only_where_they_are_needed(
     assert not [finding for finding in found if "planted" in finding.found]
 
 
-def test_a_gpu_is_said_with_its_memory_and_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gpu_is_listed_with_its_memory_and_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text('#!/bin/sh\necho "NVIDIA H200, 143771 MiB, 4 MiB, 570.86"\n')
     program.chmod(0o755)
@@ -101,7 +103,7 @@ def test_a_gpu_is_said_with_its_memory_and_driver(monkeypatch: pytest.MonkeyPatc
     assert doctor.gpus() == ["NVIDIA H200, of 143771 MiB, used 4 MiB, driver 570.86"]
 
 
-def test_a_port_that_is_taken_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setattr(doctor, "_MAIN_PORT", port)

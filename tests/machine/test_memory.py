@@ -33,18 +33,14 @@ def a_run(*overrides: str) -> RunConfig:
     return load_recipe("recipes/tal_grpo.yaml", ["run.name=mine", *overrides])
 
 
+def of_size(parameters: int, trained: int | None = None, positions: int = 32_768) -> Counts:
+    return Counts(parameters, trained or parameters, 4096, 32, 32, positions)
+
+
 def a_model(folder: Path) -> str:
     """The config.json of Qwen2.5-7B's architecture, as published; no weights."""
-    Qwen2Config(
-        vocab_size=152_064,
-        hidden_size=3584,
-        intermediate_size=18_944,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        tie_word_embeddings=False,
-        architectures=["Qwen2ForCausalLM"],
-    ).save_pretrained(folder)
+    sizes = {"hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28}
+    Qwen2Config(vocab_size=152_064, num_key_value_heads=4, tie_word_embeddings=False, **sizes).save_pretrained(folder)
     return str(folder)
 
 
@@ -52,7 +48,7 @@ def test_parameters_of_a_known_architecture_are_counted_exactly(tmp_path: Path) 
     assert count(a_run(f"model.path={a_model(tmp_path)}")) == Counts(7_615_616_512, 7_615_616_512, 3584, 28, 28, 32_768)
 
 
-def test_what_is_no_model_of_the_kind_is_said_so(tmp_path: Path) -> None:
+def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
     T5Config(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="transformers has no AutoModelForCausalLM for t5"):
         count(a_run(f"model.path={tmp_path}"))
@@ -72,7 +68,7 @@ def test_an_adapter_is_counted_as_peft_makes_it(tmp_path: Path) -> None:
     assert found.parameters == 7_615_616_512 + found.trained
 
 
-def test_a_model_that_is_not_here_is_said_so() -> None:
+def test_a_model_that_is_not_here_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"nobody/nothing: its config\.json is not on this machine"):
         count(a_run("model.path=nobody/nothing"))
 
@@ -91,21 +87,19 @@ def test_a_model_that_is_not_here_is_said_so() -> None:
     ids=str,
 )
 def test_states_are_divided_as_the_paper_says(launch: Launch, gigabytes: tuple[float, ...]) -> None:
-    parts = estimate(a_run(), launch, Counts(7_500_000_000, 7_500_000_000, 4096, 32, 32, 32_768))
+    parts = estimate(a_run(), launch, of_size(7_500_000_000))
     assert tuple(parts[name] / 1e9 for name in STATES) == pytest.approx(gigabytes)
 
 
 def test_an_adapter_has_states_of_its_own_and_no_reference_model() -> None:
-    parts = estimate(
-        a_run("lora=rank16"), Launch("DEEPSPEED", 2, 8), Counts(7_040_000_000, 40_000_000, 4096, 32, 32, 32_768)
-    )
+    parts = estimate(a_run("lora=rank16"), Launch("DEEPSPEED", 2, 8), of_size(7_040_000_000, 40_000_000))
     assert parts["weights"] == pytest.approx(7e9 * 2 + 4e7 * 4)
     assert parts["optimizer"] == pytest.approx(4e7 * 12 / 8)
     assert parts["reference model"] == 0
 
 
 def test_checkpointing_keeps_less_and_vllm_takes_its_share() -> None:
-    counts = Counts(7_500_000_000, 7_500_000_000, 4096, 32, 32, 32_768)
+    counts = of_size(7_500_000_000)
     plain = estimate(a_run("grpo.gradient_checkpointing=false"), ONE, counts)["activations"]
     kept = estimate(a_run(), ONE, counts)["activations"]
     assert plain / kept == pytest.approx(32 * 17 / (32 + 17))
@@ -185,7 +179,7 @@ def test_a_reward_model_of_a_known_architecture_is_counted_exactly(tmp_path: Pat
 
 
 def test_the_global_rm_is_there_whole_however_the_steered_one_is_divided() -> None:
-    counts = Counts(8_000_000_000, 8_000_000_000, 4096, 32, 32, 131_072)
+    counts = of_size(8_000_000_000)
     big = ["model=tulu3_8b_rm"]
     parts = estimate(steered(*big), Launch("DEEPSPEED", 3, 8), counts)
     assert {name: size / 1e9 for name, size in parts.items() if name != "activations"} == {
@@ -195,13 +189,13 @@ def test_the_global_rm_is_there_whole_however_the_steered_one_is_divided() -> No
         "global RM": 16,
     }
     assert gpu_needed(steered(*big), parts) == sum(parts.values())
-    adapter = Counts(8_040_000_000, 40_000_000, 4096, 32, 32, 131_072)
+    adapter = of_size(8_040_000_000, 40_000_000)
     assert estimate(steered(*big, "lora=rank16"), ONE, adapter)["global RM"] == 16e9
 
 
 def test_pairs_are_as_long_as_the_recipe_or_the_model_says() -> None:
     def needed(positions: int, *overrides: str) -> float:
-        counts = Counts(8_000_000_000, 8_000_000_000, 4096, 32, 32, positions)
+        counts = of_size(8_000_000_000, positions=positions)
         return estimate(steered("model=tulu3_8b_rm", *overrides), ONE, counts)["activations"]
 
     assert needed(131_072) == needed(1024) == 2 * needed(512) == needed(131_072, "scpo.max_length=1024")

@@ -43,7 +43,8 @@ def rating(value: float | None) -> Judgement:
 
 
 def put(to: JudgingProtocol, item: Item, judge: Judge, seed: int = 3) -> list[ScoredItem]:
-    return to.predictions(item, seed, [judge(request) for request in to.requests(item, seed)])
+    requests = to.requests(item, seed)
+    return to.predictions(requests, [judge(request) for request in requests], seed)
 
 
 def credit(to: JudgingProtocol, item: Item, judge: Judge, seed: int = 3) -> Fraction:
@@ -135,8 +136,10 @@ def test_orders_that_a_kind_does_not_have(kind: ProtocolKind, orders: int) -> No
 
 
 def test_judgements_must_be_those_of_the_requests() -> None:
-    with pytest.raises(ValueError, match="item '0': got 1 judgements of 3 requests"):
-        protocol("pairwise").predictions(an_item(), 0, [verdict(0)])
+    for kind in ("listwise", "pairwise"):
+        to = protocol(kind, 2)
+        with pytest.raises(ValueError, match="is shorter"):
+            to.predictions(to.requests(an_item(), 0), [verdict(0)], 0)
 
 
 # --- listwise ---

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -47,7 +46,7 @@ def test_the_chat_template_marks_turns_and_the_end() -> None:
 
 
 def test_the_same_texts_and_seed_make_the_same_judge(tmp_path: Path) -> None:
-    sizes = SimpleNamespace(**vars(SIZES) | {"num_hidden_layers": 1, "num_phrases": 10})
+    sizes = SIZES.model_copy(update={"num_hidden_layers": 1, "num_phrases": 10})
     parameters = {make_judge(tmp_path / name, TEXTS, sizes, seed=3) for name in ("a", "b")}
     assert len(parameters) == 1
     first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b"))

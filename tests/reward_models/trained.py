@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from reward_models.scripted import RUBRIC
 from reward_models.tiny import WORDS
 
+from think_as_locals.config.schema import ScratchSection
 from think_as_locals.engines import Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.judging import render, write
@@ -19,7 +19,7 @@ from think_as_locals.reward_models.judge import JudgeSettings
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.types import Item
 
-SIZES = SimpleNamespace(
+SIZES = ScratchSection(
     hidden_size=32,
     intermediate_size=64,
     num_hidden_layers=2,
@@ -30,7 +30,7 @@ SIZES = SimpleNamespace(
     initializer_range=0.06,
 )
 
-WIDE = SimpleNamespace(**{**vars(SIZES), "hidden_size": 64})
+WIDE = SIZES.model_copy(update={"hidden_size": 64})
 """The narrowest that vLLM has an attention kernel for on CPU."""
 
 
@@ -39,7 +39,7 @@ def load(path: Path, batch_size: int) -> TransformersEngine:
 
 
 def train_judge(
-    path: Path, pairs: Sequence[tuple[Messages, str]], settings: JudgeSettings, sizes: SimpleNamespace = SIZES
+    path: Path, pairs: Sequence[tuple[Messages, str]], settings: JudgeSettings, sizes: ScratchSection = SIZES
 ) -> None:
     """Write a judge that has been taught what to say to messages, a third of them in each of 60 steps."""
     make_judge(path, [asked[0]["content"] + said for asked, said in pairs], sizes, seed=1)

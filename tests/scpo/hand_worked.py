@@ -46,14 +46,14 @@ def scores(margins: Mapping[str, float], more: Mapping[str, float] | None = None
     return found
 
 
-def leg(country: str, seed: int, margins: Mapping[str, float], **changes: Any) -> VariantResult:
+def variant_result(country: str, seed: int, margins: Mapping[str, float], **changes: Any) -> VariantResult:
     spec = {"country": country, "variant": "scpo", "seed": seed}
     record: dict[str, Any] = {"available": 10, "kept": 4, "steps": 6, "weights": (1, 0, 3), "scores": scores(margins)}
     spec |= {name: changes.pop(name) for name in ("variant", "num_pairs") if name in changes}
     return VariantResult(spec=VariantSpec(**spec), **record | changes)
 
 
-def to_test(**changes: Any) -> HeldOutSet:
+def held_out(**changes: Any) -> HeldOutSet:
     known: dict[str, Any] = {
         "items": ITEMS,
         "minority": frozenset({"c2", "c3", "t1"}),
@@ -67,7 +67,7 @@ def to_test(**changes: Any) -> HeldOutSet:
     return HeldOutSet(**known | changes)
 
 
-LEGS = [leg(country, seed, margins) for (country, seed), margins in STEERED.items()]
+RESULTS = [variant_result(country, seed, margins) for (country, seed), margins in STEERED.items()]
 
 QUESTIONS = [
     OpinionQuestion("q1", "Is it?", ("Yes", "No"), {"CL": (0.5, 0.5), "TH": (1.0, 0.0)}, "WVS"),

@@ -14,19 +14,26 @@ from typing import Any
 
 import pytest
 from html_page import Page
-from scpo.hand_worked import BEFORE, LEGS, QUESTIONS, STEERED, answers, item, leg, scores, to_test
+from markupsafe import escape
+from scpo.hand_worked import BEFORE, ITEMS, QUESTIONS, RESULTS, STEERED, answers, held_out, item, scores, variant_result
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.evaluation.pages import axis
 from think_as_locals.scpo.report import DIFFERENCES, VARIANT_NAMES, write_report
-from think_as_locals.scpo.results import VariantResult
+from think_as_locals.scpo.results import HeldOutSet, VariantResult
+from think_as_locals.scpo.scores import Scores
 from think_as_locals.types import Item
 
 ROOT = Path(__file__).parents[2]
 EVIL = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)> | [a](http://x) *b* `c`"
 SIDES = ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height")
 VARIANTS = ("full", "filter", "weight", "scpo", "inverse_weight")
+PARTS = {
+    "minority": "minority's view",
+    "overall": "all pairs of the own country",
+    "others": "pairs of all other countries",
+}
 
 
 def config(*overrides: str) -> ScpoConfig:
@@ -35,49 +42,51 @@ def config(*overrides: str) -> ScpoConfig:
     return found
 
 
-def crowd(countries: Sequence[str]) -> list[Item]:
-    """Seven people of each country with six pairs each."""
-    return [item(f"{c}-{p}-{n}", c, f"{c}-{p}") for c in countries for p in range(7) for n in range(6)]
-
-
-def steered(
-    items: Sequence[Item], seeds: Sequence[int], counts: Sequence[int | None], rng: random.Random
-) -> list[VariantResult]:
-    """Trainings that turn the signs of some margins."""
-    before = margins(items)
-    legs = []
-    for country, variant, seed, count in product(sorted({str(i.culture) for i in items}), VARIANTS, seeds, counts):
-        if count is None or variant in ("full", "scpo"):
-            turned = {name: -by if rng.random() < (0.5 if by < 0 else 0.05) else by for name, by in before.items()}
-            given = count or 900
-            record = {"available": given, "kept": given // 3, "weights": tuple(rng.sample(range(40), 10))}
-            legs.append(leg(country, seed, turned, variant=variant, num_pairs=count, **record))
-    return legs
-
-
 def margins(items: Sequence[Item]) -> dict[str, float]:
+    """What a global RM says that has every third pair wrong."""
     return {i.id: -1.0 if n % 3 == 0 else 1.0 for n, i in enumerate(items)}
 
 
-def many(
+def crowd(
     countries: Sequence[str], seeds: Sequence[int], counts: Sequence[int | None]
-) -> tuple[Any, Any, list[VariantResult]]:
-    items = crowd(countries)
+) -> tuple[HeldOutSet, Scores, list[VariantResult]]:
+    """Seven people of each country with six pairs each, and trainings that turn the signs of some margins."""
+    rng = random.Random(0)
+    items = [item(f"{c}-{p}-{n}", c, f"{c}-{p}") for c in countries for p in range(7) for n in range(6)]
+    before, results = margins(items), []
+    for country, variant, seed, count in product(sorted(countries), VARIANTS, seeds, counts):
+        if count is None or variant in ("full", "scpo"):
+            turned = {name: -by if rng.random() < (0.5 if by < 0 else 0.05) else by for name, by in before.items()}
+            pairs = count or 900
+            record = {"available": pairs, "kept": pairs // 3, "weights": tuple(rng.sample(range(40), 10))}
+            results.append(variant_result(country, seed, turned, variant=variant, num_pairs=count, **record))
     minority = frozenset(i.id for n, i in enumerate(items) if n % 3 == 0 or n % 7 == 0)
-    known = to_test(items=items, minority=minority, disagreed=frozenset(i.id for i in items[::3]))
-    return known, scores(margins(items)), steered(items, seeds, counts, random.Random(0))
+    known = held_out(items=items, minority=minority, disagreed=frozenset(i.id for i in items[::3]))
+    return known, scores(before), results
 
 
-def write(folder: Path, known: Any, before: Any, legs: Sequence[VariantResult], *overrides: str) -> Page:
+def write(
+    folder: Path,
+    known: HeldOutSet | None = None,
+    before: Scores | None = None,
+    results: Sequence[VariantResult] = RESULTS,
+    overrides: Sequence[str] = (),
+) -> Page:
+    """Write a report, of the run worked out by hand but for what is given."""
     folder.mkdir(exist_ok=True)
-    return Page(write_report(folder, config(*overrides), known, before, legs))
+    return Page(write_report(folder, config(*overrides), known or held_out(), before or scores(BEFORE), results))
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / "scpo.json").read_text(encoding="utf-8"))
+    return summary
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four countries, five variants, two seeds, and fewer pairs."""
     run = tmp_path_factory.mktemp("runs") / "run"
-    write(run, *many(("EG", "CN", "TH", "VN"), (0, 1), (None, 100)))
+    write(run, *crowd(("EG", "CN", "TH", "VN"), (0, 1), (None, 100)))
     return run
 
 
@@ -88,8 +97,7 @@ def page(folder: Path) -> Page:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
-    known: dict[str, Any] = json.loads((folder / "scpo.json").read_text(encoding="utf-8"))
-    return known
+    return summary_of(folder)
 
 
 def mean(found: dict[str, Any], variant: str) -> dict[str, Any]:
@@ -122,15 +130,13 @@ def test_the_file_says_what_was_compared_and_how(found: dict[str, Any]) -> None:
 
 
 def test_the_released_codes_differences_are_named_one_by_one(tmp_path: Path) -> None:
-    page = write(tmp_path, to_test(), scores(BEFORE), LEGS, "mode=as_released")
-    told = json.loads((tmp_path / "scpo.json").read_text())
-    assert told["differences"] == list(DIFFERENCES.values())
-    assert told["mode"]["name"] == "as_released"
-    text = (tmp_path / "scpo.md").read_text()
+    page = write(tmp_path, overrides=["mode=as_released"])
+    summary, text = summary_of(tmp_path), (tmp_path / "scpo.md").read_text()
+    assert (summary["differences"], summary["mode"]["name"]) == (list(DIFFERENCES.values()), "as_released")
     for sentence in DIFFERENCES.values():
         assert sentence in page.text
         assert f"- {sentence}" in text
-    one = write(tmp_path / "one", to_test(), scores(BEFORE), LEGS, "mode.ties=wrong")
+    one = write(tmp_path / "one", overrides=["mode.ties=wrong"])
     assert DIFFERENCES["ties", "wrong"] in one.text
     assert DIFFERENCES["dropout", True] not in one.text
 
@@ -142,7 +148,7 @@ def test_the_beginning_says_whether_it_helped_and_at_what_cost(page: Page, found
     counts, row, before = found["improved"]["scpo"], mean(found, "scpo"), mean(found, "global")
     assert f"SCPO (filter and weight) helps in {counts['helped']} of 4 countries: there" in page.text
     assert f"In {counts['significantly']} of these the 95 % interval of the rise excludes 0" in page.text
-    for name in ("minority", "overall", "others"):
+    for name in PARTS:
         low, high = map(signed, row[name]["gain"]["ci95"])
         assert f"{signed(row[name]['gain']['mean'])} points ({low} to {high}, n = {row[name]['n']})" in page.text
         then, now = (f"{100 * part[name]['accuracy']:.1f} ({span(part[name])})" for part in (before, row))
@@ -151,7 +157,7 @@ def test_the_beginning_says_whether_it_helped_and_at_what_cost(page: Page, found
 
 def cells(page: Page, label: str) -> list[list[str]]:
     """Return the text of a table's cells, row by row."""
-    (table,) = re.findall(rf'aria-label="{label}" tabindex="0">(.*?)</table>', page.source, re.DOTALL)
+    (table,) = re.findall(rf'aria-label="{escape(label)}" tabindex="0">(.*?)</table>', page.source, re.DOTALL)
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in re.findall(r"<tr>(.*?)</tr>", table)]
     plain = [[html.unescape(" ".join(re.sub(r"<[^>]*>", " ", cell).split())) for cell in row] for row in rows]
     return [
@@ -170,7 +176,7 @@ def test_each_country_has_its_gains_with_n_and_interval_the_greatest_first(page:
     for row, shown in zip(rows, cells(page, "Gains by country")[1:], strict=True):
         helps = {"no": "no", "yes": "yes", "significantly": "yes, significantly"}[row["helps"]]
         assert shown[0].endswith(row["country"])
-        assert shown[1:] == [helps, *(f"{gain(row[p])}, n {row[p]['n']}" for p in ("minority", "overall", "others"))]
+        assert shown[1:] == [helps, *(f"{gain(row[p])}, n {row[p]['n']}" for p in PARTS)]
     assert page.source.count('class="strip"') == 12
 
 
@@ -179,26 +185,16 @@ def test_every_variants_means_have_n_and_interval(page: Page, found: dict[str, A
     assert sizes == [72, 168, 504, 56]
     for row, shown in zip(found["means"], cells(page, "Means over countries")[1:], strict=True):
         expected = [VARIANT_NAMES[row["variant"]] + (f" {row['num_pairs']} pairs" if row["num_pairs"] else "")]
-        for name in ("minority", "overall", "others"):
+        for name in PARTS:
             expected += [percent(row[name], n=True), "–" if row["variant"] == "global" else gain(row[name])]
         assert shown == [*expected, percent(row["disagreed"], n=True)]
 
 
-@pytest.mark.parametrize(
-    ("name", "label"),
-    [
-        ("minority", "minority's view"),
-        ("overall", "all pairs of the own country"),
-        ("others", "pairs of all other countries"),
-    ],
-)
+@pytest.mark.parametrize(("name", "label"), PARTS.items())
 def test_every_variant_is_shown_in_every_country_with_n_and_interval(
     page: Page, found: dict[str, Any], name: str, label: str
 ) -> None:
-    shown = {
-        line[0].split(" ")[-3].strip(","): line
-        for line in cells(page, f"{label.replace(chr(39), '&#39;')} by country")[1:]
-    }
+    shown = {line[0].split(" ")[-3].strip(","): line for line in cells(page, f"{label} by country")[1:]}
     for country in ("EG", "TH"):
         rows = [r for r in found["rows"] if r["country"] == country and r["num_pairs"] is None]
         expected = [percent(r[name]) + ("" if r["variant"] == "global" else f" {gain(r[name])}") for r in rows]
@@ -217,8 +213,8 @@ def test_what_was_trained_on_is_shown(page: Page, found: dict[str, Any]) -> None
 
 
 def test_a_gain_is_bold_where_its_interval_excludes_0(tmp_path: Path) -> None:
-    known, before, legs = many(("CL", "TH"), (0,), (None,))
-    sure = [replace(leg, scores=scores(dict.fromkeys(margins(known.items), 1.0))) for leg in legs]
+    known, before, results = crowd(("CL", "TH"), (0,), (None,))
+    sure = [replace(result, scores=scores(dict.fromkeys(margins(known.items), 1.0))) for result in results]
     page = write(tmp_path, known, before, sure)
     marked = re.findall(r"(<b>)?([+−±][\d.]+)(?:</b>)? <small[^>]*>([^<(]* to [^<(]*)</small>", page.source)
     assert {value for bold, value, _ in marked if bold} >= {"+33.3"}
@@ -294,15 +290,14 @@ def test_names_beside_a_drawing_do_not_lie_on_one_another(page: Page) -> None:
 @pytest.fixture
 def evil(tmp_path: Path) -> Page:
     codes = {"CL": EVIL, "TH": "<b>|TH"}
-    items = [replace(i, culture=codes[str(i.culture)], group=EVIL + i.group) for i in to_test().items]
-    legs = [replace(leg, spec=replace(leg.spec, country=codes[leg.spec.country])) for leg in LEGS]
+    items = [replace(i, culture=codes[str(i.culture)], group=EVIL + i.group) for i in ITEMS]
+    results = [replace(result, spec=replace(result.spec, country=codes[result.spec.country])) for result in RESULTS]
     (tmp_path / "config.yaml").write_text(f"x: {EVIL}\n")
     (tmp_path / "environment.json").write_text(json.dumps({EVIL: EVIL}))
-    told = config()
     changes = {"data": {"source": EVIL}, "model": {"path": EVIL}, "run": {"name": EVIL}}
-    sections = {name: getattr(told, name).model_copy(update=update) for name, update in changes.items()}
-    told = told.model_copy(update=sections)
-    return Page(write_report(tmp_path, told, to_test(items=items), scores(BEFORE), legs))
+    sections = {name: getattr(config(), name).model_copy(update=update) for name, update in changes.items()}
+    hostile = config().model_copy(update=sections)
+    return Page(write_report(tmp_path, hostile, held_out(items=items), scores(BEFORE), results))
 
 
 def test_names_from_outside_are_text_and_nothing_else(evil: Page) -> None:
@@ -343,33 +338,47 @@ def test_headers_have_a_scope_and_drawings_a_name(page: Page) -> None:
 def test_few_countries_or_seeds_are_enough(
     tmp_path: Path, countries: Sequence[str], seeds: Sequence[int], counts: Sequence[int | None]
 ) -> None:
-    page = write(tmp_path, *many(countries, seeds, counts))
+    page = write(tmp_path, *crowd(countries, seeds, counts))
     check_drawings(page)
     assert ("Accuracy against data" in page.text) == (len(counts) > 1)
     assert page.text.count("no such pairs") == (2 if len(countries) == 1 else 0)  # the others', in sum and in the table
     assert "nan" not in page.text.lower().replace("nance", "")
 
 
-def test_the_small_run_by_hand_renders_without_a_bootstrap(tmp_path: Path) -> None:
-    page = write(tmp_path, to_test(), scores(BEFORE), LEGS)
-    check_drawings(page)
-    assert "Thailand TH yes" in page.text
-    assert "+50.0 n 1" in page.text  # one pair of the minority has no interval
-    assert "Accuracy against data" not in page.text
+AS_FULL = [replace(result, spec=replace(result.spec, variant="full")) for result in RESULTS]
+WORSE = [variant_result(country, 0, dict.fromkeys(BEFORE, -1.0)) for country in ("CL", "TH")]
+NO_MINORITY: dict[str, Any] = {"minority": frozenset(), "disagreed": frozenset()}
+NOWHERE = "helps in 0 of 2 countries: nowhere does accuracy on the minority's view rise without"
 
 
-def test_without_a_minoritys_view_the_page_says_so(tmp_path: Path) -> None:
-    page = write(tmp_path, to_test(minority=frozenset(), disagreed=frozenset()), scores(BEFORE), LEGS)
-    assert "no test pair counts as a minority's view" in page.text
-    assert "helps in" not in page.text.split("Where")[0]
-    assert not [frame for frame in frames(page) if frame[1] == 390]
+@pytest.mark.parametrize(
+    ("changes", "results", "there", "absent"),
+    [  # one pair of the minority has no interval
+        ({}, RESULTS, ["Thailand TH yes", "+50.0 n 1"], ["Accuracy against data", "left out"]),
+        (NO_MINORITY, RESULTS, ["no test pair counts as a minority's view"], []),
+        ({"left_out": 17}, RESULTS, ["17 training and test pairs are left out"], []),
+        ({}, AS_FULL, ["full fine-tuning helps in"], ["How much a pair counts"]),
+        ({}, WORSE, [NOWHERE, "Thailand TH no"], []),
+    ],
+    ids=["by hand", "no minority", "pairs left out", "without SCPO", "it helps nowhere"],
+)
+def test_the_page_says_what_there_is(
+    tmp_path: Path, changes: dict[str, Any], results: list[VariantResult], there: list[str], absent: list[str]
+) -> None:
+    page = write(tmp_path, held_out(**changes), results=results)
     check_drawings(page)
+    assert all(text in page.text for text in there)
+    assert not any(text in page.text for text in absent)
+    assert any(height == 390 for _, height, _ in frames(page)) == (changes != NO_MINORITY)
+    assert ("helps in" in page.text.split("Where")[0]) == (changes != NO_MINORITY)
     text = (tmp_path / "scpo.md").read_text()
-    assert "| none |" in text
+    assert ("| none |" in text) == (changes == NO_MINORITY)
+    assert ("17 training and test pairs are left out" in text) == ("left_out" in changes)
+    assert write(tmp_path, held_out(**changes), results=results).source == page.source
 
 
 def test_a_country_without_a_minoritys_view_stands_last(tmp_path: Path) -> None:
-    page = write(tmp_path, to_test(minority=frozenset({"c2"})), scores(BEFORE), LEGS)
+    page = write(tmp_path, held_out(minority=frozenset({"c2"})))
     chile, thailand = cells(page, "Gains by country")[1:]
     assert chile[:2] == ["Chile CL", "yes"]
     assert thailand[0] == "Thailand TH"
@@ -377,33 +386,14 @@ def test_a_country_without_a_minoritys_view_stands_last(tmp_path: Path) -> None:
     assert any(cell.startswith("+25.0") for cell in thailand)
 
 
-def test_pairs_that_are_left_out_are_counted(page: Page, tmp_path: Path) -> None:
-    assert "left out" not in page.text
-    assert "17 training and test pairs are left out" in write(tmp_path, to_test(left_out=17), scores(BEFORE), LEGS).text
-    assert "17 training and test pairs are left out" in (tmp_path / "scpo.md").read_text()
-
-
-def test_without_scpo_another_variant_stands_in_front(tmp_path: Path) -> None:
-    legs = [replace(leg, spec=replace(leg.spec, variant="full")) for leg in LEGS]
-    page = write(tmp_path, to_test(), scores(BEFORE), legs)
-    assert "full fine-tuning helps in" in page.text
-    assert "How much a pair counts" not in page.text
-
-
-def test_where_it_helps_nowhere_the_page_says_so(tmp_path: Path) -> None:
-    legs = [leg(country, 0, dict.fromkeys(BEFORE, -1.0)) for country in ("CL", "TH")]
-    page = write(tmp_path, to_test(), scores(BEFORE), legs)
-    assert "helps in 0 of 2 countries: nowhere does accuracy on the minority's view rise without" in page.text
-    assert "Thailand TH no" in page.text
-
-
 def test_distances_to_a_surveys_answers_have_n_and_interval(tmp_path: Path) -> None:
-    legs = [
-        leg(country, seed, by, scores=scores(by, answers(float(seed), 1.0))) for (country, seed), by in STEERED.items()
+    results = [
+        variant_result(country, seed, by, scores=scores(by, answers(float(seed), 1.0)))
+        for (country, seed), by in STEERED.items()
     ]
-    page = write(tmp_path, to_test(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), legs)
-    told = json.loads((tmp_path / "scpo.json").read_text())
-    row, others = mean(told, "scpo")["distance"], told["others_distance"]
+    page = write(tmp_path, held_out(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), results)
+    summary = summary_of(tmp_path)
+    row, others = mean(summary, "scpo")["distance"], summary["others_distance"]
     low, high = (signed(end, 1, 3) for end in row["gain"]["ci95"])
     assert f"{signed(row['gain']['mean'], 1, 3)} ({low} to {high}, n = 4)" in page.text
     assert f"lies at {others['mean']:.3f} {others['ci95'][0]:.3f}–{others['ci95'][1]:.3f} , n = 4" in page.text
@@ -424,17 +414,11 @@ def test_distances_to_a_surveys_answers_have_n_and_interval(tmp_path: Path) -> N
 def test_the_text_has_a_table_of_means_and_one_of_countries(folder: Path, found: dict[str, Any]) -> None:
     text = (folder / "scpo.md").read_text()
     assert "n = 168 test pairs of 4 countries" in text
-    row = mean(found, "scpo")
-    part = row["minority"]
+    part = mean(found, "scpo")["minority"]
     low, high = (100 * end for end in part["ci95"])
     cell = f"{100 * part['accuracy']:.1f} [{low:.1f}, {high:.1f}], n {part['n']}"
     assert f"| {cell} |" in text
     counts = found["improved"]["scpo"]
-    said = "SCPO (filter and weight): minority accuracy rises and overall accuracy falls by 2 points at most in"
-    assert f"{said} {counts['helped']} of 4 countries" in text
+    rises = "SCPO (filter and weight): minority accuracy rises and overall accuracy falls by 2 points at most in"
+    assert f"{rises} {counts['helped']} of 4 countries" in text
     assert sum(line.startswith(r"| Thailand \(TH") for line in text.splitlines()) == 4
-
-
-def test_the_same_run_gives_the_same_files(tmp_path: Path) -> None:
-    first = write(tmp_path, to_test(), scores(BEFORE), LEGS).source
-    assert write(tmp_path, to_test(), scores(BEFORE), LEGS).source == first

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scpo.hand_worked import BEFORE, ITEMS, LEGS, QUESTIONS, STEERED, answers, item, leg, scores, to_test
+from scpo.hand_worked import BEFORE, ITEMS, QUESTIONS, RESULTS, STEERED, answers, held_out, item, scores, variant_result
 
 from think_as_locals.evaluation.statistics import accuracy, estimate_mean
 from think_as_locals.scpo.results import (
@@ -26,23 +27,25 @@ from think_as_locals.scpo.scores import js_distance
 from think_as_locals.types import DataError
 
 
-def row(found: dict[str, Any], country: str, variant: str = "scpo", num_pairs: int | None = None) -> dict[str, Any]:
-    rows = [r for r in found["rows"] if (r["country"], r["variant"], r["num_pairs"]) == (country, variant, num_pairs)]
-    assert len(rows) == 1
-    return rows[0]
+def row(
+    found: dict[str, Any], country: str | None, variant: str = "scpo", num_pairs: int | None = None
+) -> dict[str, Any]:
+    """The row of a country, or of the means over countries."""
+    rows = found["rows"] if country else found["means"]
+    wanted = (country, variant, num_pairs)
+    (one,) = (r for r in rows if (r.get("country"), r["variant"], r["num_pairs"]) == wanted)
+    return dict(one)
 
 
-def mean(found: dict[str, Any], variant: str = "scpo", num_pairs: int | None = None) -> dict[str, Any]:
-    rows = [r for r in found["means"] if (r["variant"], r["num_pairs"]) == (variant, num_pairs)]
-    assert len(rows) == 1
-    return rows[0]
+def mean(found: dict[str, Any], num_pairs: int | None = None) -> dict[str, Any]:
+    return row(found, None, num_pairs=num_pairs)
 
 
 def figures(part: dict[str, Any]) -> tuple[int, float, float]:
     return part["n"], part["accuracy"], part["gain"]["mean"]
 
 
-FOUND = summarise(to_test(), scores(BEFORE), LEGS)
+FOUND = summarise(held_out(), scores(BEFORE), RESULTS)
 
 
 @pytest.mark.parametrize(
@@ -59,23 +62,17 @@ FOUND = summarise(to_test(), scores(BEFORE), LEGS)
         ("TH", "minority", (1, 1 / 2, 1 / 2)),
         ("TH", "disagreed", (1, 1 / 2, 1 / 2)),
         ("TH", "others", (3, 5 / 12, 5 / 12 - 1 / 2)),
+        # Means count every country the same.
+        (None, "overall", (5, (2 / 3 + 3 / 4) / 2, (1 / 6 + 1 / 4) / 2)),
+        (None, "minority", (3, 1 / 2, (1 / 4 + 1 / 2) / 2)),
+        (None, "disagreed", (2, 1 / 2, 1 / 2)),
+        (None, "others", (5, (1 / 4 + 5 / 12) / 2, -(1 / 4 + 1 / 12) / 2)),
     ],
 )
-def test_figures_of_a_country(country: str, name: str, expected: tuple[int, float, float]) -> None:
+def test_figures_of_a_country_and_their_means(
+    country: str | None, name: str, expected: tuple[int, float, float]
+) -> None:
     assert figures(row(FOUND, country)[name]) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("overall", (5, (2 / 3 + 3 / 4) / 2, (1 / 6 + 1 / 4) / 2)),
-        ("minority", (3, 1 / 2, (1 / 4 + 1 / 2) / 2)),
-        ("disagreed", (2, 1 / 2, 1 / 2)),
-        ("others", (5, (1 / 4 + 5 / 12) / 2, -(1 / 4 + 1 / 12) / 2)),
-    ],
-)
-def test_means_count_every_country_the_same(name: str, expected: tuple[int, float, float]) -> None:
-    assert figures(mean(FOUND)[name]) == pytest.approx(expected)
 
 
 def test_the_global_reward_model_gains_nothing_and_learns_nothing() -> None:
@@ -94,40 +91,39 @@ def test_seeds_differ_by_the_standard_deviation_of_their_means_over_countries() 
     assert seeds["overall"] == pytest.approx(statistics.stdev([(2 / 3 + 1) / 2, (2 / 3 + 1 / 2) / 2]))
     assert seeds["minority"] == pytest.approx(statistics.stdev([(1 / 2 + 1) / 2, (1 / 2 + 0) / 2]))
     assert row(FOUND, "TH")["seeds"]["overall"] == pytest.approx(statistics.stdev([1, 1 / 2]))
-
-
-def test_one_seed_has_no_spread() -> None:
-    found = summarise(to_test(), scores(BEFORE), LEGS[::2])
-    assert mean(found)["seeds"] == {"n": 1, "overall": None, "minority": None}
+    of_one_seed = summarise(held_out(), scores(BEFORE), RESULTS[::2])
+    assert mean(of_one_seed)["seeds"] == {"n": 1, "overall": None, "minority": None}
 
 
 def test_ties_are_wrong_where_the_mode_says_so() -> None:
-    found = summarise(to_test(tie=0.0), scores(BEFORE), LEGS)
+    found = summarise(held_out(tie=0.0), scores(BEFORE), RESULTS)
     assert figures(row(found, "CL")["overall"]) == pytest.approx((3, 2 / 3, 2 / 3 - 1 / 3))
     assert figures(row(found, "TH")["others"]) == pytest.approx((3, 1 / 3, 0))
     assert row(found, "CL", "global")["minority"]["accuracy"] == 0
 
 
-def test_what_was_learnt_from_is_summed_over_countries_and_seeds() -> None:
-    legs = [
-        leg("CL", 0, STEERED["CL", 0], available=10, kept=5, steps=4, weights=(1, 2, 2)),
-        leg("TH", 0, STEERED["TH", 0], available=30, kept=5, steps=2, weights=(0, 1, 4)),
+def test_training_is_summed_over_countries_and_seeds() -> None:
+    results = [
+        variant_result("CL", 0, STEERED["CL", 0], available=10, kept=5, steps=4, weights=(1, 2, 2)),
+        variant_result("TH", 0, STEERED["TH", 0], available=30, kept=5, steps=2, weights=(0, 1, 4)),
     ]
-    found = summarise(to_test(), scores(BEFORE), legs)
+    found = summarise(held_out(), scores(BEFORE), results)
     assert mean(found)["training"] == {"pairs": 20, "kept": 10 / 40, "steps": 3, "weights": [1, 3, 6]}
     assert row(found, "TH")["training"] == {"pairs": 30, "kept": 5 / 30, "steps": 2, "weights": [0, 1, 4]}
 
 
 def test_nothing_kept_is_no_division_by_nothing() -> None:
-    legs = [leg(country, 0, BEFORE, available=0, kept=0, steps=0, weights=(0, 0, 0)) for country in ("CL", "TH")]
-    found = summarise(to_test(), scores(BEFORE), legs)
+    results = [
+        variant_result(country, 0, BEFORE, available=0, kept=0, steps=0, weights=(0, 0, 0)) for country in ("CL", "TH")
+    ]
+    found = summarise(held_out(), scores(BEFORE), results)
     assert mean(found)["training"] == {"pairs": 0, "kept": 0, "steps": 0, "weights": [0, 0, 0]}
     assert mean(found)["overall"]["gain"]["mean"] == 0
 
 
 def test_trainings_on_fewer_pairs_stand_in_rows_of_their_own_and_are_not_counted_as_improved() -> None:
-    fewer = [leg(c, s, BEFORE, num_pairs=n, available=n) for c, s in STEERED for n in (4, 2)]
-    found = summarise(to_test(), scores(BEFORE), [*LEGS, *fewer])
+    fewer = [variant_result(c, s, BEFORE, num_pairs=n, available=n) for c, s in STEERED for n in (4, 2)]
+    found = summarise(held_out(), scores(BEFORE), [*RESULTS, *fewer])
     assert [(r["variant"], r["num_pairs"]) for r in found["means"]] == [
         *(("global", None), ("scpo", None), ("scpo", 4), ("scpo", 2))
     ]
@@ -150,12 +146,16 @@ def helped(turned: dict[str, tuple[int, int]]) -> dict[str, int]:
     items = [i for country in turned for i in crowd(country)]
     minority = frozenset(i.id for i in items if i.id.endswith("-0"))
     before = {i.id: -1.0 if i.id in minority else 1.0 for i in items}
-    legs = []
+    results = []
     for country, (won, lost) in turned.items():
         views = [i.id for i in crowd(country) if i.id in minority]
         others = [i.id for i in crowd(country) if i.id not in minority]
-        legs.append(leg(country, 0, before | dict.fromkeys(views[:won], 1.0) | dict.fromkeys(others[:lost], -1.0)))
-    found: dict[str, int] = summarise(to_test(items=items, minority=minority), scores(before), legs)["improved"]["scpo"]
+        results.append(
+            variant_result(country, 0, before | dict.fromkeys(views[:won], 1.0) | dict.fromkeys(others[:lost], -1.0))
+        )
+    found: dict[str, int] = summarise(held_out(items=items, minority=minority), scores(before), results)["improved"][
+        "scpo"
+    ]
     return found
 
 
@@ -169,16 +169,13 @@ def test_it_helps_where_the_minority_gains_and_all_pairs_lose_two_points_at_most
     assert helped({"CL": (won, lost)}) == {"countries": 1, "helped": better, "significantly": surely}
 
 
-def test_countries_in_which_it_helps_are_counted() -> None:
+def test_countries_in_which_it_helps_are_counted_if_they_have_a_minoritys_view() -> None:
     found = helped({"CL": (20, 0), "TH": (1, 0), "EG": (0, 0), "JP": (10, 50)})
     assert found == {"countries": 4, "helped": 2, "significantly": 1}
-
-
-def test_a_country_without_a_minoritys_view_is_not_counted() -> None:
-    found = summarise(to_test(minority=frozenset({"c2"})), scores(BEFORE), LEGS)
-    assert found["improved"]["scpo"]["countries"] == 1
-    assert row(found, "TH")["minority"] == {"n": 0}
-    assert mean(found)["minority"]["n"] == 1
+    without = summarise(held_out(minority=frozenset({"c2"})), scores(BEFORE), RESULTS)
+    assert without["improved"]["scpo"]["countries"] == 1
+    assert row(without, "TH")["minority"] == {"n": 0}
+    assert mean(without)["minority"]["n"] == 1
 
 
 # --- intervals ---
@@ -189,7 +186,7 @@ def test_intervals_are_over_people_not_over_pairs() -> None:
     items = [i for country in ("CL", "TH") for i in crowd(country, persons=8, pairs=10)]
     right = {i.id: 1.0 if int(i.group[-1]) % 2 else -1.0 for i in items}
     before = dict.fromkeys(right, -1.0)
-    found = summarise(to_test(items=items), scores(before), [leg(c, 0, right) for c in ("CL", "TH")])
+    found = summarise(held_out(items=items), scores(before), [variant_result(c, 0, right) for c in ("CL", "TH")])
     chile = [i for i in items if i.culture == "CL"]
     values = [float(right[i.id] > 0) for i in chile]
     by_person = accuracy(values, [i.group for i in chile], samples=200, seed=0)
@@ -207,14 +204,16 @@ def test_pairs_of_one_person_judged_by_several_models_are_one_cluster() -> None:
     countries = ("CL", "TH", "EG")
     items = [i for country in countries for i in crowd(country, persons=6, pairs=2)]
     after = {i.id: 1.0 if int(i.group[-1]) % 2 else -1.0 for i in items}
-    found = summarise(to_test(items=items), scores(after), [leg(c, 0, after) for c in countries])
+    found = summarise(held_out(items=items), scores(after), [variant_result(c, 0, after) for c in countries])
     others, overall = mean(found)["others"], mean(found)["overall"]
     assert (others["n"], overall["n"]) == (72, 36)
     assert others["ci95"] == pytest.approx(overall["ci95"])
 
 
 def test_no_interval_of_few_people_reaches_beyond_what_there_is() -> None:
-    found = summarise(to_test(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), survey({"CL": (1, 9), "TH": (5, 1)}))
+    found = summarise(
+        held_out(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), survey({"CL": (1, 9), "TH": (5, 1)})
+    )
     for record in (*found["rows"], *found["means"]):
         for name in ("overall", "minority", "others", "distance"):
             low, high = record[name]["gain"]["ci95"] or (-1, 1)
@@ -224,7 +223,7 @@ def test_no_interval_of_few_people_reaches_beyond_what_there_is() -> None:
 
 
 def test_the_order_of_pairs_and_trainings_changes_nothing() -> None:
-    assert summarise(to_test(items=ITEMS[::-1]), scores(BEFORE), LEGS[::-1]) == FOUND
+    assert summarise(held_out(items=ITEMS[::-1]), scores(BEFORE), RESULTS[::-1]) == FOUND
 
 
 # --- a survey's answers ---
@@ -233,15 +232,17 @@ def test_the_order_of_pairs_and_trainings_changes_nothing() -> None:
 def survey(of_country: dict[str, tuple[float, float]]) -> list[VariantResult]:
     """One training for each country, whose softmax over yes and no is as given."""
     return [
-        leg(country, 0, STEERED[country, 0], scores=scores(STEERED[country, 0], answers(math.log(yes), math.log(no))))
+        variant_result(
+            country, 0, STEERED[country, 0], scores=scores(STEERED[country, 0], answers(math.log(yes), math.log(no)))
+        )
         for country, (yes, no) in of_country.items()
     ]
 
 
 def test_distances_are_those_of_the_softmax_and_their_change_is_over_the_global_reward_model() -> None:
     before = scores(BEFORE, answers(0.0, 0.0))  # softmax: a half each
-    legs = survey({"CL": (0.2, 0.8), "TH": (1 / 3, 2 / 3)})
-    found = summarise(to_test(questions=QUESTIONS), before, legs)
+    results = survey({"CL": (0.2, 0.8), "TH": (1 / 3, 2 / 3)})
+    found = summarise(held_out(questions=QUESTIONS), before, results)
     half, fifth, third = (0.5, 0.5), (0.2, 0.8), (1 / 3, 2 / 3)
     chile = [js_distance((0.5, 0.5), fifth), js_distance((0.2, 0.8), fifth)]
     chile_before = [js_distance((0.5, 0.5), half), js_distance((0.2, 0.8), half)]
@@ -259,7 +260,9 @@ def test_distances_are_those_of_the_softmax_and_their_change_is_over_the_global_
 
 
 def test_the_others_mean_is_the_baseline_of_distances() -> None:
-    found = summarise(to_test(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), survey({"CL": (1, 1), "TH": (1, 1)}))
+    found = summarise(
+        held_out(questions=QUESTIONS), scores(BEFORE, answers(0, 0)), survey({"CL": (1, 1), "TH": (1, 1)})
+    )
     # Each country's only other has what it has of the second question, and (1, 0) against (1/2, 1/2) of the first.
     assert found["others_distance"]["mean"] == pytest.approx(js_distance((1, 0), (0.5, 0.5)) / 2)
     assert found["others_distance"]["n"] == 4
@@ -288,28 +291,14 @@ def test_a_result_is_read_back_to_the_last_bit(tmp_path: Path) -> None:
 
 @given(st.dictionaries(st.text("0123456789abcdef", min_size=32, max_size=32), st.floats(-1e5, 1e5), min_size=1))
 def test_scores_of_any_size_are(tmp_path_factory: pytest.TempPathFactory, scores: dict[str, float]) -> None:
-    folder = tmp_path_factory.mktemp("result")
-    result = VariantResult(
-        spec=VariantSpec(country="CL", variant="full", seed=0),
-        available=1,
-        kept=1,
-        steps=1,
-        weights=(1,),
-        scores=scores,
-    )
+    folder, result = tmp_path_factory.mktemp("result"), replace(RESULT, scores=scores)
     write_result(folder, result)
     assert read_result(folder) == result
 
 
-@pytest.mark.parametrize(
-    ("spec", "name"),
-    [
-        (VariantSpec(country="TH", variant="scpo", seed=0), "TH/scpo-seed-0"),
-        (VariantSpec(country="TH", variant="full", seed=2, num_pairs=100), "TH/full-100-seed-2"),
-    ],
-)
-def test_names_tell_trainings_apart(spec: VariantSpec, name: str) -> None:
-    assert spec.name == name
+def test_names_tell_trainings_apart() -> None:
+    assert VariantSpec(country="TH", variant="scpo", seed=0).name == "TH/scpo-seed-0"
+    assert VariantSpec(country="TH", variant="full", seed=2, num_pairs=100).name == "TH/full-100-seed-2"
 
 
 def test_without_its_record_a_result_is_not_done(tmp_path: Path) -> None:
@@ -317,8 +306,6 @@ def test_without_its_record_a_result_is_not_done(tmp_path: Path) -> None:
     write_result(tmp_path, RESULT)
     (tmp_path / RECORD).unlink()  # as where a process is killed between the two files
     assert read_result(tmp_path) is None
-    write_result(tmp_path, RESULT)
-    assert read_result(tmp_path) == RESULT
 
 
 @pytest.mark.parametrize("name", [RECORD, SCORES])
@@ -326,9 +313,8 @@ def test_a_torn_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None
     write_result(tmp_path, RESULT)
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(
-        DataError, match=rf"damaged \(.*{name}: not .*remove this folder, and its training is done again"
-    ):
+    remedy = "remove this folder, and its training is done again"
+    with pytest.raises(DataError, match=rf"damaged \(.*{name}: not .*{remedy}"):
         read_result(tmp_path)
 
 

@@ -156,17 +156,8 @@ def trainer_of(
 ) -> ScpoTrainer:
     run = config("model.dtype=float32")
     arguments = trl_arguments(run, run.scpo, folder) | {"max_steps": steps} | settings
-    return make_trainer(
-        rm.path,
-        rm.chat.tokenizer,
-        rm.pad_id,
-        pairs,
-        weights,
-        arguments=arguments,
-        checkpoints=Checkpoints(folder, 1),
-        lora=None,
-        dropout=False,
-    )
+    checkpoints = Checkpoints(folder, 1)
+    return make_trainer(rm, pairs, weights, arguments=arguments, checkpoints=checkpoints, lora=None, dropout=False)
 
 
 def plain_scores(rm: ScalarRM, rows: Sequence[Row]) -> torch.Tensor:

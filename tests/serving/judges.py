@@ -39,11 +39,8 @@ class Longest:
         for place, messages in enumerate(conversations):
             if any("broken" in text for text in shown_in(messages)):
                 raise RuntimeError("out of memory at /a/path/of/the/server")
-            deliver(place, Rollout(text=judged(messages, _picks), finish_reason=self.finish_reason))
-
-
-def _picks(shown: list[str]) -> int | None:
-    return None if any("unreadable" in text for text in shown) else longest(shown)
+            text = judged(messages, lambda texts: None if any("unreadable" in t for t in texts) else longest(texts))
+            deliver(place, Rollout(text=text, finish_reason=self.finish_reason))
 
 
 def open_engine() -> Longest:

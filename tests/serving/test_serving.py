@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -24,26 +24,39 @@ from think_as_locals.reward_models.load import load_judge
 from think_as_locals.serving.app import create_app
 from think_as_locals.types import Item
 
-
-def body_of(item: Item) -> dict[str, Any]:
-    return {"prompt": item.prompt, "responses": list(item.responses), "culture": item.culture}
+T = TypeVar("T")
 
 
-def item(number: int) -> dict[str, Any]:
-    return {"prompt": f"{number}?", "responses": ["x", "x" * (number + 2)], "culture": "TH"}
+def with_clients(judge: Judge, clients: Callable[[httpx.AsyncClient], Awaitable[T]], *overrides: str) -> T:
+    """What clients get of a judge behind a real server."""
+
+    async def run(url: str) -> T:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            return await clients(client)
+
+    with serving(create_app(judge, settings(*overrides), None)) as url:
+        return asyncio.run(run(url))
 
 
-async def post_all(url: str, route: str, bodies: Sequence[dict[str, Any]]) -> list[httpx.Response]:
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        return list(await asyncio.gather(*(client.post(route, json=body) for body in bodies)))
+def ask(client: httpx.AsyncClient, number: int, *responses: str, **options: Any) -> asyncio.Task[httpx.Response]:
+    """Send an item whose second response is the longer one, in the background."""
+    item = {"prompt": f"{number}?", "responses": responses or ["x", "x" * (number + 2)], "culture": "TH"}
+    return asyncio.create_task(client.post("/judge", json={"items": [item]}, **options))
 
 
-async def wait_until(happened: Any) -> None:
-    for _ in range(2000):
-        if happened():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not happen within 10 s")
+async def post_all(client: httpx.AsyncClient, route: str, bodies: Sequence[dict[str, Any]]) -> list[httpx.Response]:
+    return list(await asyncio.gather(*(client.post(route, json=body) for body in bodies)))
+
+
+def judge_bodies(items: Sequence[Item]) -> list[dict[str, Any]]:
+    return [
+        {"items": [{"prompt": item.prompt, "responses": list(item.responses), "culture": item.culture}]}
+        for item in items
+    ]
+
+
+async def entered(engine: Longest) -> None:
+    assert await asyncio.to_thread(engine.entered.wait, 10)
 
 
 @pytest.fixture(scope="module")
@@ -72,16 +85,21 @@ class Counting:
 
 
 def test_simultaneous_requests_share_calls_of_a_real_engine_with_the_same_results(tiny: Judge) -> None:
-    bodies = [{"items": [body_of(each)]} for each in ITEMS]
+    bodies = judge_bodies(ITEMS)
     alone, together = Counting(tiny.engine), Counting(tiny.engine)
-    with serving(create_app(replace(tiny, engine=alone), settings("window_s=0.0"), None)) as url:
-        one_by_one = [httpx.post(f"{url}/judge", json=body).json() for body in bodies]
-    with serving(create_app(replace(tiny, engine=together), settings("window_s=0.4"), None)) as url:
-        at_once = [response.json() for response in asyncio.run(post_all(url, "/judge", bodies))]
+
+    async def one_by_one(client: httpx.AsyncClient) -> list[httpx.Response]:
+        return [await client.post("/judge", json=body) for body in bodies]
+
+    async def at_once(client: httpx.AsyncClient) -> list[httpx.Response]:
+        return await post_all(client, "/judge", bodies)
+
+    answers = with_clients(replace(tiny, engine=alone), one_by_one, "window_s=0.0")
+    shared = with_clients(replace(tiny, engine=together), at_once, "window_s=0.4")
+    assert [answer.json() for answer in shared] == [answer.json() for answer in answers]
     assert alone.calls == [1] * len(ITEMS)
     assert sum(together.calls) == len(ITEMS)
     assert len(together.calls) < len(ITEMS) / 2
-    assert at_once == one_by_one
     assert together.texts == alone.texts
     assert len(set(alone.texts.values())) > 1
 
@@ -89,108 +107,97 @@ def test_simultaneous_requests_share_calls_of_a_real_engine_with_the_same_result
 def test_a_full_server_refuses_requests_and_recovers() -> None:
     longest = Longest()
 
-    async def crowd(url: str) -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            first = [asyncio.create_task(client.post("/judge", json={"items": [item(i)]})) for i in range(3)]
-            await wait_until(longest.entered.is_set)
-            await asyncio.sleep(0.2)
-            refused = await client.post("/judge", json={"items": [item(9)]})
-            assert refused.status_code == 503
-            assert refused.headers["Retry-After"] == "1"
-            assert refused.json()["errors"][0]["got"] == "3 requests in flight"
-            assert (await client.get("/health")).status_code == 200
-            longest.go_on.set()
-            assert [(await task).status_code for task in first] == [200] * 3
-            assert (await client.post("/judge", json={"items": [item(9)]})).status_code == 200
+    async def crowd(client: httpx.AsyncClient) -> None:
+        first = [ask(client, i) for i in range(3)]
+        await entered(longest)
+        await asyncio.sleep(0.2)
+        refused = await ask(client, 9)
+        assert refused.status_code == 503
+        assert refused.headers["Retry-After"] == "1"
+        assert refused.json()["errors"][0]["got"] == "3 requests in flight"
+        assert (await client.get("/health")).status_code == 200
+        longest.go_on.set()
+        assert [(await task).status_code for task in first] == [200] * 3
+        assert (await ask(client, 9)).status_code == 200
 
-    with serving(create_app(judge_of(longest), settings("limits.requests_at_once=3"), None)) as url:
-        asyncio.run(crowd(url))
+    with_clients(judge_of(longest), crowd, "limits.requests_at_once=3")
 
 
 def test_slow_bodies_keep_nobody_out() -> None:
-    longest = open_engine()
     head = b"POST /judge HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
 
-    async def drip(port: int) -> bytes:
+    async def drip(port: int | None) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head + b'{"items": ')
-        said = await reader.read()  # to the end of the connection
+        answer = await reader.read()  # to the end of the connection
         writer.close()
-        return said
+        return answer
 
-    async def crowd(url: str) -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            slow = [asyncio.create_task(drip(client.base_url.port or 0)) for _ in range(3)]
-            await asyncio.sleep(0.3)
-            assert (await client.post("/judge", json={"items": [item(0)]})).status_code == 503
-            for said in await asyncio.wait_for(asyncio.gather(*slow), 15):
-                assert said.startswith(b"HTTP/1.1 408 ")
-                assert b'"got":"10 bytes of it","expected":"all of it within 1 s"' in said
-            assert (await client.post("/judge", json={"items": [item(0)]})).status_code == 200
+    async def crowd(client: httpx.AsyncClient) -> None:
+        slow = [asyncio.create_task(drip(client.base_url.port)) for _ in range(3)]
+        await asyncio.sleep(0.3)
+        assert (await ask(client, 0)).status_code == 503
+        for answer in await asyncio.wait_for(asyncio.gather(*slow), 15):
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b'"got":"10 bytes of it","expected":"all of it within 1 s"' in answer
+        assert (await ask(client, 0)).status_code == 200
 
-    with serving(create_app(judge_of(longest), settings("limits.requests_at_once=3", "limits.body_s=1"), None)) as url:
-        asyncio.run(crowd(url))
+    with_clients(judge_of(open_engine()), crowd, "limits.requests_at_once=3", "limits.body_s=1")
 
 
 def test_other_requests_survive_a_disconnect_and_a_failure() -> None:
     longest = Longest()
 
-    async def crowd(url: str) -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            busy = asyncio.create_task(client.post("/judge", json={"items": [item(0)]}))
-            await wait_until(longest.entered.is_set)
-            broken = {**item(1), "responses": ["broken", "x"]}
-            stay = [asyncio.create_task(client.post("/judge", json={"items": [item(i)]})) for i in (1, 2)]
-            breaks = asyncio.create_task(client.post("/judge", json={"items": [broken]}))
-            with pytest.raises(httpx.ReadTimeout):
-                await client.post("/judge", json={"items": [item(3)]}, timeout=0.5)
-            longest.go_on.set()
-            return [await task for task in (busy, *stay, breaks)]
+    async def crowd(client: httpx.AsyncClient) -> None:
+        busy = ask(client, 0)
+        await entered(longest)
+        stay, breaks = [ask(client, i) for i in (1, 2)], ask(client, 1, "broken", "x")
+        with pytest.raises(httpx.ReadTimeout):
+            await ask(client, 3, timeout=0.5)
+        longest.go_on.set()
+        kept = [(await task).json()["judgements"][0]["verdict"] for task in (busy, *stay)]
+        assert kept == [1, 1, 1]
+        assert (await breaks).status_code == 500
+        assert (await ask(client, 4)).status_code == 200
 
-    with serving(create_app(judge_of(longest), settings(), None)) as url:
-        *kept, broke = asyncio.run(crowd(url))
-        assert [response.json()["judgements"][0]["verdict"] for response in kept] == [1, 1, 1]
-        assert broke.status_code == 500
-        assert httpx.post(f"{url}/judge", json={"items": [item(4)]}).status_code == 200
+    with_clients(judge_of(longest), crowd)
     assert longest.calls[:2] == [1, 4]  # one call while it was held up, then all four that waited, then each of them
 
 
 def test_single_responses_wait_for_their_group() -> None:
     """As OpenRLHF's executor sends them: one response a request, all of a prompt at about the same time."""
-    longest = open_engine()
     texts = ["x", "xxx", "xx", "y", "yy"]
     bodies = [{"query": [text[0] + "?" + text], "prompts": [text[0] + "?"], "labels": ["TH"]} for text in texts]
-    overrides = ("score.group_size=3", "score.group_wait_s=0.5")
-    with serving(create_app(judge_of(longest), settings(*overrides), None)) as url:
+
+    async def executor(client: httpx.AsyncClient) -> None:
         start = time.monotonic()
-        found = [response.json() for response in asyncio.run(post_all(url, "/score", bodies))]
+        found = [response.json() for response in await post_all(client, "/score", bodies)]
         assert time.monotonic() - start >= 0.5
         assert [each["rewards"] for each in found] == [[0.0], [1.0], [0.5], [0.0], [1.0]]
         assert [each["extra_logs"]["group_size"] for each in found] == [[3.0]] * 3 + [[2.0]] * 2
         # A group that was judged is no more: the next response to the same prompt begins another one.
-        alone = httpx.post(f"{url}/score", json=bodies[0]).json()
+        alone = (await client.post("/score", json=bodies[0])).json()
         assert (alone["rewards"], alone["extra_logs"]["group_size"]) == ([0.5], [1.0])
+
+    with_clients(judge_of(open_engine()), executor, "score.group_size=3", "score.group_wait_s=0.5")
 
 
 def test_the_response_of_a_disconnected_client_stays_in_its_group() -> None:
-    longest = open_engine()
+    async def crowd(client: httpx.AsyncClient) -> Any:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/score", json={"query": ["?xx"], "prompts": ["?"]}, timeout=0.2)
+        return (await client.post("/score", json={"query": ["?x"], "prompts": ["?"]})).json()
 
-    async def crowd(url: str) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            with pytest.raises(httpx.ReadTimeout):
-                await client.post("/score", json={"query": ["?xx"], "prompts": ["?"]}, timeout=0.2)
-            return await client.post("/score", json={"query": ["?x"], "prompts": ["?"]})
-
-    with serving(create_app(judge_of(longest), settings("score.group_size=2"), None)) as url:
-        found = asyncio.run(crowd(url)).json()
+    found = with_clients(judge_of(open_engine()), crowd, "score.group_size=2")
     assert (found["rewards"], found["extra_logs"]["group_size"]) == ([0.0], [2.0])
 
 
 def test_a_failure_fails_the_whole_group() -> None:
-    longest = open_engine()
-    bodies = [{"query": [f"?{text}"], "prompts": ["?"]} for text in ("broken", "x")]
-    with serving(create_app(judge_of(longest), settings("score.group_size=2"), None)) as url:
-        assert [response.status_code for response in asyncio.run(post_all(url, "/score", bodies))] == [500, 500]
+    async def crowd(client: httpx.AsyncClient) -> list[httpx.Response]:
+        return await post_all(client, "/score", [{"query": [f"?{text}"], "prompts": ["?"]} for text in ("broken", "x")])
+
+    responses = with_clients(judge_of(open_engine()), crowd, "score.group_size=2")
+    assert [response.status_code for response in responses] == [500, 500]
 
 
 @pytest.mark.slow
@@ -198,13 +205,13 @@ def test_a_trained_judge_gives_the_same_verdicts_over_http(small_run: Path) -> N
     model = str(small_run / "model")
     config = load_recipe("recipes/quickstart.yaml", SMALL)
     items = load(config.data, config.seed).test[:12]
-    shown = [shuffle_responses(each) for each in items]
     expected = [judgement.verdict for judgement in Judge.load(model).judge(items)]
-    section = settings().judge.model_copy(update={"path": model})
-    with serving(create_app(load_judge(section, seed=0), settings(), None)) as url:
-        bodies = [{"items": [body_of(each)]} for each in items]
-        answers = [response.json()["judgements"][0] for response in asyncio.run(post_all(url, "/judge", bodies))]
+
+    async def crowd(client: httpx.AsyncClient) -> list[Any]:
+        return [answer.json()["judgements"][0] for answer in await post_all(client, "/judge", judge_bodies(items))]
+
+    answers = with_clients(load_judge(settings().judge.model_copy(update={"path": model}), seed=0), crowd)
     assert any(answer["verdict"] is not None for answer in answers)
-    for item_, as_shown, verdict, answer in zip(items, shown, expected, answers, strict=True):
-        assert [item_.responses[i] for i in answer["order"]] == list(as_shown.responses)
+    for item, verdict, answer in zip(items, expected, answers, strict=True):
+        assert [item.responses[i] for i in answer["order"]] == list(shuffle_responses(item).responses)
         assert answer["verdict"] == (None if verdict is None else answer["order"][verdict])

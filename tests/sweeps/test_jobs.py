@@ -1,14 +1,16 @@
-"""The jobs of a sweep: validated together, frozen one by one, run with GPUs of their own."""
+"""The jobs of a sweep: validated together, frozen one by one, run with GPUs of their own, stopped by signals."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from think_as_locals.config.checks import load_recipe
@@ -22,15 +24,16 @@ from think_as_locals.sweeps.jobs import (
     job_state,
     make_jobs,
     read_status,
-    write_status,
+    stop_signals,
 )
-from think_as_locals.sweeps.space import parse
+from think_as_locals.sweeps.settings import parse
 from think_as_locals.types import ConfigError
 
 QUICKSTART = "recipes/quickstart.yaml"
 
 
-@given(st.lists(st.text(min_size=1), max_size=4))
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text(min_size=1, max_size=99), max_size=4))
 def test_a_job_name_is_a_valid_run_name_for_any_values(texts: list[str]) -> None:
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", job_name(tuple(f"data.path={text}" for text in texts)))
 
@@ -45,12 +48,12 @@ def test_names_differ_where_combinations_do_whatever_their_order() -> None:
 
 
 def test_one_message_names_every_invalid_combination() -> None:
-    space = parse(["grpo.beta=0.1,-1,nan", "seed=1,2", "eval.evry_steps=3"])
+    space = parse(["grpo.beta=0.1,-1", "seed=1,2", "eval.evry_steps=3"])
     with pytest.raises(ConfigError) as caught:
         make_jobs(QUICKSTART, space, space.combinations("grid"))
     message = str(caught.value)
-    assert message.startswith("6 of 6 combinations are invalid, none was started:")
-    assert message.count("did you mean 'eval.every_steps'?") == 6
+    assert message.startswith("4 of 4 combinations are invalid, none was started:")
+    assert message.count("did you mean 'eval.every_steps'?") == 4
     assert message.count("grpo.beta: got -1") == 2
     assert "\ngrpo.beta=-1 seed=2\n" in message
 
@@ -73,7 +76,7 @@ def test_a_frozen_recipe_gives_the_same_configuration_and_can_be_launched(tmp_pa
 )
 def test_a_frozen_recipe_holds_odd_values(tmp_path: Path, value: str) -> None:
     space = parse(["data=jsonl", f'data.path="{value}",other'])
-    job, _ = make_jobs(QUICKSTART, space, space.combinations("grid"))
+    (job,) = make_jobs(QUICKSTART, space, space.combinations("grid")[:1])
     frozen = load_recipe(path := freeze(job, tmp_path))
     assert frozen.data.path == value.replace("${recipe}", "quickstart")
     compile(path.read_text(), str(path), "exec")
@@ -87,12 +90,6 @@ def test_what_a_recipe_cannot_hold_is_not_frozen(tmp_path: Path, value: str) -> 
     assert not list((tmp_path / "jobs" / job.name).iterdir())
 
 
-def test_the_exit_status_of_a_job_is_recorded(tmp_path: Path) -> None:
-    assert read_status(tmp_path) is None
-    write_status(tmp_path, 75)
-    assert read_status(tmp_path) == 75
-
-
 @pytest.mark.parametrize(
     ("status", "stop_requested", "state"),
     [
@@ -103,7 +100,7 @@ def test_the_exit_status_of_a_job_is_recorded(tmp_path: Path) -> None:
         (None, True, "stopped"),
     ],
 )
-def test_states(status: int | None, stop_requested: bool, state: str) -> None:
+def test_the_state_of_a_job_follows_from_its_exit_status(status: int | None, stop_requested: bool, state: str) -> None:
     assert job_state(status, stop_requested) == state
 
 
@@ -136,3 +133,29 @@ def test_a_job_that_waits_for_gpus_does_not_start_once_the_sweep_stops(tmp_path:
     (tmp_path / STOP).touch()
     Runner(tmp_path, tmp_path, ("0",))(SimpleNamespace(job="mine"))
     assert read_status(tmp_path / JOBS / "mine") is None
+
+
+# --- signals ---
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_asks_jobs_to_stop_and_the_previous_handler_is_restored(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    before = signal.getsignal(number)
+    with stop_signals(tmp_path) as received:
+        assert not (tmp_path / STOP).exists()
+        os.kill(os.getpid(), number)
+        assert received == [number]
+        assert (tmp_path / STOP).exists()
+    assert signal.getsignal(number) == before
+
+
+def test_under_nohup_a_sweep_outlives_its_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals(tmp_path) as received:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert (received, signal.getsignal(signal.SIGHUP)) == ([], signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGHUP, before)

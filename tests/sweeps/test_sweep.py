@@ -17,14 +17,14 @@ import yaml
 from conftest import QUICK, ROOT, SMALL, command, launch
 from rich.console import Console
 
-from think_as_locals.sweeps.jobs import write_status
-from think_as_locals.sweeps.launcher import load_settings
-from think_as_locals.sweeps.space import parse
+from think_as_locals.cli import main
+from think_as_locals.sweeps.jobs import STATUS
+from think_as_locals.sweeps.settings import load_settings, parse
 from think_as_locals.sweeps.sweep import Sweep, read_rows, sweep, write_summary
 from think_as_locals.types import ConfigError
 
 QUICKSTART = "recipes/quickstart.yaml"
-TINY = [*SMALL, *QUICK, "grpo.save_steps=100", "eval.every_steps=100"]
+TINY = [*SMALL, *QUICK, "grpo.max_steps=1", "grpo.save_steps=100", "eval.every_steps=100"]
 NOWHERE = "no_such_question"
 
 
@@ -69,11 +69,14 @@ def test_a_recipe_that_trains_nothing_is_not_swept(tmp_path: Path) -> None:
         sweep("recipes/carb.yaml", ["seed=1,2", f"run.dir={tmp_path}"])
 
 
-@pytest.mark.slow
-def test_a_sweep_asked_for_without_the_flag_is_no_run() -> None:
-    done = launch(command("tal"), "run", QUICKSTART, "sweep=joblib")
-    assert done.returncode == 2
-    assert "tal run -m recipes/quickstart.yaml" in done.stderr
+def test_a_sweep_asked_for_without_the_flag_is_no_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tal", "run", QUICKSTART, "sweep=joblib"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "tal run -m recipes/quickstart.yaml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EPIPE])
@@ -103,7 +106,7 @@ def _jobs(folder: Path, flips: int = 8) -> Path:
             part = {"step": step, "n": 16, "accuracy": found / 2, "ci95": [0.0, found], "flips": of_flips}
             (carb / f"step-{step}.json").write_text(json.dumps(part))
         (folder / "jobs" / name).mkdir(parents=True)
-        write_status(folder / "jobs" / name, status)
+        (folder / "jobs" / name / STATUS).write_text(json.dumps({"status": status}))
     return folder
 
 
@@ -132,61 +135,57 @@ def test_the_files_and_the_terminal_show_the_same(tmp_path: Path) -> None:
     assert "| seed=&lt;3&gt; | 90.0 %" in text
     assert "failed, status 3" in text
     console = Console(width=120, file=io.StringIO())
-    with console.capture() as shown:
-        console.print(table.terminal("four", caption))
-    lines = [line for line in shown.get().splitlines() if "seed=" in line]
+    with console.capture() as output:
+        console.print(table.terminal("several", caption))
+    lines = [line for line in output.get().splitlines() if "seed=" in line]
     assert [line.split()[1] for line in lines] == [row.combination[0] for row in rows]
 
 
-# --- four jobs: stopped, continued, one fails ---
+# --- three jobs: stopped, continued, one fails ---
 
 
 @pytest.mark.slow
 def test_a_sweep_is_stopped_goes_on_and_ends_in_a_table_though_a_job_fails(tmp_path: Path) -> None:
-    groups = f"data.groups=[idiom_heavy_rain,gift_taboo],[{NOWHERE}]"
+    groups = f"data.groups=[idiom_heavy_rain,gift_taboo],[gift_taboo,idiom_heavy_rain],[{NOWHERE}]"
     rest = [text for text in TINY if not text.startswith("data.groups")]
-    words = [*rest, "seed=1,2", groups, f"run.dir={tmp_path}", "run.name=four"]
-    folder = tmp_path / "four"
+    words = [*rest, groups, f"run.dir={tmp_path}", "run.name=three"]
+    folder = tmp_path / "three"
 
     first = _start(*words)
     _until("*/report.html", folder, 1, first)  # a whole run, and the next one works
     _until("jobs/*/log.txt", folder, 2, first)
     started = psutil.Process(first.pid).children(recursive=True)
     first.send_signal(signal.SIGTERM)
-    said, _ = first.communicate(timeout=300)
-    assert first.returncode == 75, said
-    assert "continue it with run.name=four run.resume=auto" in said
+    output, _ = first.communicate(timeout=300)
+    assert first.returncode == 75, output
+    assert "continue it with run.name=three run.resume=auto" in output
     assert not psutil.wait_procs(started, timeout=10)[1]
     before = json.loads((folder / "sweep.json").read_text())
     whole = next(job["name"] for job in before["jobs"] if job["state"] == "done")
     made = (folder / whole / "report.html").stat().st_mtime_ns
 
     second = _start(*words, "run.resume=auto", "sweep=joblib")
-    said, _ = second.communicate(timeout=300)
-    assert second.returncode == 1, said
-    assert "1 of 4 jobs are done already" in said
+    output, _ = second.communicate(timeout=300)
+    assert second.returncode == 1, output
+    assert "1 of 3 jobs are done already" in output
     assert (folder / whole / "report.html").stat().st_mtime_ns == made
-    _check_ended(folder, said)
 
-
-def _check_ended(folder: Path, said: str) -> None:
     ended = json.loads((folder / "sweep.json").read_text())
     assert ended["metric"] == "flips"
-    assert [job["state"] for job in ended["jobs"]] == ["done", "done", "failed", "failed"]
+    assert [job["state"] for job in ended["jobs"]] == ["done", "done", "failed"]
     found = [job["measured"]["accuracy"] for job in ended["jobs"][:2]]
     assert found == sorted(found, reverse=True)
     for job in ended["jobs"]:
-        assert job["combination"][0] in said
+        assert job["combination"][0] in output
         frozen = yaml.safe_load((folder / "jobs" / job["name"] / "quickstart.yaml").read_text())
-        assert frozen["seed"] == int(job["combination"][0].removeprefix("seed="))
-        log = (folder / job["log"]).read_text()
+        assert job["combination"] == [f"data.groups=[{','.join(frozen['data']['groups'])}]"]
         if job["state"] == "done":
-            run = json.loads((folder / job["name"] / "carb" / "step-2.json").read_text())
-            assert job["measured"] == {"step": 2, **{k: run["flips"][k] for k in ("accuracy", "ci95", "n")}}
+            run = json.loads((folder / job["name"] / "carb" / "step-1.json").read_text())
+            assert job["measured"] == {"step": 1, **{k: run["flips"][k] for k in ("accuracy", "ci95", "n")}}
         else:
             assert job["measured"] is None
-            assert NOWHERE in log
-            assert str(folder / job["log"]) in said
+            assert NOWHERE in (folder / job["log"]).read_text()
+            assert str(folder / job["log"]) in output
     assert (folder / "sweep.md").read_text().count("| done |") == 2
 
 
@@ -207,7 +206,7 @@ exec "$@"
 
 
 @pytest.mark.slow
-def test_a_job_goes_to_slurm_with_what_the_launcher_was_told(tmp_path: Path) -> None:
+def test_a_job_goes_to_slurm_with_the_launchers_settings(tmp_path: Path) -> None:
     for name, script in {"sbatch": SBATCH, "srun": SRUN, "sacct": "#!/bin/bash\n", "scancel": "#!/bin/bash\n"}.items():
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)

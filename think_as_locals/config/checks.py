@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
 from think_as_locals.config.schema import (
-    ClassifierSection,
-    ConstantSection,
     DataSection,
     EvaluationConfig,
+    GlobalRMSection,
     GrpoSection,
-    ImplicitSection,
     ItemsConfig,
     JudgeSection,
     ModelSection,
+    RewardModelSection,
     RewardSection,
     RunConfig,
     ScpoConfig,
+    ScpoSection,
     ServerSection,
+    SftSection,
+    TrlSection,
 )
-from think_as_locals.config.trl_fields import SECTIONS, trl_faults
 from think_as_locals.types import GRAMMAR_PROMPTS, ConfigError, RewardName
 
 _OFF = {  # sections that may be null, and what turns them on
@@ -41,12 +45,12 @@ _FORMS = {  # what keys with a pattern expect
 }
 
 _RM_KINDS: dict[str, type[BaseModel]] = {
-    "judge": JudgeSection,
-    "server": ServerSection,
-    "classifier": ClassifierSection,
-    "implicit": ImplicitSection,
-    "constant": ConstantSection,
+    get_args(section.model_fields["kind"].annotation)[0]: section
+    for section in get_args(get_args(RewardModelSection)[0])
 }
+
+_DOES = {"grpo": "trains a judge", "rms": "evaluates reward models", "scpo": "steers a reward model"}
+"""The section that only one kind of recipe has, and what recipes of this kind do."""
 
 Config = RunConfig | EvaluationConfig | ScpoConfig
 """What a recipe becomes: a judge to train, reward models to evaluate, or a reward model to steer."""
@@ -87,16 +91,8 @@ def load_items(overrides: Sequence[str]) -> ItemsConfig:
     return validate_as(ItemsConfig, values, lambda config: _data_faults(config.data))
 
 
-_DOES = {"grpo": "trains a judge", "rms": "evaluates reward models", "scpo": "steers a reward model"}
-"""The section that only one kind of recipe has, and what recipes of this kind do."""
-
-
 def validate(values: Mapping[str, Any]) -> Config:
-    """Validate a composed configuration of any kind.
-
-    Raises:
-        ConfigError: as for `load_recipe`.
-    """
+    """Validate a composed configuration of any kind."""
     kinds = [section for section in _DOES if section in values]
     if len(kinds) > 1:  # an override of another kind of recipe
         does = ", ".join(f"{kind}.* belongs to a recipe that {_DOES[kind]}" for kind in kinds)
@@ -113,12 +109,8 @@ def validate(values: Mapping[str, Any]) -> Config:
 def validate_as(
     schema: type[_Schema], values: Mapping[str, Any], find_faults: Callable[[_Schema], list[str]] = lambda config: []
 ) -> _Schema:
-    """Validate values by a schema, then by the rules that involve several keys (`find_faults`).
-
-    Raises:
-        ConfigError: one message with every fault.
-    """
-    faults = [fault for section in SECTIONS if section in schema.model_fields for fault in trl_faults(section, values)]
+    """Validate values by a schema, then by the rules that involve several keys (`find_faults`)."""
+    faults = [fault for name in _TRL if name in schema.model_fields for fault in _trl_faults(name, values)]
     try:
         config = schema.model_validate(values)
         faults += find_faults(config)
@@ -141,11 +133,8 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     if fault["type"] == "extra_forbidden":
         return f"{place}: no such key{nearest(place, known)}"
     if loc[0] == "rms" and len(loc) < 3:
-        return (
-            f"{place}: got {got!r}, expected reward models by name, each added by rms.NAME=KIND: {', '.join(_RM_KINDS)}"
-        )
-    if fault["type"] == "finite_number":
-        return f"{place}: got {got}, expected a finite number"
+        kinds = ", ".join(_RM_KINDS)
+        return f"{place}: got {got!r}, expected reward models by name, each added by rms.NAME=KIND: {kinds}"
     if loc[-1] == "url":  # the value may hold a password
         return f"{place}: expected http[s]://HOST[:PORT][/PATH] without user or key, which the environment names"
     if fault["type"] == "missing" and (section := place.rpartition(".")[0]) in _OFF:
@@ -181,13 +170,12 @@ def _training_faults(config: RunConfig) -> list[str]:
         faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")
     if config.grpo.max_steps == 0:
         faults.append("grpo.max_steps: got 0, expected at least 1, or -1 for as many as grpo.num_train_epochs takes")
-    prompt = config.prompt.template
+    prompt, expected = config.prompt.template, ", ".join(GRAMMAR_PROMPTS)
     if not (unknown := prompt_faults("prompt.template", prompt)) and prompt not in GRAMMAR_PROMPTS:
-        expected = ", ".join(GRAMMAR_PROMPTS)
-        got = f"got {prompt!r}, whose answers rewards cannot score"
-        faults.append(f"prompt.template: {got}, expected one of {expected}")
-    faults += unknown
-    return faults + _reward_faults(config.reward, config.grpo) + _data_faults(config.data)
+        faults.append(
+            f"prompt.template: got {prompt!r}, whose answers rewards cannot score, expected one of {expected}"
+        )
+    return faults + unknown + _reward_faults(config.reward, config.grpo) + _data_faults(config.data)
 
 
 def _evaluation_faults(config: EvaluationConfig) -> list[str]:
@@ -266,12 +254,131 @@ def _reward_faults(reward: RewardSection, grpo: GrpoSection) -> list[str]:
         faults.append(f"reward.criteria_gain.clip: got [{low}, {high}], expected a low end below the high one")
     if "criteria_gain" in weighted and reward.criteria_gain.scorer == "reference" and not grpo.beta:
         faults.append("reward.criteria_gain.scorer: no reference model with grpo.beta=0: raise it, or set policy")
-    if "length" in weighted and (cache := reward.length.cache) > grpo.max_completion_length:
-        most = f"grpo.max_completion_length ({grpo.max_completion_length})"
-        faults.append(f"reward.length.cache: got {cache}, expected at most {most}")
+    if "length" in weighted and (cache := reward.length.cache) > (most := grpo.max_completion_length):
+        faults.append(f"reward.length.cache: got {cache}, expected at most grpo.max_completion_length ({most})")
     if "consistency" in weighted and not reward.both_orders:
         faults.append("reward.weights.consistency: compares both orders of an item: set reward.both_orders=true")
-    if reward.both_orders and grpo.num_generations % 2:
-        got = grpo.num_generations
+    if reward.both_orders and (got := grpo.num_generations) % 2:
         faults.append(f"grpo.num_generations: got {got}, expected an even number with reward.both_orders=true")
     return faults
+
+
+# Fields of TRL's configurations that our schema does not type.
+
+_SET_ELSEWHERE = {  # fields of TRL's that other keys determine
+    "output_dir": "run.dir and run.name",
+    "run_name": "run.name",
+    **dict.fromkeys(("seed", "data_seed"), "seed"),
+    **dict.fromkeys(("bf16", "fp16"), "model.dtype"),
+    "ddp_timeout": "grpo.ddp_timeout",
+    "model_init_kwargs": "model",
+    "chat_template_kwargs": "model.chat_template_kwargs",
+    "reward_weights": "reward.weights",
+    "hub_token": "HF_TOKEN in the environment (a run's config.yaml is shown to others)",
+    "save_only_model": "grpo.save_steps (a run could not be continued from a model alone)",
+    "save_on_each_node": "run.dir to a folder that all nodes share",
+    "ignore_data_skip": "run.resume (a run would go on with other items)",
+    "resume_from_checkpoint": "run.resume",
+    "sync_ref_model": "grpo.beta (a moving reference is in no checkpoint)",
+    **dict.fromkeys(("use_cpu", "ddp_backend", "deepspeed", "fsdp"), "a --config_file of accelerate launch"),
+    **dict.fromkeys(("do_eval", "eval_strategy", "eval_on_start", "eval_steps", "load_best_model_at_end"), "eval.*"),
+    **dict.fromkeys(("use_vllm", "vllm_mode"), "rollout"),
+    "vllm_gpu_memory_utilization": "rollout.gpu_memory_utilization",
+    "vllm_max_model_length": "rollout.max_model_length",
+    **dict.fromkeys(("vllm_server_base_url", "vllm_server_host", "vllm_server_port"), "rollout.url"),
+    "vllm_server_timeout": "rollout.timeout_s",
+    "vllm_group_port": "rollout.weights_dir (through it weights reach a server)",
+}
+
+_OF_REWARD_MODELS = {
+    "ddp_timeout": "scpo.ddp_timeout",
+    "disable_dropout": "mode.dropout",
+    "max_length": "scpo.max_length",
+    "num_train_epochs": "max_steps of this section",
+    "save_only_model": "save_steps of this section (a run could not be continued from a model alone)",
+    **dict.fromkeys(("seed", "data_seed"), "seed and scpo.seeds"),
+    **dict.fromkeys(("chat_template_path", "eos_token", "pad_token"), "model (its texts are read as it was made for)"),
+    **dict.fromkeys(
+        ("dataloader_drop_last", "pad_to_multiple_of", "train_sampling_strategy"),
+        "per_device_train_batch_size of this section (every batch is full, and padded to its longest row)",
+    ),
+    "report_to": "nothing (many trainings in one process have no tracker: metrics.jsonl and scpo.json have it all)",
+}
+
+_TRL: dict[str, tuple[type[TrlSection], dict[str, str]]] = {  # sections with TRL's fields, and what else decides these
+    "grpo": (GrpoSection, {"remove_unused_columns": "data.* (the rewards need its columns)"}),
+    "sft": (
+        SftSection,
+        {"max_length": "data (no demonstration is cut)", "dataset_kwargs": "data (demonstrations come as tokens)"},
+    ),
+    "scpo": (ScpoSection, _OF_REWARD_MODELS),
+    "global_rm": (GlobalRMSection, _OF_REWARD_MODELS),
+}
+
+_REFUSED = {  # fields of TRL's that this package does not use
+    **dict.fromkeys(
+        ("push_to_hub", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision", "log_completions_hub_repo"),
+        "TRL would upload its whole folder, for all to see; `tal push` sends what is on a list, when the run is done",
+    ),
+    "trust_remote_code": "code that comes with a model is not run",
+    "enable_jit_checkpoint": "SIGTERM saves and stops as it is",
+}
+
+_CHOICES = {  # of fields that TRL types as `str` and reads only with the first rollouts
+    "importance_sampling_level": ("token", "sequence"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "scale_rewards": ("group", "batch", "none"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+}
+
+_LEAST = {**dict.fromkeys(("num_iterations", "steps_per_generation", "generation_batch_size"), 1), "epsilon": 0}
+
+
+def _trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
+    """Return the faults of a section's fields that our schema does not type; imports TRL only if there are any."""
+    ours, elsewhere = _TRL[section]
+    given = values.get(section)
+    extra = {key: given[key] for key in given if key not in ours.model_fields} if isinstance(given, Mapping) else {}
+    if not extra or not find_spec("trl"):
+        return []
+    from trl import GRPOConfig, RewardConfig, SFTConfig
+
+    known = {"grpo": GRPOConfig, "sft": SFTConfig}.get(section, RewardConfig)
+    elsewhere = _SET_ELSEWHERE | elsewhere
+    types = {field.name: field.type for field in dataclasses.fields(known)}
+    faults = []
+    for key, value in extra.items():
+        if key in elsewhere:
+            fault = f"set {elsewhere[key]} instead"
+        elif key in _REFUSED:
+            fault = f"drop it: {_REFUSED[key]}"
+        elif key not in types:
+            fault = f"no such field of TRL's {known.__name__}{nearest(key, [*ours.model_fields, *types])}"
+        else:
+            fault = _value_fault(key, value, types[key])
+        if fault:
+            faults.append(f"{section}.{key}: {fault}")
+    return faults
+
+
+def _value_fault(key: str, value: Any, kind: Any) -> str:
+    """Return the fault of a field's value, or an empty text."""
+    if infinite := [number for number in _numbers(value) if not math.isfinite(number)]:
+        return f"got {infinite[0]}, expected a finite number"
+    try:
+        TypeAdapter[Any](kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        return f"got {value!r}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
+    if key in _CHOICES and value not in _CHOICES[key]:
+        return f"got {value!r}, expected {' or '.join(_CHOICES[key])}"
+    if key in _LEAST and value is not None and value < _LEAST[key]:
+        return f"got {value}, expected at least {_LEAST[key]}"
+    return ""
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(part)

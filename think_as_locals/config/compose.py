@@ -18,28 +18,24 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
 
-_PACKAGE = Path(__file__).parents[1]
-ASSETS = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.parent
+ASSETS = next(path for path in (Path(__file__).parents[1] / "_assets", Path(__file__).parents[2]) if path.is_dir())
 """The folder of conf/, recipes/ and launch/: beside the package in a checkout, inside it in a wheel."""
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
 
 
 def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Compose a recipe with conf/ and overrides.
-
-    Args:
-        path: A recipe: a YAML file whose `defaults` begin with one of conf/'s roots, such as `/config` or `/carb`.
-        overrides: `key=value`, `group=option` for one of conf/'s groups, or `rms.NAME=KIND` for one more reward model.
-
-    Raises:
-        ConfigError: there is no such recipe, group option or default, or Hydra cannot compose them.
-    """
+    """Compose a recipe, whose `defaults` begin with one of conf/'s roots, with conf/ and overrides."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    recipe = _find_recipe(Path(path))
+    path = Path(path)
+    recipe = next((candidate.resolve() for candidate in (path, ASSETS / path) if candidate.is_file()), None)
+    if recipe is None:
+        known = [f"recipes/{recipe.name}" for recipe in recipes()]
+        near = nearest(f"recipes/{path.stem}.yaml", known)
+        raise ConfigError(f"{path}: no such recipe{near}; available: {', '.join(known)}")
     given = [_as_override(text) for text in overrides]
     ours = [f"hydra.searchpath=[{quoted(f'file://{ASSETS}/conf')}]", f"recipe={quoted(recipe.stem)}"]
     try:
@@ -53,15 +49,13 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
                 composed = compose("a_recipe", overrides=[*ours, *given])
             unset = sorted(OmegaConf.missing_keys(composed))
             _refuse_environment(OmegaConf.to_container(composed, resolve=False))
-            values = OmegaConf.to_container(composed, resolve=True)
+            values: Any = OmegaConf.to_container(composed, resolve=True)
     except ConfigError as error:
         raise ConfigError(f"{recipe}: {error}") from None
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{recipe}: {reason(error)}") from error
     if unset:
         raise ConfigError(f"{recipe}: no default for {', '.join(unset)}: set it, e.g. {unset[0]}=...")
-    if not isinstance(values, dict):
-        raise ConfigError(f"{recipe}: expected a mapping of keys, got {type(values).__name__}")
     # The first line of a recipe launches it; to YAML it is a key that starts with "if ".
     return {str(key): value for key, value in values.items() if not str(key).startswith("if ")}
 
@@ -78,15 +72,7 @@ def recipes() -> list[Path]:
 
 
 def find_launch(name: str) -> Path:
-    """Return the path of an accelerate configuration: one of launch/ by its name, or a file.
-
-    Raises:
-        ConfigError: there is none.
-
-    Example:
-        >>> find_launch("gpu8_zero3").name
-        'gpu8_zero3.yaml'
-    """
+    """Return the path of an accelerate configuration: one of launch/ by its name, or a file."""
     known = sorted(path.stem for path in (ASSETS / "launch").glob("*.yaml"))
     path = ASSETS / "launch" / f"{name}.yaml" if name in known else Path(name).expanduser()
     if not path.is_file():
@@ -96,31 +82,16 @@ def find_launch(name: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """An accelerate configuration.
+    """An accelerate configuration."""
 
-    Args:
-        kind: As accelerate calls it: NO, MULTI_GPU, DEEPSPEED, FSDP.
-        zero_stage: DeepSpeed's; 3 for FSDP2, which shards the same; 0 for none.
-        processes: In all.
-        machines: How many of them.
-    """
-
-    kind: str
-    zero_stage: int
-    processes: int
+    kind: str  # as accelerate calls it: NO, MULTI_GPU, DEEPSPEED, FSDP
+    zero_stage: int  # DeepSpeed's; 3 for FSDP2, which shards the same; 0 for none
+    processes: int  # on all machines
     machines: int = 1
 
 
 def read_launch(path: Path) -> Launch:
-    """Read an accelerate configuration.
-
-    Raises:
-        ConfigError: it is no mapping, or its numbers of processes and machines are not positive integers.
-
-    Example:
-        >>> read_launch(ASSETS / "launch" / "gpu8_zero2.yaml")
-        Launch(kind='DEEPSPEED', zero_stage=2, processes=8, machines=1)
-    """
+    """Read an accelerate configuration."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -135,25 +106,8 @@ def read_launch(path: Path) -> Launch:
     return Launch(kind, int(stages.get(kind, 0)), values["num_processes"], values["num_machines"])
 
 
-def _find_recipe(path: Path) -> Path:
-    for candidate in (path, ASSETS / path):
-        if candidate.is_file():
-            return candidate.resolve()
-    known = [f"recipes/{recipe.name}" for recipe in recipes()]
-    near = nearest(f"recipes/{path.stem}.yaml", known)
-    raise ConfigError(f"{path}: no such recipe{near}; available: {', '.join(known)}")
-
-
 def read_override(text: str, parser: OverridesParser | None = None) -> Override:
-    """Parse an override with Hydra's grammar.
-
-    Raises:
-        ConfigError: it cannot be read.
-
-    Example:
-        >>> read_override("seed=1,2").is_sweep_override()
-        True
-    """
+    """Parse an override with Hydra's grammar."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 

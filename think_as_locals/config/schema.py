@@ -26,8 +26,6 @@ class Section(BaseModel):
 
 
 class RunSection(Section):
-    """The folder of a run and its name."""
-
     name: Name
     dir: str
     resume: Literal["never", "auto"]
@@ -59,8 +57,6 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """Items, and how they are split."""
-
     source: DataSource
     path: str | None
     split: Literal["group", "pairing"]
@@ -75,11 +71,16 @@ class DataSection(Section):
     shuffle_labels: bool
 
 
-class ItemsConfig(Section):
-    """What `tal data` reads: conf/items.yaml."""
+class Recipe(Section):
+    """What every configuration begins with."""
 
     recipe: str
     seed: Seed
+
+
+class ItemsConfig(Recipe):
+    """What `tal data` reads: conf/items.yaml."""
+
     data: DataSection
 
 
@@ -109,8 +110,6 @@ class LengthSection(Section):
 
 
 class RewardSection(Section):
-    """Reward components: their weights, their settings, and what happens if one fails."""
-
     weights: Annotated[dict[str, NonNegativeFloat], Field(min_length=1)]
     own: dict[OwnName, Reference]
     both_orders: bool
@@ -134,8 +133,6 @@ class ToleranceSection(Section):
 
 
 class RolloutSection(Section):
-    """The engine that samples completions during training."""
-
     backend: Literal["transformers", "vllm_colocate", "vllm_server"]
     dtype: Dtype | None
     gpu_memory_utilization: Share
@@ -147,7 +144,7 @@ class RolloutSection(Section):
 
 
 class TrlSection(Section):
-    """Fields of a TRL configuration: those of conf/ are typed here, `trl_fields` checks any other against TRL."""
+    """Fields of a TRL configuration: those of conf/ are typed here, `checks` compares any other with TRL."""
 
     model_config = ConfigDict(extra="allow")
     OURS: ClassVar[frozenset[str]] = frozenset()  # keys that are not TRL's
@@ -165,8 +162,6 @@ class TrlSection(Section):
 
 
 class GrpoSection(TrlSection):
-    """TRL's GRPOConfig."""
-
     num_generations: Annotated[int, Field(ge=2)]
     max_completion_length: PositiveInt
     temperature: PositiveFloat
@@ -190,8 +185,6 @@ class SftSection(TrlSection):
 
 
 class LoraSection(Section):
-    """An adapter to train instead of the weights: PEFT's LoraConfig."""
-
     r: PositiveInt
     lora_alpha: PositiveInt
     lora_dropout: Annotated[float, Field(ge=0, lt=1)]
@@ -206,17 +199,13 @@ class MeasureSection(Section):
 
 
 class EvalSection(MeasureSection):
-    """CARB during and after training."""
-
     every_steps: PositiveInt
     batch_size: PositiveInt
 
 
-class RunConfig(Section):
-    """A training run: what `load_recipe` returns and the run's `config.yaml` holds."""
+class RunConfig(Recipe):
+    """A training run. This and the two below are what a run's `config.yaml` holds."""
 
-    recipe: str
-    seed: Seed
     run: RunSection
     model: ModelSection
     data: DataSection
@@ -301,8 +290,6 @@ class ImplicitSection(Section):
 
 
 class ConstantSection(Section):
-    """A baseline that scores every response alike."""
-
     kind: Literal["constant"]
 
 
@@ -312,8 +299,6 @@ RewardModelSection = Annotated[
 
 
 class BenchmarkSection(MeasureSection):
-    """Which items an evaluation uses, and what it measures beside accuracy."""
-
     items: Literal["all", "test"]
     probes: bool
     consistency_k: PositiveFloat
@@ -321,11 +306,7 @@ class BenchmarkSection(MeasureSection):
     tournament_size: Annotated[int, Field(ge=2, le=8)]
 
 
-class EvaluationConfig(Section):
-    """An evaluation: what its `config.yaml` holds."""
-
-    recipe: str
-    seed: Seed
+class EvaluationConfig(Recipe):
     run: RunSection
     data: DataSection
     eval: BenchmarkSection
@@ -359,8 +340,6 @@ class GlobalRMSection(TrlSection):
 
 
 class ScpoSection(TrlSection):
-    """The method, its variants and baselines, and TRL's RewardConfig."""
-
     OURS = frozenset(
         {"variants", "seeds", "pair_counts", "reference", "filter_threshold", "weight_temperature"}
         | {"num_train_epochs", "max_length", "scoring_batch_size", "keep_models"}
@@ -380,11 +359,7 @@ class ScpoSection(TrlSection):
     ddp_timeout: PositiveInt
 
 
-class ScpoConfig(Section):
-    """An SCPO run: what its `config.yaml` holds."""
-
-    recipe: str
-    seed: Seed
+class ScpoConfig(Recipe):
     run: RunSection
     model: ModelSection
     data: DataSection
@@ -409,8 +384,6 @@ class ScoreSection(Section):
 
 
 class LimitsSection(Section):
-    """Limits on requests and clients."""
-
     body_bytes: PositiveInt
     body_s: PositiveFloat
     items: PositiveInt
@@ -420,11 +393,9 @@ class LimitsSection(Section):
     requests_at_once: PositiveInt
 
 
-class ServeConfig(Section):
+class ServeConfig(Recipe):
     """A judge behind HTTP."""
 
-    recipe: str
-    seed: Seed
     host: Annotated[str, Field(min_length=1)]
     port: Annotated[int, Field(ge=0, le=65535)]
     judge: JudgeSection

@@ -1,13 +1,12 @@
 """Culture cards: 100 questions, each with a true answer for ten cultures, all in ten languages.
 
 `cards/<domain>/<group>.json` holds a question with a slot for the place, and a fact for every culture. The facts of a
-group exclude one another (`also` lists the exceptions), which makes flip sets of any four cultures. The id of a fact is
-`<domain>/<group>/<culture>`.
+group exclude one another (`also` lists the exceptions), which makes flip sets of any four cultures.
 
-Opinion cards are preferences of simulated people, made from the culture cards: data to steer a reward model with that
-needs no download. A person is shown two customs that answer a question of the cards and prefers one by its worth: how
-popular the custom is (a random draw, the same for all people), plus a bonus if it is a custom of the person's own
-country. So there is a taste that all share, and each country has a minority view. The prompt names no country.
+Opinion cards, made from them, are preferences of simulated people: data to steer a reward model with that needs no
+download. A person is shown two customs that answer a question and prefers one by its worth: how popular the custom is
+(a random draw, the same for all people), plus a bonus if it is a custom of the person's own country. So there is a
+taste that all share, and each country has a minority view. The prompt names no country.
 """
 
 from __future__ import annotations
@@ -42,6 +41,15 @@ class Card:
     facts: Mapping[str, Mapping[str, str]]
     also: Mapping[str, Sequence[str]]
 
+    @property
+    def name(self) -> str:
+        """The beginning of its items' ids."""
+        return f"{self.domain}/{self.group}"
+
+    def others(self, culture: str) -> list[str]:
+        """Return the cultures whose fact does not hold for this one."""
+        return [other for other in self.facts if other != culture and culture not in self.also.get(other, ())]
+
 
 @cache
 def cultures() -> dict[str, dict[str, Any]]:
@@ -61,56 +69,36 @@ def cards() -> tuple[Card, ...]:
 
 
 def read_culture_cards(data: DataSection, seed: int) -> Iterator[Item]:
-    """Yield the items of the culture cards, flip set by flip set.
-
-    Args:
-        data: Each of `languages` is `en`, another card language, or `own` (that of the culture asked about);
-            `sets_per_group` limits the flip sets of each group (there are 210 of four cultures).
-        seed: Which flip sets are drawn if they are limited.
-
-    Raises:
-        DataError: an unknown language or group; the message lists the known ones.
-    """
+    """Yield the items of the culture cards, by flip set; the language `own` is that of the culture asked about."""
     _check_known("language", data.languages, {"own", *cards()[0].question})
     return iter(richest(_culture_items(_chosen_cards(data.groups), data, seed), data.max_groups))
 
 
 def _culture_items(chosen: Sequence[Card], data: DataSection, seed: int) -> Iterator[Item]:
-    size, limit = data.num_responses, data.sets_per_group
     for language in dict.fromkeys(data.languages):
         if language == "own":
             for culture, about in cultures().items():
                 if about["language"] not in data.languages:
-                    yield from _own_items(chosen, culture, size, limit, seed)
+                    yield from _own_items(chosen, culture, data, seed)
             continue
         for card in chosen:
-            key = f"{seed}:{card.domain}/{card.group}"
-            for members in flip_set_combinations(tuple(card.facts), card.also, size, limit, key):
+            sets = flip_set_combinations(
+                tuple(card.facts), card.also, data.num_responses, data.sets_per_group, f"{seed}:{card.name}"
+            )
+            for members in sets:
                 for culture in members:
                     yield _item(card, culture, language, members)
 
 
 def in_language(item: Item, language: str | None) -> Item | None:
-    """Return an item of the cards in another language, its responses in the same order; `None` for other sources.
-
-    Args:
-        item: From the culture cards; its responses may be reordered.
-        language: A card language; `None` for that of the culture asked about.
-    """
-    card = _by_name().get((item.domain, item.group))
+    """Return an item of the cards in a language or (`None`) its culture's own; `None` for items of other sources."""
+    card = next((card for card in cards() if card.name == f"{item.domain}/{item.group}"), None)
     if item.source != "culture_cards" or card is None or item.culture is None or item.culture not in card.facts:
         return None
     return _item(card, item.culture, language or str(cultures()[item.culture]["language"]), item.origins)
 
 
-@cache
-def _by_name() -> dict[tuple[str, str], Card]:
-    return {(card.domain, card.group): card for card in cards()}
-
-
-def _own_items(
-    chosen: Sequence[Card], culture: str, size: int, sets_per_group: int | None, seed: int
-) -> Iterator[Item]:
+def _own_items(chosen: Sequence[Card], culture: str, data: DataSection, seed: int) -> Iterator[Item]:
     """Yield items about one culture in its own language.
 
     A language has shorter words for its own culture's things than for others', so over all cards the right answer
@@ -118,12 +106,12 @@ def _own_items(
     in another language.
     """
     language = cultures()[culture]["language"]
-    by_rank = zip(*(_rivals_by_rank(card, culture, language, size, seed) for card in chosen), strict=True)
+    by_rank = zip(*(_rivals_by_rank(card, culture, language, data.num_responses, seed) for card in chosen), strict=True)
     # Within a rank the cards take turns, so that none crowds out the others.
     ranks = [[pick for turn in zip_longest(*of_cards) for pick in turn if pick] for of_cards in by_rank]
-    wanted = min(len(rank) for rank in ranks)
-    if sets_per_group is not None:
-        wanted = min(wanted, sets_per_group * len(chosen) // len(cultures()))  # as many as there are in flip sets
+    wanted = min(map(len, ranks))
+    if data.sets_per_group is not None:  # as many as there are in flip sets
+        wanted = min(wanted, data.sets_per_group * len(chosen) // len(cultures()))
     for rank in ranks:
         for card, wrong in rank[:wanted]:
             yield _item(card, culture, language, tuple(sorted((culture, *wrong))))
@@ -134,12 +122,11 @@ def _rivals_by_rank(
 ) -> list[list[tuple[Card, tuple[str, ...]]]]:
     """Return, by rank (how many wrong answers are shorter than the right one), sets of other cultures, shuffled."""
     lengths = {c: len(fact[language]) for c, fact in card.facts.items()}
-    rivals = [c for c in lengths if c != culture and culture not in card.also.get(c, ())]
+    rivals = [c for c in card.others(culture) if lengths[c] != lengths[culture]]
     ranks: list[list[tuple[Card, tuple[str, ...]]]] = [[] for _ in range(size)]
     for wrong in combinations(rivals, size - 1):
-        if all(lengths[c] != lengths[culture] for c in wrong):
-            ranks[sum(lengths[c] < lengths[culture] for c in wrong)].append((card, wrong))
-    rng = random.Random(f"{seed}:{card.domain}/{card.group}/{culture}")
+        ranks[sum(lengths[c] < lengths[culture] for c in wrong)].append((card, wrong))
+    rng = random.Random(f"{seed}:{card.name}/{culture}")
     for rank in ranks:
         rng.shuffle(rank)
     return ranks
@@ -147,7 +134,7 @@ def _rivals_by_rank(
 
 def _item(card: Card, culture: str, language: str, chosen: tuple[str, ...]) -> Item:
     return Item(
-        id=f"{card.domain}/{card.group}/{culture}/{language}/{'-'.join(chosen)}",
+        id=f"{card.name}/{culture}/{language}/{'-'.join(chosen)}",
         prompt=card.question[language].replace("{place}", cultures()[culture]["place"][language]),
         responses=tuple(card.facts[c][language] for c in chosen),
         best=chosen.index(culture),
@@ -184,15 +171,7 @@ OWN_SHARE = 0.5
 
 
 def read_opinion_cards(data: DataSection, seed: int) -> Iterator[Item]:
-    """Yield the pairs of every person: the first response is preferred, `group` is the person.
-
-    Args:
-        data: Of `groups`, only the cards of these question groups are used.
-        seed: Decides who the people are, and what is popular.
-
-    Raises:
-        DataError: an unknown group; the message lists the known ones.
-    """
+    """Yield the pairs of every person: the first response is preferred, `group` is the person."""
     chosen = _chosen_cards(data.groups)
     for culture in cultures():
         for number in range(PEOPLE):
@@ -203,7 +182,11 @@ def _person(chosen: Sequence[Card], culture: str, name: str, seed: int) -> Itera
     rng = random.Random(f"{seed}:{name}")
     for number in range(PAIRS):
         card = rng.choice(chosen)
-        first, second = _draw_pair(card, culture, rng)
+        others = card.others(culture)
+        if rng.random() < OWN_SHARE:
+            first, second = culture, rng.choice(others)
+        else:
+            first, second = rng.sample(others, 2)
         ahead = _worth(card, first, culture, seed) - _worth(card, second, culture, seed)
         if rng.random() >= 1 / (1 + math.exp(-ahead)):
             first, second = second, first
@@ -221,15 +204,6 @@ def _person(chosen: Sequence[Card], culture: str, name: str, seed: int) -> Itera
         )
 
 
-def _draw_pair(card: Card, culture: str, rng: random.Random) -> tuple[str, str]:
-    """Draw two cultures whose customs are compared, without others that also hold for the person's own."""
-    others = [c for c in card.facts if c != culture and culture not in card.also.get(c, ())]
-    if rng.random() < OWN_SHARE:
-        return culture, rng.choice(others)
-    first, second = rng.sample(others, 2)
-    return first, second
-
-
 def _worth(card: Card, custom: str, culture: str, seed: int) -> float:
-    popular = random.Random(f"{seed}:{card.domain}/{card.group}/{custom}").gauss(0, 1)
+    popular = random.Random(f"{seed}:{card.name}/{custom}").gauss(0, 1)
     return POPULARITY * popular + (OWN if custom == culture else 0)

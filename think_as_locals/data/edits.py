@@ -7,8 +7,8 @@ The paper (arXiv 2509.21798) measures how far the score of the chosen response m
     CL  the language                       should not
     RP  the phrasing                       should not
 
-Its edits are made by people and models. Those here are deterministic string edits, and so are narrower: each docstring
-says what stays the same. All keep the order of the responses, and mark the id (`...#CC`).
+Its edits are made by people and models. Those here are deterministic string edits, and so are narrower. Whatever a
+docstring does not name stays the same; the id is marked (`...#CC`).
 """
 
 from __future__ import annotations
@@ -33,35 +33,20 @@ Pair = tuple[Item, Item]
 Concepts = Mapping[tuple[str, ...], Mapping[str, str]]
 """(source, group, language, culture) -> another culture -> its answer, known to be wrong for this one."""
 
-_LEFT_OVER = " ,，、"
-
 
 def edited_pairs(items: Sequence[Item]) -> dict[Edit, list[Pair]]:
-    """Return, by edit, the items that it applies to before and after, in the order of the items.
-
-    Args:
-        items: With their responses in the order in which they are presented. Concepts and parallel items are taken from
-            among them, so the more items of a question group there are, the more can be edited.
-    """
+    """Return, by edit, the items that it applies to before and after, in the order of the items."""
     concepts = other_concepts(items)
-    edited: dict[Edit, list[Item | None]] = {
-        "CC": [change_concept(item, concepts) for item in items],
-        "RC": [remove_label(item) for item in items],
-        "RP": [rephrase(item) for item in items],
+    return {
+        "CC": [(item, after) for item in items if (after := change_concept(item, concepts))],
+        "RC": [(item, after) for item in items if (after := remove_label(item))],
+        "CL": language_pairs(items),
+        "RP": [(item, after) for item in items if (after := rephrase(item))],
     }
-    pairs: dict[Edit, list[Pair]] = {
-        name: [(before, after) for before, after in zip(items, done, strict=True) if after]
-        for name, done in edited.items()
-    }
-    return {"CC": pairs["CC"], "RC": pairs["RC"], "CL": language_pairs(items), "RP": pairs["RP"]}
 
 
 def other_concepts(items: Sequence[Item]) -> Concepts:
-    """Return other cultures' answers to an item's question that are known to be wrong for its own culture.
-
-    An answer that is true elsewhere may be true here as well. So only those are taken that some item about the same
-    culture, question and language has as a wrong response.
-    """
+    """Return other cultures' answers that some item with the same question has as wrong; others may be true too."""
     found: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     for item in items:
         for origin, response in zip(item.origins, item.responses, strict=False):  # none where there are no origins
@@ -71,12 +56,9 @@ def other_concepts(items: Sequence[Item]) -> Concepts:
 
 
 def change_concept(item: Item, concepts: Concepts) -> Item | None:
-    """CC: replace the best response by another culture's answer; `None` for an item without `origins`.
+    """CC: put another culture's answer, known to be wrong, in the place of the best response; `best` stays its index.
 
-    The same: prompt, culture, language, the other responses, and `best`, the index of what is now a wrong response.
-    Different: one response, and its origin. The answer is drawn, by a hash of the item's id, from those that are known
-    to be wrong and not yet among the responses: the most similar one would be longer than short answers and shorter
-    than long ones.
+    A hash of the id draws it: the most similar one would be longer than short answers and shorter than long ones.
     """
     others = {
         culture: text
@@ -97,19 +79,15 @@ def change_concept(item: Item, concepts: Concepts) -> Item | None:
 def remove_label(item: Item) -> Item | None:
     """RC: remove the words that name the place from the prompt ("in Indonesia"), and set `culture` to `None`.
 
-    The same: language, responses, origins, best, group. Applies if the prompt names the place in a way that can be cut
-    out of the sentence: BLEnD's prompts in all languages (`labels.json`), the culture cards in all theirs, and other
-    prompts that use the same phrases. It does not apply if a trace of the name would stay ("Algeria's",
-    "Azərbaycanlılar") or there is none. The remaining sentence can be clipped.
-
-    How to read the result: in the culture's own language the prompt still tells where it is from, so a score that moves
-    depended on the label. In English nothing else tells (the prompts of a flip set become the same), so there a model
-    that knows the culture *must* move.
+    It applies to phrases of BLEnD's prompts (`labels.json`) and of the cards, unless a trace of the name would stay
+    ("Algeria's"). In the culture's own language the prompt still tells where it is from, so a score that moves depended
+    on the label. In English nothing else tells, so there a model that knows the culture *must* move.
     """
     cut = item.prompt
     for phrase in _phrases(item.culture, item.language):
         cut = phrase.sub("", cut)
-    prompt = _capitalised(cut.lstrip(_LEFT_OVER), item.language)
+    capitals = {"i": "İ"} if item.language == "az" else {}
+    prompt = re.sub(r"\w", lambda found: capitals.get(found[0], found[0].upper()), cut.lstrip(" ,，、"), count=1)
     trace = _read_json("labels.json").get(item.language, {}).get("traces", {}).get(item.culture)
     if cut == item.prompt or not prompt or (trace and re.search(trace, prompt)):
         return None
@@ -119,9 +97,8 @@ def remove_label(item: Item) -> Item | None:
 def rephrase(item: Item) -> Item | None:
     """RP: put a frame around the prompt ("I have a question: ...") and around every response ("My answer: ...").
 
-    The same: all content, culture, language, origins, best. The question group alone decides which frame of
-    `frames.json` is used, so flip sets stay flip sets. A frame is no paraphrase: this is a lower bound of what
-    rephrasing does. Applies if there are frames for the language.
+    The question group alone decides which, so flip sets stay flip sets. A frame is no paraphrase: this is a lower bound
+    of what rephrasing does.
     """
     frames = _read_json("frames.json")
     # BLEnD's responses are in English, see sources/blend.py.
@@ -141,10 +118,8 @@ def rephrase(item: Item) -> Item | None:
 def language_pairs(items: Sequence[Item]) -> list[Pair]:
     """CL: pair each item in English with the same item in another language, responses in the same order.
 
-    The same: question, culture, what every response says, best. Different: the language of the prompt and, on the
-    culture cards, of the responses; BLEnD's responses are in English throughout. Items match if source, question group,
-    culture and origins (if there are none, the responses) are the same. If the other side of a culture card is not
-    among the items, it is read from the card: in the language of the culture asked about.
+    The other side of a culture card is read from the card where it is not among the items: in the language of the
+    culture asked about. BLEnD's responses are in English throughout.
     """
     english = {_same_question(item): item for item in items if item.language == "en"}
     others = {item.id: item for item in items if item.language != "en"}
@@ -153,23 +128,18 @@ def language_pairs(items: Sequence[Item]) -> list[Pair]:
             others.setdefault(own.id, own)
     pairs = []
     for other in others.values():
-        base = english.get(_same_question(other)) or culture_cards.in_language(other, "en")
-        if base:
-            pairs.append((base, _in_order_of(base, other)))
+        if base := english.get(_same_question(other)) or culture_cards.in_language(other, "en"):
+            mine, theirs = (item.origins or item.responses for item in (base, other))
+            order = [theirs.index(name) for name in mine]
+            paired = replace(
+                other,
+                id=f"{other.id}#CL",
+                responses=tuple(other.responses[i] for i in order),
+                best=order.index(other.best),
+                origins=tuple(other.origins[i] for i in order) if other.origins else (),
+            )
+            pairs.append((base, paired))
     return pairs
-
-
-def _in_order_of(base: Item, other: Item) -> Item:
-    """Return the other item with its responses in the order of the first, matched by origin."""
-    mine, theirs = (item.origins or item.responses for item in (base, other))
-    order = [theirs.index(name) for name in mine]
-    return replace(
-        other,
-        id=f"{other.id}#CL",
-        responses=tuple(other.responses[i] for i in order),
-        best=order.index(other.best),
-        origins=tuple(other.origins[i] for i in order) if other.origins else (),
-    )
 
 
 def _asked(item: Item) -> tuple[str, ...]:
@@ -180,14 +150,9 @@ def _same_question(item: Item) -> tuple[str, ...]:
     return item.source, item.domain, item.group, item.culture or "", *sorted(item.origins or item.responses)
 
 
-def _capitalised(prompt: str, language: str) -> str:
-    dotted = language == "az"  # where the capital of i is İ
-    return re.sub(r"\w", lambda found: "İ" if dotted and found[0] == "i" else found[0].upper(), prompt, count=1)
-
-
 @cache
 def _phrases(culture: str | None, language: str) -> tuple[re.Pattern[str], ...]:
-    """Return patterns of what names a place in a prompt, with the blank or particle that would be left over."""
+    """Return patterns of what names a place in a prompt, and of the blank or particle that would be left over."""
     found = []
     labels = _read_json("labels.json").get(language, {"places": {}})
     if culture in labels["places"]:
@@ -199,10 +164,6 @@ def _phrases(culture: str | None, language: str) -> tuple[re.Pattern[str], ...]:
 
 @cache
 def _read_json(name: str) -> dict[str, Any]:
-    """Read a file by language.
-
-    `labels.json`: the `phrase` around a place; by culture its name (`places`), and what gives it away (`traces`).
-    `frames.json`: frames around a `prompt` and a `response`.
-    """
+    """Read a file by language: `frames.json`, or the phrases, names and traces of places in `labels.json`."""
     loaded: dict[str, Any] = json.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
     return loaded

@@ -6,38 +6,28 @@ fault of a row. Fields without a default are required; null counts as missing.
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, PlainValidator, PrivateAttr, ValidationInfo
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, Row, importable
 from think_as_locals.data.languages import culture_code, language_tag
+from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable
 from think_as_locals.types import LABELS, Item, is_text
 
 _UNPARSED_LIST = ("['", '["')
 """The beginning of a list of texts as numpy prints it, or of truncated JSON, which stayed one text."""
 
 
-class _Context(NamedTuple):
-    """What validators need: the names of fields in the row, and where to put faults."""
-
-    names: Mapping[str, str]
-    faults: list[Fault]
-
-
 def field(check: Callable[[str, Any, list[Fault]], Any], empty: Any) -> PlainValidator:
     """Return a validator that reads values by `check(name, value, faults)`; a missing one is a fault and empty."""
 
     def validate(value: Any, info: ValidationInfo) -> Any:
-        context: _Context = info.context  # type: ignore[assignment]
-        name, faults = context.names[str(info.field_name)], context.faults
+        names, faults = info.context  # type: ignore[misc]
+        name = names[info.field_name]
         if value is None:
             faults.append(Fault(Defect.MISSING_FIELD, f"missing {name}"))
             return empty
@@ -50,12 +40,11 @@ def check_text(name: str, value: Any, faults: list[Fault], blank: Defect = Defec
     """Read a text; what is none leaves a fault and reads as an empty one."""
     if is_text(value):
         return str(value)
-    if not isinstance(value, str):
-        faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be a non-blank string, got {shown(value)}"))
-    elif not value.strip():
-        faults.append(Fault(blank, f"{name} must be a non-blank string, got {shown(value)}"))
-    else:
+    if isinstance(value, str) and value.strip():
         faults.append(Fault(Defect.BROKEN_TEXT, f"{name} holds half of a surrogate pair: {shown(value)}"))
+    else:
+        defect = blank if isinstance(value, str) else Defect.WRONG_TYPE
+        faults.append(Fault(defect, f"{name} must be a non-blank string, got {shown(value)}"))
     return ""
 
 
@@ -129,62 +118,48 @@ Country = Annotated[str | None, field(check_country, None)]
 
 
 class RowModel(BaseModel):
-    """One row of a data set, and its faults. Unknown fields are ignored unless the model is `EXACT`.
-
-    Example:
-        >>> class Pair(RowModel):
-        ...     prompt: Prompt
-        ...     language: Language = "en"
-        >>> row = Pair.read(Row("rows.jsonl", 1, {"prompt": " "}, "..."))
-        >>> row.prompt, row.language, row.faults[0].detail
-        ('', 'en', "prompt must be a non-blank string, got ' '")
-    """
+    """One row of a data set, and its faults."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
     FIELDS: ClassVar[tuple[str, ...]] = ()
     """The fields by which rows of this schema are recognised."""
     EXACT: ClassVar[bool] = False
-    """Whether absent required fields are named in one fault, and unknown fields are a fault."""
+    """Whether absent required fields are named in one fault, and unknown fields are a fault; else these are ignored."""
 
     _row: Row = PrivateAttr()
-    _faults: list[Fault] = PrivateAttr()
+    _faults: list[Fault] = PrivateAttr(default_factory=list)
 
     @classmethod
     def read(cls, row: Row) -> Self:
         """Read the fields of a row; of one that could not be parsed or is no object, every field is empty."""
         values = row.value if isinstance(row.value, Mapping) else {}
-        faults = [row.fault] if row.fault else []
-        if not isinstance(row.value, Mapping) and not row.fault:
-            message = f"expected an object with the fields {', '.join(cls.FIELDS)}; got {type(row.value).__name__}"
-            faults.append(Fault(Defect.NOT_AN_OBJECT, message))
-        readable = not faults
-        absent = cls._check_names(values, faults) if cls.EXACT and readable else set()
         names = {name: _name_in_row(values, name, field.validation_alias) for name, field in cls.model_fields.items()}
+        required = {name for name, field in cls.model_fields.items() if field.is_required()}
         given = {
-            name: values.get(names[name])
-            for name, field in cls.model_fields.items()
-            if field.is_required() or values.get(names[name]) is not None
+            name: values.get(key) for name, key in names.items() if name in required or values.get(key) is not None
         }
         found: list[Fault] = []
-        fields = cls.model_validate(given, context=_Context(names, found))
-        known = {f"missing {name}" for name in absent}
+        fields = cls.model_validate(given, context=(names, found))
         fields._row = row
-        fields._faults = faults + [fault for fault in found if readable and fault.detail not in known]
-        return fields
-
-    @classmethod
-    def _check_names(cls, values: Mapping[str, Any], faults: list[Fault]) -> set[str]:
-        """Record which required fields are absent and which fields are unknown; return the absent ones."""
-        absent = {name for name, field in cls.model_fields.items() if field.is_required()} - set(values)
+        expected = ", ".join(cls.FIELDS)
+        if row.fault:
+            fields.faults.append(row.fault)
+            return fields
+        if not isinstance(row.value, Mapping):
+            message = f"expected an object with the fields {expected}; got {type(row.value).__name__}"
+            fields.add(Defect.NOT_AN_OBJECT, message)
+            return fields
+        absent = sorted(required - set(values)) if cls.EXACT else []
         if absent:
-            message = f"missing {', '.join(sorted(absent))}; fields: {', '.join(cls.FIELDS)}"
-            faults.append(Fault(Defect.MISSING_FIELD, message))
-        if unknown := sorted(set(values) - set(cls.FIELDS)):
+            fields.add(Defect.MISSING_FIELD, f"missing {', '.join(absent)}; fields: {expected}")
+        if cls.EXACT and (unknown := sorted(set(values) - set(cls.FIELDS))):
             # A name that cannot be printed, or is long, is shown as a value would be.
-            names = (name if name.isprintable() and len(name) < 60 else shown(name) for name in unknown)
-            faults.append(Fault(Defect.UNKNOWN_FIELD, f"unknown {', '.join(names)}; fields: {', '.join(cls.FIELDS)}"))
-        return absent
+            printed = (name if name.isprintable() and len(name) < 60 else shown(name) for name in unknown)
+            fields.add(Defect.UNKNOWN_FIELD, f"unknown {', '.join(printed)}; fields: {expected}")
+        known = {f"missing {name}" for name in absent}
+        fields.faults.extend(fault for fault in found if fault.detail not in known)
+        return fields
 
     @property
     def row(self) -> Row:
@@ -210,10 +185,7 @@ class RowModel(BaseModel):
         return Outcome(self._row, items).with_faults(*dict.fromkeys(self._faults))
 
     def best_first(self, chosen: str, rejected: Sequence[str], *, prompt: str, **rest: Any) -> tuple[Item, ...]:
-        """Return the item whose best response is the first one, or nothing if the row cannot be one.
-
-        Unless `rest` says otherwise it is in English, of no culture, and its prompt is its question group.
-        """
+        """Return the item, its first response the best, or nothing; without a culture, in English but for the rest."""
         responses = (chosen, *rejected)
         if importable(self._faults):
             self.check_count(responses)
@@ -267,17 +239,6 @@ def question_group(prompt: str) -> str:
     """Return the question group of a prompt in a data set without groups: the same words, the same group."""
     folded = " ".join(prompt.casefold().split())
     return f"prompt-{hashlib.sha256(folded.encode()).hexdigest()[:16]}"
-
-
-def unpack(value: Any) -> Any:
-    """Parse a list or an object stored in a text, as JSON or as a Python literal (CSV); else return the value."""
-    if isinstance(value, str):
-        for parse in (json.loads, ast.literal_eval):
-            with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-                found = parse(value)
-                repr(found)  # fails for an integer that is too long to print
-                return found
-    return value
 
 
 def shown(value: Any) -> str:

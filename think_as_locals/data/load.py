@@ -1,11 +1,15 @@
-"""The items of a data configuration, split into train and test without leaks."""
+"""What a run reads: the items of a data configuration, split without leaks, and prompts with many candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from think_as_locals.data.faults import mark_repeats, valid_items
+from think_as_locals.data.fields import Country, Identifier, Language, Prompt, Responses, RowModel, field, shown
+from think_as_locals.data.rows import Defect, Fault, mark_repeats, read_rows, valid_items
 from think_as_locals.data.sources import SOURCES, row_outcomes
 from think_as_locals.data.splits import Splits, split_items
 from think_as_locals.types import DataError, Item
@@ -15,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def load(data: DataSection, seed: int = 0) -> Splits:
-    """Read a source and split it.
-
-    Raises:
-        DataError: a fault in the data, or a split of which one side is empty.
-    """
+    """Read a source and split it; a `DataError` names a fault in the data, or a split of which one side is empty."""
     if data.source == "culture_cards" and data.split == "pairing" and "own" in data.languages:
         # Every Thai item is about Thailand: with its facts seen in training, the question need not be read.
         raise DataError("data.split=pairing with data.languages=own measures memory alone: use en, or data.split=group")
@@ -34,22 +34,92 @@ def load(data: DataSection, seed: int = 0) -> Splits:
 
 
 def read(data: DataSection, seed: int = 0) -> Iterator[Item]:
-    """Yield all items of a source, of the question groups and countries that the configuration asks for.
-
-    Raises:
-        DataError: a fault in the data, or (after the last item) a country that no item is about.
-    """
+    """Yield all items of a source, of the question groups and countries that the configuration asks for."""
     source = SOURCES[data.source]
     items = source.items(data, seed) if source.items else valid_items(mark_repeats(row_outcomes(data, seed)))
-    return items if data.countries is None else _of_countries(items, data.countries)
-
-
-def _of_countries(items: Iterator[Item], countries: Sequence[str]) -> Iterator[Item]:
+    if data.countries is None:
+        yield from items
+        return
     seen = set()
     for item in items:
         seen.add(item.culture)
-        if item.culture in countries:
+        if item.culture in data.countries:
             yield item
-    if missing := [country for country in countries if country not in seen]:
+    if missing := [country for country in data.countries if country not in seen]:
         known = ", ".join(sorted(culture for culture in seen if culture)) or "none"
         raise DataError(f"data.countries: no items of {', '.join(map(repr, missing))}; there are items of: {known}")
+
+
+# --- Candidates: prompts with any number of responses for a reward model to choose from ---
+
+_MAX_FAULTS = 10  # that a message names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """A prompt and any number of responses to choose from; `qualities` says how good each is, on any scale."""
+
+    id: str
+    prompt: str
+    culture: str | None
+    language: str
+    texts: tuple[str, ...]
+    qualities: tuple[float, ...] | None = None
+
+
+def _check_qualities(name: str, value: Any, faults: list[Fault]) -> tuple[float, ...] | None:
+    if isinstance(value, list) and all(type(n) in (int, float) and abs(n) <= sys.float_info.max for n in value):
+        return tuple(map(float, value))
+    faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be a list of finite numbers, got {shown(value)}"))
+    return None
+
+
+class CandidatesRow(RowModel):
+    """A row as it is in the file."""
+
+    FIELDS: ClassVar = ("id", "prompt", "culture", "language", "candidates", "qualities")
+    EXACT: ClassVar = True
+
+    candidates: Responses
+    id: Identifier
+    prompt: Prompt
+    culture: Country = None
+    language: Language
+    qualities: Annotated[tuple[float, ...] | None, field(_check_qualities, None)] = None
+
+
+def read_candidates(path: Path) -> list[Candidates]:
+    """Read rows of `id`, `prompt`, `culture` (or null), `language`, `candidates` and, if known, `qualities`."""
+    found: dict[str, Candidates] = {}
+    faults: list[str] = []
+    with_qualities: dict[bool, str] = {}
+    for row in read_rows(str(path)):
+        fields = CandidatesRow.read(row)
+        count = len(fields.candidates)
+        if fields.count_texts("candidates") == 0:
+            fields.add(Defect.WRONG_COUNT, "expected at least one candidate, got none")
+        if fields.qualities is not None and len(fields.qualities) != count:
+            message = f"expected a quality for each of {count} candidates, got {len(fields.qualities)}"
+            fields.add(Defect.WRONG_COUNT, message)
+        if fields.id in found:
+            fields.add(Defect.REPEATED_ID, f"id {fields.id!r} is already in an earlier row")
+        faults += [f"{row.place}: {fault.detail}" for fault in fields.faults]
+        if not fields.faults:
+            found[fields.id] = Candidates(
+                id=fields.id,
+                prompt=fields.prompt,
+                culture=fields.culture,
+                language=fields.language,
+                texts=fields.candidates,
+                qualities=fields.qualities,
+            )
+            with_qualities.setdefault(fields.qualities is not None, row.place)
+    if len(with_qualities) > 1:
+        faults.append(f"{with_qualities[True]} has qualities and {with_qualities[False]} has none; give all or none")
+    if faults:
+        more = len(faults) - _MAX_FAULTS
+        raise DataError("\n".join(faults[:_MAX_FAULTS] + ([f"and {more} more faults"] if more > 0 else [])))
+    if not found:
+        names = ", ".join(CandidatesRow.FIELDS)
+        raise DataError(f"{path}: no rows; expected {names} (qualities may be left out)")
+    return list(found.values())

@@ -1,46 +1,185 @@
-"""Read the rows of a file, a folder or a data set on the Hub, each with its place."""
+"""Rows of a file, a folder or a data set on the Hub, each with its place, and what becomes of them.
+
+A row becomes items, or faults with a name, a place and a message.
+"""
 
 from __future__ import annotations
 
 import ast
 import csv
 import gzip
+import hashlib
 import io
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
-from think_as_locals.data.faults import Defect, Fault, Row
-from think_as_locals.types import DataError, PreflightError
+from think_as_locals.types import DataError, Item, PreflightError
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
 
+Severity = Literal["error", "skipped", "warning"]
+"""`error`: the row cannot be an item. `skipped`: valid, but gives no item. `warning`: an item, but suspicious."""
+
+
+class Defect(Enum):
+    """The named defects."""
+
+    NOT_JSON = "error", "the line is not JSON in UTF-8"
+    NOT_AN_OBJECT = "error", "the row is not an object with named fields"
+    MISSING_FIELD = "error", "a required field is missing or null"
+    UNKNOWN_FIELD = "error", "a field that the schema does not have"
+    WRONG_TYPE = "error", "a field is not of the type in the schema"
+    EMPTY_PROMPT = "error", "the prompt is blank"
+    EMPTY_RESPONSE = "error", "a response is blank"
+    EMPTY_FIELD = "error", "a required text field is blank"
+    BROKEN_TEXT = "error", "a text holds half of a surrogate pair, which UTF-8 cannot encode"
+    WRONG_COUNT = "error", "too few or too many responses for an item"
+    IDENTICAL_RESPONSES = "error", "two responses are the same text"
+    BAD_BEST = "error", "the index of the best response is out of range"
+    BAD_RATING = "error", "a rating or preference is not on its scale"
+    UNKNOWN_LANGUAGE = "error", "the language is neither a name nor a tag that CLDR knows"
+    UNKNOWN_CULTURE = "error", "the country is neither a name nor a code that CLDR knows"
+    REPEATED_ID = "error", "an earlier row has the same id"
+    UNKNOWN_USER = "error", "the survey has no valid row for the person"
+    TIE = "skipped", "no response is preferred"
+    UNPAIRED = "skipped", "no other response to the question has a different rating"
+    NO_MAJORITY = "skipped", "no single answer has the most votes, or it has fewer than three"
+    NAMES_CULTURE = "skipped", "the most frequent answer names a region, which would give it away"
+    NO_RIVALS = "skipped", "too few regions gave other answers that could serve as wrong ones"
+    NO_QUESTION = "skipped", "the row has no question"
+    NO_RESPONSE = "skipped", "the model's response is empty"
+    NO_COUNTRY = "skipped", "the row names no country, or none that CLDR knows"
+    INVISIBLE_TEXT = "warning", "a text consists of invisible characters: zero-width, control or direction marks"
+    WRONG_LANGUAGE = "warning", "a text is not in the language that the row names"
+    RUN_ON_TURN = "warning", "a response continues into another turn (it holds a chat template's role or token)"
+    COUNTRY_MISMATCH = "warning", "the prompt names another country than the row"
+    DUPLICATE = "warning", "an earlier row has the same prompt and responses"
+    COUNT_MISMATCH = "warning", "a count in the row differs from its number of responses"
+    BAD_METADATA = "warning", "additional_metadata is not JSON"
+    LEFT_OUT_SAMPLE = "warning", "a survey sample is of no country that CLDR knows, not national, or outdated"
+    ASKED_BEFORE = "warning", "an earlier row has the question and two of its answers for a country: that row is kept"
+    BAD_SHARES = "warning", "a country's shares are not one per option that sum to 1: the country is left out"
+    UNKNOWN_DOMAIN = "warning", "the domain is none of the data set's"
+
+    def __init__(self, severity: Severity, meaning: str) -> None:
+        self.severity = severity
+        self.meaning = meaning
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A defect of one row; `detail` is a message that says what was got."""
+
+    defect: Defect
+    detail: str
+
+
+def importable(faults: Iterable[Fault]) -> bool:
+    """Return whether a row with these faults can still be an item: all of them are warnings."""
+    return all(fault.defect.severity == "warning" for fault in faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row as it is in its source."""
+
+    file: str  # or `ID:split` on the Hub
+    number: int  # counted from 1: the line of a JSONL file, else the row
+    value: Any  # `None` where it could not be parsed
+    text: str  # the line, or its JSON where there are no lines; bytes that are not UTF-8 are surrogate escapes
+    fault: Fault | None = None  # why it could not be parsed
+    folder: str | None = None  # the folder being read, where the file is one of several
+
+    @property
+    def place(self) -> str:
+        """Where the row is, e.g. `rows.jsonl:17`."""
+        return f"{self.file}:{self.number}"
+
+    @property
+    def name(self) -> str:
+        """An id for the row that does not depend on where the file or folder is, e.g. `de/rows.jsonl-17`."""
+        file = Path(self.file)
+        return f"{file.relative_to(self.folder).as_posix() if self.folder else file.name}-{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a row; without items it can be imported all the same, as the worse response of a pair."""
+
+    row: Row
+    items: tuple[Item, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def imported(self) -> bool:
+        """Whether the row was used."""
+        return importable(self.faults)
+
+    def with_faults(self, *more: Fault) -> Outcome:
+        """Return the outcome with more faults, and without items if one of the faults rules them out."""
+        if not more:
+            return self
+        faults = (*self.faults, *more)
+        return replace(self, items=self.items if importable(faults) else (), faults=faults)
+
+    def raise_errors(self) -> None:
+        """Raise a `DataError` that says `file:row: what is wrong` if the row has an error."""
+        if errors := [fault.detail for fault in self.faults if fault.defect.severity == "error"]:
+            raise DataError(f"{self.row.place}: {'; '.join(errors)}")
+
+
+def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """Add a fault to rows whose id, or whose prompt and responses, an earlier row has."""
+    ids: dict[str, tuple[int, str]] = {}
+    contents: dict[bytes, tuple[int, str]] = {}
+    for outcome in outcomes:
+        here, faults = (outcome.row.number, outcome.row.file), []
+        for item in outcome.items:
+            if (earlier := ids.setdefault(item.id, here)) != here:
+                message = f"id {item.id!r} is already in line {earlier[0]} of {earlier[1]}"
+                faults.append(Fault(Defect.REPEATED_ID, message))
+                break
+        texts = []
+        for item in outcome.items:
+            texts += [item.prompt, item.culture or "", item.responses[item.best], *sorted(item.responses)]
+        content = hashlib.sha256("\0".join(texts).encode()).digest()
+        if texts and (earlier := contents.setdefault(content, here)) != here:
+            message = f"the same prompt and responses are in line {earlier[0]} of {earlier[1]}"
+            faults.append(Fault(Defect.DUPLICATE, message))
+        yield outcome.with_faults(*faults)
+
+
+def valid_items(outcomes: Iterable[Outcome]) -> Iterator[Item]:
+    """Yield the items; raise a `DataError` at the first row with an error, as `file:row: what is wrong`."""
+    for outcome in outcomes:
+        outcome.raise_errors()
+        yield from outcome.items
+
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv", ".csv.gz")
 _NO_ROWS = ("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json")  # metadata of data sets
+_NOT_INSTALLED = "{}: read by {}, which is not installed: pip install 'think-as-locals[train]'"
 _HUB_ID = re.compile(
     r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[^:]+))?(?::(?P<split>[^:]+))?"
 )
 
 
 def read_rows(path: str) -> Iterator[Row]:
-    """Yield the rows of a file (JSONL, JSON, parquet, CSV), of a folder of such files, or of a data set on the Hub.
-
-    Args:
-        path: A path, or `owner/name[@revision][:config[:split]]` on the Hub; all splits if none is named.
-
-    Raises:
-        DataError: nothing is there, or a file as a whole cannot be read.
-    """
+    """Yield the rows of a file, of a folder of such, or of `owner/name[@revision][:config[:split]]` on the Hub."""
     local = local_path(path)
     if local.is_dir():
-        files = [file for file in sorted(local.rglob("*")) if has_rows(file, local)]
+        files = [file for file in sorted(local.rglob("*")) if _has_rows(file, local)]
         if not files:
             raise DataError(f"{local}: a folder without files of rows ({', '.join(SUFFIXES)})")
         for file in files:
@@ -49,6 +188,11 @@ def read_rows(path: str) -> Iterator[Row]:
         yield from _hub_rows(path, **hub.groupdict())
     else:
         yield from _file_rows(local)
+
+
+def _has_rows(file: Path, folder: Path) -> bool:
+    name, hidden = file.name.lower(), any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return name.endswith(SUFFIXES) and not hidden and name not in _NO_ROWS and file.is_file()
 
 
 def _file_rows(path: Path) -> Iterator[Row]:
@@ -72,20 +216,16 @@ def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
 def _jsonl(path: Path) -> Iterator[Row]:
     with _open(path) as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield _line_row(str(path), number, line.rstrip(b"\r\n"))
-
-
-def _line_row(file: str, number: int, line: bytes) -> Row:
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        text = line.decode("utf-8", errors="surrogateescape")
-        return Row(file, number, None, text, Fault(Defect.NOT_JSON, f"not UTF-8: {error}"))
-    try:
-        return Row(file, number, json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_object), text)
-    except (ValueError, RecursionError) as error:
-        return Row(file, number, None, text, Fault(Defect.NOT_JSON, f"not JSON: {error}"))
+            if not line.strip():
+                continue
+            content, value, fault = line.rstrip(b"\r\n"), None, None
+            try:
+                value = json.loads(content.decode().removeprefix("\ufeff"), object_pairs_hook=_object)
+            except UnicodeDecodeError as error:
+                fault = Fault(Defect.NOT_JSON, f"not UTF-8: {error}")
+            except (ValueError, RecursionError) as error:
+                fault = Fault(Defect.NOT_JSON, f"not JSON: {error}")
+            yield Row(str(path), number, value, content.decode(errors="surrogateescape"), fault)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -114,7 +254,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise _not_installed(path, "pyarrow") from error
+        raise PreflightError(_NOT_INSTALLED.format(path, "pyarrow")) from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
         _check_columns(path, file.schema_arrow.names)
@@ -144,10 +284,6 @@ def _csv(path: Path) -> Iterator[Row]:
             raise DataError(f"{path}: not CSV: line {lines.line_num}: {error}") from error
 
 
-def _not_installed(path: object, package: str) -> PreflightError:
-    return PreflightError(f"{path}: read by {package}, which is not installed: pip install 'think-as-locals[train]'")
-
-
 def _check_columns(path: Path, names: list[str]) -> None:
     if twice := sorted({name for name in names if name and names.count(name) > 1}):
         raise DataError(f"{path}: more than one column is called {', '.join(map(repr, twice))}")
@@ -155,23 +291,32 @@ def _check_columns(path: Path, names: list[str]) -> None:
 
 def _cell(text: str) -> Any:
     """Parse a cell: an empty one is null, a list of texts is stored as JSON or as a Python literal (pandas)."""
-    if not text:
-        return None
-    if text[0] == "[":
-        for read in (json.loads, ast.literal_eval):
+    if not text.startswith("["):
+        return text or None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        value = unpack(text)
+        # Python takes ['a' 'b'], as numpy writes a list, for one text.
+        return value if repr(value) == text else text
+
+
+def unpack(value: Any) -> Any:
+    """Parse a list or an object stored in a text, as JSON or as a Python literal (CSV); else return the value."""
+    if isinstance(value, str):
+        for parse in (json.loads, ast.literal_eval):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-                value = read(text)
-                # Python takes ['a' 'b'], as numpy writes a list, for one text.
-                if isinstance(value, list) and (read is json.loads or repr(value) == text):
-                    return value
-    return text
+                found = parse(value)
+                repr(found)  # fails for an integer that is too long to print
+                return found
+    return value
 
 
 def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, split: str | None) -> Iterator[Row]:  # noqa: A002
     try:
         from datasets import DatasetDict, load_dataset
     except ImportError as error:
-        raise _not_installed(path, "datasets") from error
+        raise PreflightError(_NOT_INSTALLED.format(path, "datasets")) from error
     try:
         loaded = load_dataset(id, config, split=split, revision=revision)
     except Exception as error:  # anything that a download can fail with
@@ -219,9 +364,3 @@ def local_path(path: str) -> Path:
     if not path or "\0" in path:
         raise DataError(f"{path!r} is no path: expected a file of rows, a folder of such, or a Hub id")
     return local
-
-
-def has_rows(file: Path, folder: Path) -> bool:
-    """Return whether a file in a folder holds rows. Hidden files are copies and caches."""
-    name, hidden = file.name.lower(), any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return name.endswith(SUFFIXES) and not hidden and name not in _NO_ROWS and file.is_file()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
@@ -26,6 +26,14 @@ class Splits:
     train: tuple[Item, ...]
     test: tuple[Item, ...]
 
+    @classmethod
+    def by_unit(cls, items: Sequence[Item], units: Sequence[str], test: Set[str]) -> Splits:
+        """Return the split in which the items of some units are test items."""
+        sides: tuple[list[Item], list[Item]] = [], []
+        for item, unit in zip(items, units, strict=True):
+            sides[unit in test].append(item)
+        return cls(*map(tuple, sides))
+
 
 def split_items(items: Sequence[Item], split: Split, test_share: float) -> Splits:
     """Split items so that no unit is divided; each domain gives its share, and at least one unit, to the test side.
@@ -40,10 +48,7 @@ def split_items(items: Sequence[Item], split: Split, test_share: float) -> Split
     test: set[str] = set()
     for of_domain in by_domain.values():
         test.update(sorted(of_domain, key=hash_fraction)[: max(1, round(test_share * len(of_domain)))])
-    return Splits(
-        train=tuple(item for item, unit in zip(items, units, strict=True) if unit not in test),
-        test=tuple(item for item, unit in zip(items, units, strict=True) if unit in test),
-    )
+    return Splits.by_unit(items, units, test)
 
 
 def _pairing_units(items: Sequence[Item]) -> list[str]:
@@ -70,15 +75,7 @@ def _pairing_units(items: Sequence[Item]) -> list[str]:
 def flip_set_combinations(
     cultures: Sequence[str], also: Mapping[str, Sequence[str]], size: int, limit: int | None, key: str
 ) -> list[tuple[str, ...]]:
-    """Return sets of `size` cultures whose facts exclude one another, spread evenly over the cultures.
-
-    Args:
-        cultures: The cultures that have a fact in the group.
-        also: Culture -> other cultures for which its fact holds as well.
-        size: N, the number of responses of an item.
-        limit: At most this many sets; `None` for all.
-        key: Decides, by its hash, which sets are drawn.
-    """
+    """Return sets of cultures whose facts exclude one another (`also`: for whom else one holds), spread evenly."""
     sets = [
         chosen
         for chosen in combinations(cultures, size)
@@ -99,10 +96,7 @@ def flip_set_combinations(
 
 
 def flip_sets(items: Sequence[Item]) -> list[list[Item]]:
-    """Return the flip sets among items: the same responses and question group, another best response each.
-
-    Only complete sets count: as many items as responses, each response the best of exactly one.
-    """
+    """Return the complete flip sets among items: each response is the best of exactly one item."""
     shared: dict[tuple[str, frozenset[str], frozenset[str]], list[Item]] = defaultdict(list)
     for item in items:
         # Two cultures may give the same answer: the origins tell their sets apart.
@@ -143,65 +137,35 @@ def _digest(key: str) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
 
 
-_SHARED = ""  # the stratum of groups that several countries have in common
-
-
 def split_people(items: Iterable[Item], share: float, seed: int, *, by_country: bool) -> Splits:
-    """Split pairs so that the test pairs are of people without a pair in the train split.
+    """Split pairs so that no person, or question of a survey, has pairs on both sides.
 
-    Args:
-        items: Pairs with a culture.
-        share: As for `groups_to_test`, like the others.
-        seed: Which people are drawn.
-        by_country: Whether the share is one of each country's people.
-
-    Raises:
-        DataError: there are no items, one is no pair or names no culture; or as for `groups_to_test`.
+    With `by_country` the share is one of each country's groups, and at least one; else of all groups at once, as in
+    SCPO's released code (arXiv 2606.18606). Groups that several countries share, the questions of a survey, are always
+    drawn among all such groups, so that each is on the same side for all of its countries.
     """
     items = tuple(items)
     if not items:
         raise DataError("got no pairs, expected some to train on: is there such a data.groups or data.countries?")
-    if odd := [item for item in items if len(item.responses) != 2 or item.culture is None]:
-        got = "no culture" if odd[0].culture is None else f"{len(odd[0].responses)} responses"
-        raise DataError(f"item {odd[0].id!r} has {got}: SCPO trains on pairs of people whose country is known")
-    test = groups_to_test(items, share, seed, by_country=by_country)
-    return Splits(
-        train=tuple(item for item in items if item.group not in test),
-        test=tuple(item for item in items if item.group in test),
-    )
-
-
-def groups_to_test(items: Sequence[Item], share: float, seed: int, *, by_country: bool) -> frozenset[str]:
-    """Return the groups (people, or the questions of a survey) whose items are test items.
-
-    Args:
-        items: Items with a culture.
-        share: The share of groups that are tested on.
-        seed: Which groups are drawn.
-        by_country: Draw this share of each country's groups, and at least one; else of all groups at once, as SCPO's
-            released code does (arXiv 2606.18606). A group that several countries share, a survey's question, is always
-            drawn among all such groups, so that it is on the same side for each of them.
-
-    Raises:
-        DataError: a country has fewer than two groups, so that one of its sides would be empty.
-    """
+    if odd := next((item for item in items if len(item.responses) != 2 or item.culture is None), None):
+        got = "no culture" if odd.culture is None else f"{len(odd.responses)} responses"
+        raise DataError(f"item {odd.id!r} has {got}: SCPO trains on pairs of people whose country is known")
     cultures: dict[str, set[str]] = defaultdict(set)
     for item in items:
         cultures[item.group].add(str(item.culture))
     strata: dict[str, list[str]] = defaultdict(list)
     for group, of_group in cultures.items():
-        alone = by_country and len(of_group) == 1
-        strata[next(iter(of_group)) if alone else _SHARED].append(group)
-    chosen: set[str] = set()
+        strata[next(iter(of_group)) if by_country and len(of_group) == 1 else "several countries"].append(group)
+    test: set[str] = set()
     for groups in strata.values():
-        groups.sort(key=lambda group: hashlib.sha256(f"{seed}:{group}".encode()).digest())
-        chosen.update(groups[: max(1, round(share * len(groups)))])
+        groups.sort(key=lambda group: hash_fraction(group, seed))
+        test.update(groups[: max(1, round(share * len(groups)))])
     for culture in sorted(set().union(*cultures.values())):
-        sides = {group in chosen for group, of_group in cultures.items() if culture in of_group}
+        sides = {group in test for group, of_group in cultures.items() if culture in of_group}
         if len(sides) < 2:
             side = "test on" if sides == {False} else "train on"
             raise DataError(f"{culture}: nobody to {side} with a test share of {share}: leave this country out")
-    return frozenset(chosen)
+    return Splits.by_unit(items, [item.group for item in items], test)
 
 
 def select(items: Sequence[Item], limit: int | None) -> tuple[Item, ...]:

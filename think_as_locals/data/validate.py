@@ -6,9 +6,9 @@ import json
 import os
 import re
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, mark_repeats
 from think_as_locals.data.fields import shown
 from think_as_locals.data.languages import other_language
+from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
 from think_as_locals.data.sources import jsonl, row_outcomes
 from think_as_locals.types import DataError, Item
 
@@ -27,58 +27,41 @@ if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
 
 _MAX_PLACES = 3  # that the table gives for each defect
-_TICK = 500  # rows between two updates of the progress bar
 
 
 @dataclass
 class Tally:
     """Counts of what became of the rows."""
 
-    rows: int = 0  # = imported + set_aside
-    imported: int = 0
-    set_aside: int = 0
+    rows: int = 0
+    imported: int = 0  # the others are set aside
     items: int = 0  # of the imported rows: a row of rated responses can give none or several
     faults: list[str] = field(default_factory=list)  # `file:row: severity: defect: what is wrong`
-    counts: Counter[Defect] = field(default_factory=Counter)  # rows with each defect
-    places: dict[Defect, list[str]] = field(default_factory=dict)  # the first ones of each defect
+    places: dict[Defect, list[str]] = field(default_factory=lambda: defaultdict(list))  # of the rows with each defect
 
     def add(self, outcome: Outcome) -> None:
         """Count one more row."""
         self.rows += 1
         self.imported += outcome.imported
-        self.set_aside += not outcome.imported
         self.items += len(outcome.items)
-        self.counts.update({fault.defect for fault in outcome.faults})
         self.faults += _fault_lines(outcome)
-        for defect in dict.fromkeys(fault.defect for fault in outcome.faults):
-            places = self.places.setdefault(defect, [])
-            if len(places) < _MAX_PLACES:
-                places.append(f"{Path(outcome.row.file).name}:{outcome.row.number}")
+        for defect in {fault.defect for fault in outcome.faults}:
+            self.places[defect].append(f"{Path(outcome.row.file).name}:{outcome.row.number}")
 
     @property
     def clean(self) -> bool:
         """Whether no row has an error or a warning."""
-        return all(defect.severity == "skipped" for defect in self.counts)
+        return all(defect.severity == "skipped" for defect in self.places)
 
     def __str__(self) -> str:
-        return f"{self.rows:,} rows = {self.imported:,} imported ({self.items:,} items) + {self.set_aside:,} set aside"
+        aside = self.rows - self.imported
+        return f"{self.rows:,} rows = {self.imported:,} imported ({self.items:,} items) + {aside:,} set aside"
 
 
 def validate(data: DataSection, *, strict: bool, quarantine: Path | None, seed: int = 0) -> Tally:
-    """Read all rows and name every fault.
-
-    Args:
-        data: Source and path.
-        strict: Stop after the first row with a fault.
-        quarantine: A new file for the rows that cannot be imported, unchanged and with the reasons.
-        seed: Of what a source draws at random.
-
-    Raises:
-        DataError: a file as a whole cannot be read, or the quarantine file exists.
-    """
+    """Name every fault of all rows (with `strict`, of the first that has any); set bad rows aside in a new file."""
     tally = Tally()
-    with ExitStack() as stack:
-        aside = stack.enter_context(jsonl.new_file(quarantine, keep_empty=False)) if quarantine else None
+    with jsonl.new_file(quarantine, keep_empty=False) if quarantine else nullcontext() as aside:
         for _ in _counted(data, seed, tally, aside):
             if strict and not tally.clean:
                 break
@@ -88,21 +71,17 @@ def validate(data: DataSection, *, strict: bool, quarantine: Path | None, seed: 
 def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally:
     """Write the items of a source as our own JSONL, and beside it `NAME.quarantine.jsonl` if rows are set aside.
 
-    Raises:
-        DataError: a file as a whole cannot be read, a file to write exists, a country that no item is about, or with
-            `strict` the faults of the first row that has any; nothing is written then.
+    With `strict` the first row that has a fault is a `DataError`, and nothing is written.
     """
     tally = Tally()
     cultures: set[str | None] = set()
-    with ExitStack() as stack:
-        file = stack.enter_context(jsonl.new_file(out))
-        aside = stack.enter_context(jsonl.new_file(out.with_suffix(".quarantine.jsonl"), keep_empty=False))
+    aside_path = out.with_suffix(".quarantine.jsonl")
+    with jsonl.new_file(out) as file, jsonl.new_file(aside_path, keep_empty=False) as aside:
         for outcome in _counted(data, seed, tally, aside):
             if strict and not tally.clean:
                 raise DataError("\n".join(_fault_lines(outcome)))
             cultures.update(item.culture for item in outcome.items)
-            for item in outcome.items:
-                file.write(jsonl.line(item))
+            file.writelines(map(jsonl.line, outcome.items))
         if missing := [country for country in data.countries or () if country not in cultures]:
             raise DataError(f"data.countries: no items of {', '.join(map(repr, missing))}")
     return tally
@@ -113,13 +92,14 @@ def show(tally: Tally) -> None:
     try:
         for fault in tally.faults:
             print(_printable(fault))
-        if tally.counts:
+        if tally.places:
             table = Table("defect", "", "rows", "first in", "meaning")
             table.columns[2].justify = "right"
             table.columns[3].overflow = "fold"  # a truncated place is useless
-            for defect in (defect for defect in Defect if defect in tally.counts):
-                places = _printable("\n".join(tally.places[defect]))
-                table.add_row(str(defect), defect.severity, f"{tally.counts[defect]:,}", places, defect.meaning)
+            for defect in sorted(tally.places, key=list(Defect).index):
+                places = tally.places[defect]
+                first = _printable("\n".join(places[:_MAX_PLACES]))
+                table.add_row(str(defect), defect.severity, f"{len(places):,}", first, defect.meaning)
             # File names are no markup, and `:train:` in a place on the Hub is no emoji.
             Console(markup=False, emoji=False).print(table)
         print(tally, flush=True)
@@ -141,18 +121,12 @@ def _fault_lines(outcome: Outcome) -> list[str]:
 def _counted(data: DataSection, seed: int, tally: Tally, aside: TextIO | None) -> Iterator[Outcome]:
     """Yield what becomes of every row, count it, and write rows that cannot be imported to `aside`."""
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
+    outcomes = row_outcomes(data, seed)
+    if (countries := data.countries) is not None:
+        outcomes = (replace(found, items=tuple(i for i in found.items if i.culture in countries)) for found in outcomes)
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None)
-        outcomes = row_outcomes(data, seed)
-        if (countries := data.countries) is not None:
-            outcomes = (
-                replace(outcome, items=tuple(item for item in outcome.items if item.culture in countries))
-                for outcome in outcomes
-            )
-        for outcome in examine(mark_repeats(outcomes)):
+        for outcome in progress.track(examine(mark_repeats(outcomes)), description=""):
             tally.add(outcome)
-            if tally.rows % _TICK == 0:
-                progress.update(task, completed=tally.rows)
             if aside and not outcome.imported:
                 row = outcome.row
                 reasons = [{"defect": str(fault.defect), "detail": fault.detail} for fault in outcome.faults]

@@ -14,28 +14,21 @@ from think_as_locals.engines.engine import Deliver, Engine, Messages, Sampling, 
 from think_as_locals.types import DataError, ModelError, Rollout
 
 _log = logging.getLogger(__name__)
-_MAX_WINDOWS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One call of `sample`."""
-
     conversations: Sequence[Messages]
     sampling: Sampling
     rollouts: Future[list[Rollout]] = field(default_factory=Future)
 
 
 class MicroBatches:
-    """An engine that may be called from any number of threads; one thread of its own calls the wrapped engine.
+    """An engine that any number of threads may call; one thread of its own, and nothing else, calls the wrapped engine.
 
-    Calls that come shortly after one another, or while the engine is busy, go into one batch. If a batch fails, each of
-    its calls is tried alone, so that a call that the engine cannot take (a prompt too long for it) fails only itself.
-
-    Args:
-        engine: The engine; nothing else may call it.
-        window_s: Seconds without another call after which a batch starts; at most ten times as long after its first.
-        max_size: Number of conversations from which on a batch no longer waits.
+    Calls that come within `window_s` of one another, or while the engine is busy, go into one batch, until it has
+    `max_size` conversations or has waited for ten windows. If it fails, each of its calls is tried alone: one that the
+    engine cannot take (a prompt too long for it) fails only itself.
     """
 
     def __init__(self, engine: Engine, window_s: float, max_size: int) -> None:
@@ -50,12 +43,7 @@ class MicroBatches:
         self._worker.start()
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
-        """As `Engine.sample`; delivers when all rollouts of this call are there.
-
-        Raises:
-            DataError: the engine cannot take a conversation.
-            ModelError: the engine failed, or is closed.
-        """
+        """As `Engine.sample`, once all of this call's rollouts are there; a ModelError if it failed or is closed."""
         job = _Job(conversations, sampling)
         with self._lock:
             if self._closed:
@@ -79,7 +67,7 @@ class MicroBatches:
     def _next(self) -> list[_Job]:
         """Return the calls of the next batch; none once closed."""
         job, jobs = self._jobs.get(), []
-        ends = time.monotonic() + _MAX_WINDOWS * self._window_s
+        ends = time.monotonic() + 10 * self._window_s
         while job is not None and not self._closed:
             jobs.append(job)
             if sum(len(each.conversations) for each in jobs) >= self._max_size:
@@ -105,12 +93,12 @@ class MicroBatches:
             if len(jobs) > 1:
                 for job in jobs:
                     self._answer([job], sampling)
-                return
-            if not isinstance(error, DataError):  # which is the caller's fault and says so
+            elif isinstance(error, DataError):  # the caller's fault
+                jobs[0].rollouts.set_exception(error)
+            else:
                 failed = ModelError(f"the engine failed: {type(error).__name__}")
                 failed.__cause__ = error
-                error = failed
-            jobs[0].rollouts.set_exception(error)
-            return
-        for job in jobs:
-            job.rollouts.set_result([next(rollouts) for _ in job.conversations])
+                jobs[0].rollouts.set_exception(failed)
+        else:
+            for job in jobs:
+                job.rollouts.set_result([next(rollouts) for _ in job.conversations])

@@ -7,17 +7,16 @@ import math
 import os
 import random
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
-import yaml
+from anyio.from_thread import start_blocking_portal
 
-from think_as_locals.config.compose import ASSETS
 from think_as_locals.engines.engine import Deliver, Messages, Sampling
 from think_as_locals.judging import CHAT_TOKENS
 from think_as_locals.types import LABELS, Rollout, ServerError
@@ -40,31 +39,24 @@ class ChatServer:
     Transport errors and answers 429 and 5xx are retried with growing pauses, and no sooner than the server asks; any
     other error cancels all requests. What was delivered until then stays.
 
-    Args:
-        url: The part before /chat/completions, e.g. `http://127.0.0.1:8000/v1`.
-        model: Its name there.
-        key_variable: Name of the environment variable that holds the key; `None` sends none.
-        concurrency: Maximum number of requests in flight.
-        deadline_s: Seconds for each conversation, from its first try to its completion.
-        timeout_s: Seconds without any answer from the server after which it is given up.
-        fields: Fields of each request beside ours, or in their place; `None` removes one.
-        special_tokens: The tokenizer's special tokens; if unknown, those of widely used chat formats.
-
-    Raises:
-        ServerError: `url` is not a URL, or the key is not set or invalid.
+    A ServerError is raised if `url` is not a URL, or the key is not set or invalid.
     """
 
-    url: str
-    model: str
-    key_variable: str | None
-    concurrency: int
-    deadline_s: float
-    timeout_s: float
-    fields: Mapping[str, Any]
+    url: str  # the part before /chat/completions, e.g. http://127.0.0.1:8000/v1
+    model: str  # its name there
+    key_variable: str | None  # the environment variable that holds the key; None sends none
+    concurrency: int  # of requests in flight at most
+    deadline_s: float  # for each conversation, from its first try to its completion
+    timeout_s: float  # without any answer from the server, after which it is given up
+    fields: Mapping[str, Any]  # of each request beside ours, or in their place; None removes one
     special_tokens: tuple[str, ...] = CHAT_TOKENS
 
     def __post_init__(self) -> None:
-        if not _is_address(self.url):
+        try:
+            url = httpx.URL(self.url)
+        except httpx.InvalidURL:
+            url = httpx.URL()
+        if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query:
             shown = self.url.rpartition("@")[2].partition("?")[0]  # either side may hold a key
             raise ServerError(
                 f"no url of a server: {shown!r}; expected one such as http://127.0.0.1:8000/v1, "
@@ -84,13 +76,15 @@ class ChatServer:
         return key
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
-        """As `Engine.sample`; conversations are independent of one another.
-
-        Raises:
-            ServerError: a deadline passed, the server was silent, or its answer was an error that no retry would fix.
-                All requests in flight are then cancelled, as by Ctrl-C.
-        """
-        _run(_Requests(self, sampling, deliver).send_all(conversations))
+        """As `Engine.sample`; a ServerError or Ctrl-C cancels all requests in flight."""
+        requests = _Requests(self, sampling, deliver)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(requests.send_all(conversations))
+        else:  # a notebook or a framework runs this thread's event loop
+            with start_blocking_portal() as portal:  # cancels everything on Ctrl-C, which only this thread receives
+                portal.call(requests.send_all, conversations)
 
     def body(self, messages: Messages, sampling: Sampling) -> dict[str, Any]:
         """Return the JSON of a request."""
@@ -106,63 +100,6 @@ class ChatServer:
         return {name: value for name, value in body.items() if value is not None}
 
 
-def connect(
-    url: str,
-    model: str,
-    *,
-    key_variable: str | None,
-    special_tokens: tuple[str, ...],
-    chat_template_kwargs: Mapping[str, Any],
-) -> ChatServer:
-    """Return a server with the concurrency and time limits of `conf/rm/server.yaml`.
-
-    `chat_template_kwargs` are sent if there are any; vLLM and SGLang pass them to the chat template.
-    """
-    conf = yaml.safe_load((ASSETS / "conf" / "rm" / "server.yaml").read_text(encoding="utf-8"))
-    return ChatServer(
-        url=url,
-        model=model,
-        key_variable=key_variable,
-        fields={"chat_template_kwargs": dict(chat_template_kwargs)} if chat_template_kwargs else {},
-        special_tokens=special_tokens,
-        **{name: conf[name] for name in ("concurrency", "deadline_s", "timeout_s")},
-    )
-
-
-def _is_address(text: str) -> bool:
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL:
-        return False
-    return url.scheme in ("http", "https") and bool(url.host) and not (url.userinfo or url.query)
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end, in a thread if a notebook or a framework runs an event loop in this one."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(work)
-        return
-    loop = asyncio.new_event_loop()
-
-    def run_in_thread() -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(work)
-
-    def cancel_all() -> None:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-
-    with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(run_in_thread)
-        try:
-            done.result()
-        finally:
-            if not done.done():  # Ctrl-C, which only this thread receives
-                loop.call_soon_threadsafe(cancel_all)
-
-
 class _Requests:
     """The requests of one call of `ChatServer.sample`."""
 
@@ -172,7 +109,7 @@ class _Requests:
         self._deliver = deliver
         self._key = server.key()
         self._route = f"{server.url.rstrip('/')}/chat/completions"
-        self._last_answer = time.monotonic()  # or until when the server asked to be left alone
+        self._silence: asyncio.Timeout  # ends all, unless an answer comes
 
     async def send_all(self, conversations: Sequence[Messages]) -> None:
         """Send all requests; the first error cancels the rest."""
@@ -185,12 +122,12 @@ class _Requests:
             follow_redirects=False,
         )
         try:
-            async with client, asyncio.TaskGroup() as watched:
-                watch = watched.create_task(self._watch())
-                async with asyncio.TaskGroup() as workers:
-                    for _ in range(min(concurrency, len(conversations))):
-                        workers.create_task(self._work(client, left))
-                watch.cancel()
+            async with client, asyncio.timeout(self._server.timeout_s) as self._silence, asyncio.TaskGroup() as workers:
+                for _ in range(min(concurrency, len(conversations))):
+                    workers.create_task(self._work(client, left))
+        except TimeoutError:
+            got = f"no answer for {self._server.timeout_s:g} s"
+            raise self._error(got, "is it up? timeout_s says how long to wait for it") from None
         except BaseExceptionGroup as group:
             first: BaseException = group
             while isinstance(first, BaseExceptionGroup):
@@ -207,11 +144,10 @@ class _Requests:
                 raise self._error(got, "is the url that of an OpenAI-compatible server?") from None
             self._deliver(place, rollout)
 
-    async def _watch(self) -> None:
-        timeout = self._server.timeout_s
-        while (silence := time.monotonic() - self._last_answer) < timeout:
-            await asyncio.sleep(timeout - silence)
-        raise self._error(f"no answer for {timeout:g} s", "is it up? timeout_s says how long to wait for it")
+    def _allow_silence(self, seconds: float) -> None:
+        ends = asyncio.get_running_loop().time() + seconds + self._server.timeout_s
+        if not self._silence.expired():
+            self._silence.reschedule(max(ends, self._silence.when() or 0.0))
 
     async def _post(self, client: httpx.AsyncClient, place: int, body: Mapping[str, Any]) -> httpx.Response:
         ends = time.monotonic() + self._server.deadline_s
@@ -228,13 +164,17 @@ class _Requests:
                 got = f"{type(error).__name__}: {error}"
             else:
                 if response.is_success:
-                    self._last_answer = time.monotonic()
+                    self._allow_silence(0.0)
                     return response
                 got = self._quote(response)
+                if response.is_redirect:
+                    got = f"{response.status_code}, a redirect to {response.headers.get('location', 'nowhere')}"
+                    raise self._error(got, "redirects are not followed; put the right address into url")
                 if response.status_code != httpx.codes.TOO_MANY_REQUESTS and not response.is_server_error:
-                    raise self._rejected(response)
+                    other = "check model and fields, and whether the prompt is too long"
+                    raise self._error(got, _REMEDIES.get(response.status_code, other))
                 wait = max(wait, _retry_after(response))
-                self._last_answer = max(self._last_answer, time.monotonic() + wait)
+                self._allow_silence(wait)
             if time.monotonic() + wait > ends:
                 break
             await asyncio.sleep(wait)
@@ -242,13 +182,6 @@ class _Requests:
             f"{got}; {tries} tries for conversation {place}, which has {self._server.deadline_s:g} s",
             "raise deadline_s, or lower concurrency where the server has too much to do",
         )
-
-    def _rejected(self, response: httpx.Response) -> ServerError:
-        if response.is_redirect:
-            got = f"{response.status_code}, a redirect to {response.headers.get('location', 'nowhere')}"
-            return self._error(got, "redirects are not followed; put the right address into url")
-        remedy = _REMEDIES.get(response.status_code, "check model and fields, and whether the prompt is too long")
-        return self._error(self._quote(response), remedy)
 
     def _quote(self, response: httpx.Response) -> str:
         return f"{response.status_code} with {self._without_key(response.text)[:_QUOTED]!r}"
@@ -264,15 +197,12 @@ class _Requests:
 def _retry_after(response: httpx.Response) -> float:
     """Return the seconds that a server asks to wait, from a number or a date (RFC 9110, section 10.2.3); else 0."""
     asked = response.headers.get("retry-after", "")
-    try:
+    with suppress(ValueError):
         return max(0.0, float(asked))
-    except ValueError:
-        pass
-    try:
+    with suppress(ValueError):
         when = parsedate_to_datetime(asked)
-    except ValueError:
-        return 0.0
-    return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+        return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    return 0.0
 
 
 def _rollout(answer: Any, label_opening: str) -> Rollout:

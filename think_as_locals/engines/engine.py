@@ -17,23 +17,17 @@ from think_as_locals.judging import label_place
 from think_as_locals.types import LABELS, DataError, ModelError, Rollout
 
 Messages = list[dict[str, str]]
-
-Deliver = Callable[[int, Rollout], None]
-"""Takes the index of a conversation and its rollout."""
+Deliver = Callable[[int, Rollout], None]  # takes the index of a conversation and its rollout
 
 _THOUGHTS = ("<think>", "</think>")  # templates cut thoughts off there even if they are not tokens of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to sample.
+    """How to sample: greedily at temperature 0.
 
-    Args:
-        max_completion_length: In tokens.
-        temperature: 0 is greedy.
-        seed: Of the sampling.
-        label_opening: The text right before the verdict's label (`Format.label_opening`), to have the log-probabilities
-            of the labels in that place as well; empty for none.
+    With `label_opening`, the text right before the verdict's label (`Format.label_opening`), rollouts come with the
+    log-probabilities of the labels in that place.
     """
 
     max_completion_length: int
@@ -77,7 +71,6 @@ class TokenEngine(ABC):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The special tokens of the chat."""
         return self.chat.special_tokens
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
@@ -94,19 +87,12 @@ class TokenEngine(ABC):
 
 @dataclass(frozen=True)
 class Chat:
-    """A tokenizer and how its chat template is called.
-
-    Args:
-        tokenizer: A transformers tokenizer with a chat template.
-        template_kwargs: Passed to the template, e.g. `{"enable_thinking": False}`.
-        eos_token_ids: Every id that ends a completion.
-        positions: Context length of the model, prompt and completion together; `None` if not declared.
-    """
+    """A tokenizer and how its chat template is called."""
 
     tokenizer: Any
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     eos_token_ids: frozenset[int] = frozenset()
-    positions: int | None = None
+    positions: int | None = None  # the model's context length, prompt and completion together; None if not declared
 
     @cached_property
     def special_tokens(self) -> tuple[str, ...]:
@@ -138,16 +124,12 @@ class Chat:
         return text
 
     def encode(self, conversations: Sequence[Messages]) -> list[list[int]]:
-        """Return the token ids of each conversation with the generation prompt.
-
-        Raises:
-            DataError: a prompt leaves the model no room for a completion.
-        """
+        """Return the token ids of each conversation with the generation prompt; a DataError if one is too long."""
         if not conversations:
             return []
         texts = [self.text(messages, add_generation_prompt=True) for messages in conversations]
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        longest = max(map(len, ids), default=0)
+        longest = max(map(len, ids))
         if self.positions is not None and longest >= self.positions:
             raise DataError(
                 f"a prompt of {longest} tokens: the model takes {self.positions} together with what it writes; nothing "
@@ -182,35 +164,23 @@ def require_chat_template(path: str, tokenizer: Any) -> None:
         )
 
 
-def require_all_weights(path: str, missing: Iterable[str]) -> None:
-    """Raise a ModelError if the files of a language model lack some of its weights."""
-    if names := sorted(missing):
-        raise ModelError(
-            f"{path} lacks weights of a language model, which would be random: {', '.join(names[:5])}. Is it a "
-            "classifier (tal.ScalarRM, rms.NAME=classifier), or not saved as a whole?"
-        )
-
-
 def control_marks(added: Iterable[tuple[str, bool]], template: str) -> set[str]:
     """Return which of a tokenizer's added tokens, given as (text, is special), structure a conversation.
 
-    These are the special ones, and of the others those that the chat template uses: Qwen3's `</think>` is not special,
-    but its template cuts an assistant's turn there. Others, such as runs of spaces or HTML tags, are ordinary text.
+    Beside the special ones, those that the chat template uses: Qwen3's `</think>` is not special, but its template cuts
+    an assistant's turn there. Others, such as runs of spaces or HTML tags, are ordinary text.
     """
-
-    def is_mark(text: str, special: bool) -> bool:
-        return special or (text[:1] in ("<", "[") and text[-1:] in (">", "]") and text in template)
-
-    return {text for text, special in added if is_mark(text, special)} | {m for m in _THOUGHTS if m in template}
+    bracketed = [text for text, _ in added if text.startswith(("<", "[")) and text.endswith((">", "]"))]
+    special = {text for text, is_special in added if is_special}
+    return special | {text for text in (*bracketed, *_THOUGHTS) if text in template}
 
 
 def label_log_probs(
     engine: TokenEngine, prompts: Sequence[list[int]], rollouts: Sequence[Rollout]
 ) -> list[dict[str, float]]:
-    """Return label -> log-probability in the place of the verdict's label, for the rollout of each prompt.
+    """Return label -> log-probability in the place of the verdict's label, given the prompt and what stands before it.
 
-    That is the label as the next token, given the prompt and what the judge wrote before it: the conclusion of its own
-    reasoning. Empty without a verdict, or if its label is not a token of its own.
+    Empty without a verdict, or if its label is not a token of its own.
     """
     found: list[dict[str, float]] = [{} for _ in rollouts]
     places = {i: place for i, rollout in enumerate(rollouts) if (place := label_tokens(engine.chat.tokenizer, rollout))}
@@ -227,10 +197,9 @@ def label_tokens(tokenizer: Any, rollout: Rollout) -> tuple[int, dict[str, int]]
 
     `None` without a verdict, or if the tokenizer joins its label to the text before or after it.
     """
-    place = label_place(rollout.text)
+    ids, place = list(rollout.token_ids), label_place(rollout.text)
     if place is None:
         return None
-    ids = list(rollout.token_ids)
 
     def written(through: int) -> str:
         return str(tokenizer.decode(ids[: through + 1], skip_special_tokens=True))
@@ -250,15 +219,8 @@ def label_tokens(tokenizer: Any, rollout: Rollout) -> tuple[int, dict[str, int]]
     }
 
 
-# Files of a model, in a directory or on the Hub, read without loading the model.
-
-
 def model_file(path: str, name: str, revision: str | None = None) -> Path | None:
-    """Return a file of a model, given its directory or Hub id; `None` if the model has no such file.
-
-    Raises:
-        ModelError: the Hub has no such model, or cannot be reached and the file is not in its cache.
-    """
+    """Return a file of a model, given its directory or Hub id; `None` if it has none, a ModelError if it is unknown."""
     if Path(path).is_dir():
         file = Path(path) / name
         return file if file.is_file() else None
@@ -282,25 +244,18 @@ def model_file(path: str, name: str, revision: str | None = None) -> Path | None
 
 
 def special_tokens(path: str, revision: str | None = None) -> tuple[str, ...]:
-    """Return `Chat.special_tokens` of a model without loading its tokenizer; none if it has no tokenizer.json.
-
-    Raises:
-        ModelError: as `model_file`; or the file is not that of a tokenizer.
-    """
+    """Return `Chat.special_tokens` of a model without loading its tokenizer; none if it has no tokenizer.json."""
     file = model_file(path, "tokenizer.json", revision)
     if file is None:
         return ()
     try:
         added: list[Any] = json.loads(file.read_text(encoding="utf-8")).get("added_tokens", [])
         tokens = [(token["content"], token["special"]) for token in added]
-        return tuple(sorted(control_marks(tokens, _chat_template(path, revision))))
+        template = ""
+        if written := model_file(path, "chat_template.jinja", revision):
+            template = written.read_text(encoding="utf-8")
+        elif config := model_file(path, "tokenizer_config.json", revision):
+            template = str(json.loads(config.read_text(encoding="utf-8")).get("chat_template"))
+        return tuple(sorted(control_marks(tokens, template)))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{file}: not the file of a tokenizer: {error!r}") from error
-
-
-def _chat_template(path: str, revision: str | None) -> str:
-    """Return a model's chat template, from its own file or the tokenizer's configuration; empty if it has none."""
-    if file := model_file(path, "chat_template.jinja", revision):
-        return file.read_text(encoding="utf-8")
-    file = model_file(path, "tokenizer_config.json", revision)
-    return str(json.loads(file.read_text(encoding="utf-8")).get("chat_template")) if file else ""

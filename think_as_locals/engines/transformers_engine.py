@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,14 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, set_seed
 
-from think_as_locals.engines.engine import (
-    Chat,
-    Sampling,
-    TokenEngine,
-    eos_token_ids,
-    require_all_weights,
-    require_chat_template,
-)
+from think_as_locals.engines.engine import Chat, Sampling, TokenEngine, eos_token_ids, require_chat_template
+from think_as_locals.types import ModelError
 
 T = TypeVar("T")
 
@@ -37,19 +30,10 @@ class TransformersEngine(TokenEngine):
     def load(
         cls, path: str, *, dtype: str, template_kwargs: Mapping[str, Any], batch_size: int, revision: str | None = None
     ) -> TransformersEngine:
-        """Load a judge from a directory or the Hub.
-
-        Raises:
-            ModelError: weights are missing, as in a classifier, or there is no chat template.
-        """
+        """Load a judge from a directory or the Hub; a ModelError without all its weights or a chat template."""
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, padding_side="left")
         require_chat_template(path, tokenizer)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, dtype=dtype, output_loading_info=True
-        )
-        require_all_weights(path, info["missing_keys"])
-        model = model.to(device).eval()
+        model = load_language_model(path, dtype, revision)
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         ends = eos_token_ids(tokenizer, model.generation_config)
         return cls(model, Chat(tokenizer, template_kwargs, ends, positions), batch_size)
@@ -64,7 +48,11 @@ class TransformersEngine(TokenEngine):
         """As `TokenEngine.next_log_probs`."""
 
         def score(indices: Sequence[int]) -> list[list[float]]:
-            log_probs = self._log_probs([contexts[i] for i in indices])
+            batch = self._padded([contexts[i] for i in indices])
+            positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+            with torch.inference_mode():
+                output = self.model(**batch, position_ids=positions, logits_to_keep=1, use_cache=False)
+                log_probs = output.logits[:, -1].float().log_softmax(-1)
             return [row[list(candidates[i])].tolist() for row, i in zip(log_probs, indices, strict=True)]
 
         return self._batched(contexts, score)
@@ -84,35 +72,19 @@ class TransformersEngine(TokenEngine):
         return [found[i] for i in range(len(rows))]
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-        """Return input ids and attention mask (B, L), padded on the left."""
-        filled = {
-            "input_ids": [torch.tensor(row) for row in rows],
-            "attention_mask": [torch.ones(len(row)) for row in rows],
-        }
+        """Return input ids and attention mask (B, L)."""
+        filled = {"input_ids": [torch.tensor(row) for row in rows]}
+        filled["attention_mask"] = [torch.ones_like(row) for row in filled["input_ids"]]
         return {
             name: pad_sequence(of, batch_first=True, padding_side="left").long().to(self.model.device)
             for name, of in filled.items()
         }
 
-    def _log_probs(self, contexts: Sequence[Sequence[int]]) -> Tensor:
-        """Return log-probabilities of the next token (contexts, vocabulary), float32."""
-        batch = self._padded(contexts)
-        positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
-        with torch.inference_mode():
-            output = self.model(
-                input_ids=batch["input_ids"],
-                attention_mask=batch["attention_mask"],
-                position_ids=positions,
-                logits_to_keep=1,
-                use_cache=False,
-            )
-            log_probs: Tensor = output.logits[:, -1].float().log_softmax(-1)
-        return log_probs
-
     def _sample(self, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
         batch = self._padded(prompts)
         greedy = sampling.temperature == 0
-        rooms = [self._room(prompt, sampling) for prompt in prompts]
+        limit, positions = sampling.max_completion_length, self.chat.positions
+        rooms = [limit if positions is None else min(limit, positions - len(prompt)) for prompt in prompts]
         ends = sorted(self.chat.eos_token_ids)
         config = GenerationConfig(
             max_new_tokens=max(rooms),
@@ -125,23 +97,26 @@ class TransformersEngine(TokenEngine):
         if not greedy:
             set_seed(sampling.seed)
         with torch.inference_mode(), _default_generation_config(self.model.generation_config):
-            output = self.model.generate(
-                **batch,
-                generation_config=config,
-                synced_gpus=False,  # else, under ZeRO-3, every rank would need as many batches as the others
-            )
+            # Synced, under ZeRO-3, every rank would need as many batches as the others.
+            output = self.model.generate(**batch, generation_config=config, synced_gpus=False)
         completions: list[list[int]] = output[:, batch["input_ids"].shape[1] :].tolist()
         return [completion[:room] for completion, room in zip(completions, rooms, strict=True)]
 
-    def _room(self, prompt: Sequence[int], sampling: Sampling) -> int:
-        """Return the maximum number of completion tokens, within the model's context length."""
-        left = math.inf if self.chat.positions is None else self.chat.positions - len(prompt)
-        return int(min(sampling.max_completion_length, left))
+
+def load_language_model(path: str, dtype: str, revision: str | None) -> Any:
+    """Load a language model for inference; a ModelError if its files lack weights, as a classifier's do."""
+    model, info = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=dtype, output_loading_info=True)
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"{path} lacks weights of a language model, which would be random: {', '.join(missing[:5])}. Is it a "
+            "classifier (tal.ScalarRM, rms.NAME=classifier), or not saved as a whole?"
+        )
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
 @contextmanager
 def _default_generation_config(config: GenerationConfig) -> Iterator[None]:
-    """Replace the model's generation_config.json, from which `generate` takes whatever it is not told, by defaults.
+    """Replace the model's generation_config.json, from which `generate` completes its own, by defaults.
 
     Qwen2.5-Instruct's has a repetition penalty and a top_p: greedy would not be greedy, and differ from vLLM's.
     """

@@ -8,28 +8,22 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, TypedDict
 
+import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine, eos_token_ids, model_file, require_chat_template
 
-_CPU_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, where weights can be synchronised
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads would starve the trainer
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-}
-
 
 def prepare() -> None:
     """Set what has to be set before vLLM is imported; variables of the environment are left as they are."""
-    import torch
-
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    if torch.cuda.is_available() or not find_spec("vllm"):
-        return
-    for name, value in _CPU_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    keep_weights_plain()
+    if find_spec("vllm") and not torch.cuda.is_available():
+        # The engine lives in this process, where weights can be synchronised; bound threads would starve the trainer.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+        keep_weights_plain()
 
 
 def keep_weights_plain() -> None:
@@ -67,18 +61,15 @@ class VLLMEngine(TokenEngine):
     def load(
         cls, path: str, *, dtype: str, template_kwargs: Mapping[str, Any], revision: str | None = None
     ) -> VLLMEngine:
-        """Load a judge from a directory or the Hub.
-
-        Raises:
-            ModelError: there is no chat template.
-        """
+        """Load a judge from a directory or the Hub; a ModelError without a chat template."""
         prepare()
         from vllm import LLM
 
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
         require_chat_template(path, tokenizer)
         config = generation_config(path, revision)
-        llm = LLM(model=path, revision=revision, dtype=dtype, enforce_eager=_on_cpu(), disable_log_stats=True)
+        eager = not torch.cuda.is_available()
+        llm = LLM(model=path, revision=revision, dtype=dtype, enforce_eager=eager, disable_log_stats=True)
         ends, positions = eos_token_ids(tokenizer, config), llm.model_config.max_model_len
         return cls(llm, Chat(tokenizer, template_kwargs, ends, positions))
 
@@ -117,9 +108,3 @@ def generation_config(path: str, revision: str | None) -> GenerationConfig:
     if model_file(path, "generation_config.json", revision):
         return GenerationConfig.from_pretrained(path, revision=revision)
     return GenerationConfig.from_model_config(AutoConfig.from_pretrained(path, revision=revision))
-
-
-def _on_cpu() -> bool:
-    import torch
-
-    return not torch.cuda.is_available()

@@ -37,8 +37,7 @@ class SampledTokens:
 class VLLMServer:
     """A vLLM server started by launch/vllm_server.sh; its key comes from the environment.
 
-    Every method raises a ServerError if the server does not answer within `timeout_s` (with retries and a restart), or
-    answers with an error.
+    Every method raises a ServerError if there is no good answer within `timeout_s`, with retries and a restart.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -61,16 +60,18 @@ class VLLMServer:
     def complete(self, prompts: Sequence[Sequence[int]], weights: str, **parameters: Any) -> list[SampledTokens]:
         """Sample a completion for each prompt in one request, with the given weights and the adapter loaded since.
 
-        `weights` is their name in `state`, which is checked before every try and afterwards: a server that was
-        restarted in between is not asked for what would be discarded. `parameters` are those of /v1/completions.
-
-        Raises:
-            OtherWeightsError: the server holds others.
+        `weights` is their name in `state`, which is checked before every try and afterwards (an OtherWeightsError): a
+        server that was restarted in between is not asked for what would be discarded.
         """
         asked = {"prompt": prompts, "logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
         route, content = "/v1/completions", {**asked, **self._adapter, **parameters}
-        choices = self._ask("POST", route, before=lambda: self._expect(weights), json=content).json()["choices"]
-        self._expect(weights)
+
+        def check_weights() -> None:
+            if (holds := self.state()["weights"]) != weights:
+                raise OtherWeightsError(f"the vLLM server at {self._client.base_url} holds {holds}, expected {weights}")
+
+        choices = self._ask("POST", route, before=check_weights, json=content).json()["choices"]
+        check_weights()
         return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
 
     def load_weights(self, folder: str) -> None:
@@ -85,8 +86,7 @@ class VLLMServer:
     def load_adapter(self, folder: str) -> None:
         """Apply a LoRA adapter in place of the last one; its name is the folder, which must be a new one.
 
-        Blocks of the prefix cache are keyed by that name, so none computed with another adapter is found. The last one
-        is not unloaded by name: it is replaced, and a restarted server would not know it.
+        Blocks of the prefix cache are keyed by that name, so none computed with another adapter is found.
         """
         self._ask("POST", "/v1/load_lora_adapter", json={"lora_name": folder, "lora_path": folder})
         self._adapter = {"model": folder}
@@ -99,18 +99,14 @@ class VLLMServer:
         state: dict[str, Any] = workers[0]
         return state
 
-    def _expect(self, weights: str) -> None:
-        if (holds := self.state()["weights"]) != weights:
-            raise OtherWeightsError(f"the vLLM server at {self._client.base_url} holds {holds}, expected {weights}")
-
     def prefix_cache(self) -> tuple[float, float]:
         """Return the hits and queries of its prefix cache since it started, in prompt tokens."""
         lines = [line.split() for line in self._ask("GET", "/metrics").text.splitlines()]
-        hits, looked_for = (
-            sum(float(line[-1]) for line in lines if line and line[0].startswith(f"vllm:prefix_cache_{name}_total"))
-            for name in ("hits", "queries")
-        )
-        return hits, looked_for
+
+        def total(name: str) -> float:
+            return sum(float(line[-1]) for line in lines if line and line[0].startswith(f"vllm:prefix_cache_{name}"))
+
+        return total("hits_total"), total("queries_total")
 
     def _ask(self, method: str, path: str, before: Callable[[], None] = lambda: None, **content: Any) -> httpx.Response:
         """Return the first successful answer; `before` is called before each try, and may raise."""
@@ -162,11 +158,8 @@ class ServerEngine(TokenEngine):
 
 def _completion(choice: dict[str, Any]) -> SampledTokens:
     found = choice["logprobs"]
-    return SampledTokens(
-        token_ids=choice["token_ids"],
-        log_probs=found["token_logprobs"],
-        likeliest=[
-            {int(token.removeprefix("token_id:")): value for token, value in place.items()}
-            for place in found["top_logprobs"]
-        ],
-    )
+    likeliest = [
+        {int(token.removeprefix("token_id:")): value for token, value in place.items()}
+        for place in found["top_logprobs"]
+    ]
+    return SampledTokens(choice["token_ids"], found["token_logprobs"], likeliest)

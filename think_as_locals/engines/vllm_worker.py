@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from typing import Any
@@ -33,18 +32,14 @@ class RequireKey:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._expected = _digest(b"Bearer " + os.environb[b"VLLM_API_KEY"])
+        self._expected = b"Bearer " + os.environb[b"VLLM_API_KEY"]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, or answer 401."""
         if scope["type"] in ("http", "websocket") and scope["path"] != "/health":
             given = dict(scope["headers"]).get(b"authorization", b"")
-            if not secrets.compare_digest(_digest(given), self._expected):
+            if not secrets.compare_digest(given, self._expected):
                 await send({"type": "http.response.start", "status": 401, "headers": []})
                 await send({"type": "http.response.body", "body": b"unauthorised"})
                 return
         await self._app(scope, receive, send)
-
-
-def _digest(text: bytes) -> bytes:
-    return hashlib.sha256(text).digest()

@@ -1,7 +1,7 @@
 """Baselines: what one scores on the same items without judging, by name in `CREDITS`.
 
-They use what a careless reader could: the lengths of responses, whether one names the culture, or what its text has in
-common with right answers to *other* questions.
+They use the lengths of responses, whether one names the culture, or what it shares with right answers to *other*
+questions.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from types import MappingProxyType
 
 import numpy as np
 from babel import Locale, UnknownLocaleError
 
+from think_as_locals.judging.rubric import fold
 from think_as_locals.reward_models.reward_model import tie_credit
 from think_as_locals.types import Item
 
@@ -25,8 +25,7 @@ _FOLDS = 5
 _WORDS = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+|[^\w\s]"
 """A character of a script without spaces between words (Thai to Khmer, kana, Han), a word, or a sign."""
 
-_WORD_START = r"(?<![a-z\u00df-\u052f])"
-"""No Latin, Greek or Cyrillic letter before it; other scripts put names behind particles or without a space."""
+_WORD_START = r"(?<![a-z\u00df-\u052f])"  # other scripts than Latin, Greek and Cyrillic put names right behind words
 
 
 def label_match(item: Item, response: str) -> float:
@@ -35,13 +34,11 @@ def label_match(item: Item, response: str) -> float:
     return float(names is not None and names.search(response.casefold()) is not None)
 
 
-TRAITS: Mapping[str, Trait] = MappingProxyType(
-    {
-        "longest": lambda _item, response: len(response),  # in characters
-        "shortest": lambda _item, response: -len(response),
-        "label_match": label_match,
-    }
-)
+TRAITS: Mapping[str, Trait] = {
+    "longest": lambda _item, response: len(response),  # in characters
+    "shortest": lambda _item, response: -len(response),
+    "label_match": label_match,
+}
 
 
 def trait_scores(items: Sequence[Item], trait: Trait) -> list[float]:
@@ -55,19 +52,15 @@ def chance(items: Sequence[Item]) -> list[float]:
 
 
 def majority_answer(items: Sequence[Item]) -> list[float]:
-    """Return the credit of preferring the text that is most often the right answer in the other question groups.
-
-    It detects answers that recur whatever the question ("Yes", "3"), and is chance where no response is another group's
-    answer. It sees the responses alone, so on a whole flip set it scores exactly 1/N.
-    """
+    """Return the credit of preferring the text that is most often right in other question groups ("Yes", "3")."""
     right: Counter[str] = Counter()
     own: dict[str, Counter[str]] = defaultdict(Counter)
     for item in items:
-        answer = _folded(item.responses[item.best])
+        answer = fold(item.responses[item.best])
         right[answer] += 1
         own[item.group][answer] += 1
     return [
-        tie_credit([right[text] - own[item.group][text] for text in map(_folded, item.responses)], item.best)
+        tie_credit([right[text] - own[item.group][text] for text in map(fold, item.responses)], item.best)
         for item in items
     ]
 
@@ -76,8 +69,7 @@ def tfidf(items: Sequence[Item]) -> list[float]:
     """Return the credit of a classifier that reads one response at a time and neither the question nor the culture.
 
     Logistic regression on TF-IDF of words and signs, a test for annotation artefacts (Gururangan et al. 2018, arXiv
-    1803.02324). It is cross-fitted: a question group is scored by a model of the other groups, so that what it finds is
-    style, not the answers. With a single group it is chance.
+    1803.02324); a question group is scored by a model of the other groups. With a single group it is chance.
     """
     from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
     from sklearn.linear_model import LogisticRegression
@@ -101,33 +93,27 @@ def tfidf(items: Sequence[Item]) -> list[float]:
         method="decision_function",
     )
     ends = np.cumsum([len(item.responses) for item in ordered])
-    worth = {
-        item.id: tie_credit(values.tolist(), item.best)
-        for item, values in zip(ordered, np.split(scores, ends[:-1]), strict=True)
-    }
+    by_item = zip(ordered, np.split(scores, ends[:-1]), strict=True)
+    worth = {item.id: tie_credit(values.tolist(), item.best) for item, values in by_item}
     return [worth[item.id] for item in items]
 
 
-CREDITS: Mapping[str, Callable[[Sequence[Item]], list[float]]] = MappingProxyType(
-    {
-        "chance": chance,
-        **{name: partial(trait_scores, trait=trait) for name, trait in TRAITS.items()},
-        "majority_answer": majority_answer,
-        "tfidf": tfidf,
-    }
-)
+CREDITS: Mapping[str, Callable[[Sequence[Item]], list[float]]] = {
+    "chance": chance,
+    **{name: partial(trait_scores, trait=trait) for name, trait in TRAITS.items()},
+    "majority_answer": majority_answer,
+    "tfidf": tfidf,
+}
 """Baselines by name: items -> the credit of each, in their order."""
 
-NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "chance": "chance",
-        "longest": "always the longest response",
-        "shortest": "always the shortest response",
-        "label_match": "a response that names the culture",
-        "majority_answer": "the answer most often right elsewhere",
-        "tfidf": "TF-IDF of the response alone",
-    }
-)
+NAMES: Mapping[str, str] = {
+    "chance": "chance",
+    "longest": "always the longest response",
+    "shortest": "always the shortest response",
+    "label_match": "a response that names the culture",
+    "majority_answer": "the answer most often right elsewhere",
+    "tfidf": "TF-IDF of the response alone",
+}
 """What tables call them."""
 
 
@@ -140,10 +126,6 @@ def baseline_credits(items: Sequence[Item]) -> dict[str, dict[str, float]]:
 def _credits(items: tuple[Item, ...]) -> dict[str, dict[str, float]]:
     ids = [item.id for item in items]
     return {name: dict(zip(ids, credit(items), strict=True)) for name, credit in CREDITS.items()}
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 @lru_cache(maxsize=1024)

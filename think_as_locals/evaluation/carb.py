@@ -30,7 +30,6 @@ KEYS = (
 )
 """What a report needs of a CARB file."""
 
-Estimator = Callable[[Sequence[float], Sequence[str]], Estimate]
 Measure = Callable[[Sequence[ItemCredit]], dict[str, Any]]
 
 
@@ -47,18 +46,30 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the contents of a CARB file: each accuracy with its n, its interval and the baselines on the same items.
 
-    `scored` has one judgement for each item, or one for each order that its responses were presented in. A parse
-    failure is wrong and counted apart.
+    `scored` has a judgement for each item, or for each order of its responses; a parse failure is wrong, and counted.
     """
     # Sums are rounded: sorted, any order of judgements has the same bits.
     scored = sorted(scored, key=lambda s: (s.item.id, s.presented.responses))
     credited = item_credits(scored)
     samples, estimate = bootstrap_samples, partial(accuracy, samples=bootstrap_samples, seed=seed)
-    measure = partial(_measure, estimate=estimate, baselines=baseline_credits([c.item for c in credited]))
+    baselines = baseline_credits([c.item for c in credited])
+
+    def measure(part: Sequence[ItemCredit]) -> dict[str, Any]:
+        groups = [c.item.group for c in part]
+        beside = {name: [by_id[c.item.id] for c in part] for name, by_id in baselines.items()}
+        return {
+            **estimate([c.credit for c in part], groups).as_dict(),
+            "baselines": {name: estimate(values, groups).as_dict() for name, values in beside.items()},
+        }
+
+    values, groups = [c.credit for c in credited], [c.item.group for c in credited]
     failures = estimate([float(s.parse_failure) for s in scored], [s.item.group for s in scored])
     cells = [BREAKDOWNS["cell"](c.item) for c in credited]
     by_position = grouped(scored, lambda s: LABELS[s.presented.best])  # an item in several orders counts in several
-    sure = [s for s in scored if s.margin is not None]
+    calibrated: dict[str, Any] = {"n": 0}
+    if sure := [(s.margin, s.credit, s.item.group) for s in scored if s.margin is not None]:
+        margins, worth, names = zip(*sure, strict=True)
+        calibrated = calibration(margins, worth, names, samples, seed)
     return {
         "dataset": dataset,
         "split": split,
@@ -69,36 +80,16 @@ def summarise(
         **measure(credited),
         "parse_failure": failures.value,
         "parse_failure_ci95": list(failures.ci95),
-        "micro": estimate(*_columns(credited)).as_dict(),
-        "macro": {**estimate(*_columns(credited), cells=cells).as_dict(), "cells": len(set(cells))},
+        "micro": estimate(values, groups).as_dict(),
+        "macro": {**estimate(values, groups, cells=cells).as_dict(), "cells": len(set(cells))},
         **{f"by_{name}": _by(credited, key, measure) for name, key in BREAKDOWNS.items()},
         "by_position": {
             slot: measure([ItemCredit(s.item, s.credit) for s in part]) for slot, part in sorted(by_position.items())
         },
         "slot_bias": slot_bias(scored, samples, seed),
         "order_consistency": order_consistency(scored, samples, seed),
-        "calibration": calibration(
-            [s.margin for s in sure if s.margin is not None],
-            [s.credit for s in sure],
-            [s.item.group for s in sure],
-            samples,
-            seed,
-        )
-        if sure
-        else {"n": 0},
+        "calibration": calibrated,
         "flips": _flips(credited, measure, estimate),
-    }
-
-
-def _measure(
-    credited: Sequence[ItemCredit], estimate: Estimator, baselines: dict[str, dict[str, float]]
-) -> dict[str, Any]:
-    groups = [c.item.group for c in credited]
-    return {
-        **estimate([c.credit for c in credited], groups).as_dict(),
-        "baselines": {
-            name: estimate([by_id[c.item.id] for c in credited], groups).as_dict() for name, by_id in baselines.items()
-        },
     }
 
 
@@ -106,11 +97,7 @@ def _by(credited: Sequence[ItemCredit], key: Callable[[Item], str], measure: Mea
     return {name: measure(part) for name, part in sorted(grouped(credited, lambda c: key(c.item)).items())}
 
 
-def _columns(credited: Sequence[ItemCredit]) -> tuple[list[float], list[str]]:
-    return [c.credit for c in credited], [c.item.group for c in credited]
-
-
-def _flips(credited: Sequence[ItemCredit], measure: Measure, estimate: Estimator) -> dict[str, Any]:
+def _flips(credited: Sequence[ItemCredit], measure: Measure, estimate: Callable[..., Estimate]) -> dict[str, Any]:
     """Return accuracy on whole flip sets, where a judge blind to the culture scores exactly 1/N."""
     sets = flip_set_credits(credited)
     if not sets:
@@ -133,11 +120,7 @@ def save(summary: dict[str, Any], scored: Sequence[ScoredItem], path: Path) -> N
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Load a CARB file.
-
-    Raises:
-        DataError: it is no JSON object, or lacks what a report needs; the message names it.
-    """
+    """Load a CARB file; a DataError names what a report needs and it lacks."""
     summary = read_json(path)
     if lacks := sorted(set(KEYS) - set(summary)):
         raise DataError(f"{path}: a CARB file lacks {', '.join(lacks)}; measure again")
@@ -145,17 +128,13 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def steps(run: RunFolder) -> dict[int, Path]:
-    """Return the CARB files of a training run by step, and none of an evaluation, whose models may be called alike.
-
-    Raises:
-        DataError: from `read`.
-    """
-    found = {step: (path, read(path)) for step, path in run.carb_steps().items()}
-    return {
-        step: path
-        for step, (path, summary) in found.items()
-        if summary["step"] == step and summary["model"] != path.stem
-    }
+    """Return the CARB files of a training run by step, and none of an evaluation, whose models may be called alike."""
+    found = {}
+    for step, path in run.carb_steps().items():
+        summary = read(path)
+        if summary["step"] == step and summary["model"] != path.stem:
+            found[step] = path
+    return found
 
 
 def best_step(run: RunFolder) -> int | None:

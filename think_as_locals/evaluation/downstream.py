@@ -1,8 +1,8 @@
 """Downstream validity: best-of-N selection by reward models, and whether those that CARB ranks high select better.
 
-CARB (arXiv 2509.21798) has 17 reward models select among 16 candidates on BLEnD and OMGEval and correlates the quality
-of what they select with their accuracy. An item holds eight responses at most, so more candidates are judged in parts:
-by `best_scored` where scores of different parts compare, in a `tournament` where they do not.
+CARB (arXiv 2509.21798) correlates the quality of what 17 reward models select among 16 candidates with their accuracy.
+An item holds eight responses at most, so more candidates are judged in parts: by `best_scored` where scores of
+different parts compare, in a `tournament` where they do not.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from think_as_locals.data.candidates import Candidates
-from think_as_locals.data.faults import Defect
 from think_as_locals.data.fields import Number, RowModel, Text, question_group
-from think_as_locals.data.rows import read_rows
+from think_as_locals.data.load import Candidates
+from think_as_locals.data.rows import Defect, read_rows
 from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
@@ -34,56 +33,32 @@ from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, ConfigError, DataError, Item
 
-_MIN_RMS = 3
-"""With fewer reward models every correlation is perfect, or undefined."""
-
-_FEW_RMS = 10
-"""With fewer the result carries a warning."""
-
-_SAMPLES = 2000
-"""Resamples of reward models."""
-
-_NOT_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What no XML may hold, however it is escaped: one control character in a name, and the plot would not open."""
+_MIN_RMS = 3  # with fewer reward models every correlation is perfect, or undefined
+_FEW_RMS = 10  # with fewer the result carries a warning
+_NOT_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # however it is escaped
 
 
 def best_scored(rows: Sequence[Candidates], scorer: Scorer, seed: int) -> list[int]:
     """Return the index of the candidate with the highest score, for each row; the scorer is called once.
 
-    For RMs that score each response by itself (scalar, implicit, pointwise rating), so that scores of one prompt's
-    candidates compare wherever they were computed. Ties are decided by the hash of seed, id and text.
+    For RMs that score each response by itself (scalar, implicit, pointwise rating). Ties are decided by the hash of
+    seed, id and text.
     """
-    heats = [
-        (number, part)
-        for number, row in enumerate(rows)
-        for part in _parts(_shuffled(row, seed), len(LABELS))
-        if len(part) > 1
-    ]
-    items = [_heat(rows[number], part, f"{n}") for n, (number, part) in enumerate(heats)]
-    best = [(-math.inf, _shuffled(row, seed)[0]) for row in rows]
-    for (number, part), scores in zip(heats, scored(items, scorer), strict=True):
+    parts = [(n, part) for n, row in enumerate(rows) for part in _parts(_shuffled(row, seed), len(LABELS))]
+    best: dict[int, tuple[float, int]] = {}
+    for (number, part), scores in zip(parts, _part_scores(rows, parts, scorer, ""), strict=True):
         for index, score in zip(part, scores, strict=True):
-            if score > best[number][0]:  # of equals the first drawn
+            if number not in best or score > best[number][0]:  # of equals the first drawn
                 best[number] = (score, index)
-    return [index for _, index in best]
+    return [best[number][1] for number in range(len(rows))]
 
 
 def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed: int) -> list[int]:
     """Return the index of the candidate that wins a knock-out tournament, for each row.
 
-    For judges that compare the responses they are presented, whose scores mean nothing beside another item's.
-    Candidates are drawn by hash into groups as even as can be, of `group_size` at most. The highest score of a group
-    goes on to the next round, and one alone in its group does so unjudged. Sixteen candidates in groups of eight are
-    two groups and a final, in groups of two fifteen comparisons. The scorer is called once in each round.
-
-    Args:
-        rows: Prompts with their candidates.
-        scorer: Scores the responses of items; of a tie or a parse failure the first drawn goes on.
-        group_size: Responses that a judge sees together, from 2 to 8.
-        seed: Of the draw, with the row's id and the candidates' texts: their order in the file does not matter.
-
-    Raises:
-        ConfigError: `group_size` is out of range.
+    For judges that compare the responses they are presented. Candidates are drawn by hash of seed, id and text into
+    groups as even as can be. The highest score of a group, of a tie or parse failures the first drawn, goes on to the
+    next round, and one alone in its group does so unjudged. The scorer is called once a round.
     """
     if not 2 <= group_size <= len(LABELS):
         raise ConfigError(f"a tournament has groups of 2 to {len(LABELS)}, got {group_size}")
@@ -91,27 +66,19 @@ def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed
     stage = 0
     while any(len(drawn) > 1 for drawn in left):
         stage += 1
-        groups = [(number, part) for number, drawn in enumerate(left) for part in _parts(drawn, group_size)]
-        judged = [(number, part) for number, part in groups if len(part) > 1]
-        items = [_heat(rows[number], part, f"{stage}.{n}") for n, (number, part) in enumerate(judged)]
-        scores = iter(scored(items, scorer))
+        parts = [(number, part) for number, drawn in enumerate(left) for part in _parts(drawn, group_size)]
         left = [[] for _ in rows]
-        for number, part in groups:
-            known = [-math.inf if math.isnan(score) else score for score in next(scores)] if len(part) > 1 else [0.0]
-            left[number].append(part[known.index(max(known))])
+        for (number, part), scores in zip(parts, _part_scores(rows, parts, scorer, f"{stage}."), strict=True):
+            left[number].append(part[scores.index(max(scores))])
     return [winner for (winner,) in left]
 
 
 def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples: int, seed: int) -> dict[str, Any]:
     """Return the mean quality of what was selected, and beside it those of a blind and a perfect choice.
 
-    Returns:
-        `selected`, `random` (the mean of each row's candidates), `oracle` (the best of each) and `gain` (selected less
-        random, paired), each `n`, `mean`, `ci95`, `ci_method`, resampled by question group (rows with the same prompt);
-        `headroom`, the share of what could be gained that was, `None` where all candidates of every row are equal.
-
-    Raises:
-        DataError: a row has no qualities.
+    That is `selected`, `random` (the mean of each row's candidates), `oracle` (the best of each) and `gain` (selected
+    less random, paired), resampled by question group (rows with the same prompt); and `headroom`, the share of what
+    could be gained that was, `None` where all candidates of every row are equal.
     """
     if lacks := [row.id for row in rows if row.qualities is None]:
         raise DataError(f"{len(lacks)} of {len(rows)} rows have no qualities, such as {lacks[0]!r}: nothing to average")
@@ -130,11 +97,7 @@ def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples
 
 
 def write_selections(rows: Sequence[Candidates], chosen: Sequence[int], path: Path) -> None:
-    """Write a row for each prompt: `id`, `chosen` (an index into the candidates), `candidate`, `quality` (or null).
-
-    Raises:
-        DataError: the file is there already.
-    """
+    """Write a row for each prompt: `id`, `chosen` (an index into the candidates), `candidate`, `quality` (or null)."""
     with new_file(path) as file:
         for row, index in zip(rows, chosen, strict=True):
             quality = None if row.qualities is None else row.qualities[index]
@@ -154,18 +117,30 @@ def _parts(drawn: Sequence[int], size: int) -> list[list[int]]:
     return [list(drawn[start::count]) for start in range(count)]
 
 
-def _heat(row: Candidates, part: Sequence[int], name: str) -> Item:
-    return Item(
-        id=f"{row.id}#{name}",
-        prompt=row.prompt,
-        responses=tuple(row.texts[index] for index in part),
-        best=0,  # unknown, and not shown to anyone
-        culture=row.culture,
-        language=row.language,
-        domain="downstream",
-        group=question_group(row.prompt),
-        source="candidates",
-    )
+def _part_scores(
+    rows: Sequence[Candidates], parts: Sequence[tuple[int, list[int]]], scorer: Scorer, stage: str
+) -> list[list[float]]:
+    """Return the scores of parts of rows (by number); -inf for a parse failure, 0 for one alone, which is not asked."""
+    asked = [(rows[number], part) for number, part in parts if len(part) > 1]
+    items = [
+        Item(
+            id=f"{row.id}#{stage}{i}",
+            prompt=row.prompt,
+            responses=tuple(row.texts[index] for index in part),
+            best=0,  # unknown, and no scorer sees it
+            culture=row.culture,
+            language=row.language,
+            domain="downstream",
+            group=question_group(row.prompt),
+            source="candidates",
+        )
+        for i, (row, part) in enumerate(asked)
+    ]
+    answers = iter(scored(items, scorer))
+    return [
+        [-math.inf if math.isnan(score) else score for score in next(answers)] if len(part) > 1 else [0.0]
+        for _, part in parts
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,68 +161,43 @@ class _ResultRow(RowModel):
 
 
 def read_results(path: Path) -> list[Result]:
-    """Load results of reward models: an evaluation's folder, or rows of `name`, `accuracy` and `downstream`.
-
-    Raises:
-        DataError: the first bad row, as `file:row: what is wrong`; an evaluation without the quality of choices.
-    """
-    if path.is_dir():
-        return _of_evaluation(path)
+    """Load results of reward models: an evaluation's folder, or rows of `name`, `accuracy` and `downstream`."""
     results = []
-    for row in read_rows(str(path)):
-        fields = _ResultRow.read(row)
-        if fields.accuracy < 0 or fields.accuracy > 1:
-            fields.add(Defect.WRONG_TYPE, f"accuracy must be a share in [0, 1], got {fields.accuracy:g}")
-        if fields.faults:
-            raise DataError(f"{row.place}: {'; '.join(fault.detail for fault in fields.faults)}")
-        results.append(Result(fields.name, fields.accuracy, fields.downstream))
-    return results
-
-
-def _of_evaluation(run: Path) -> list[Result]:
-    """Load macro accuracy, which ranks them, and the mean quality of what was selected, of each reward model."""
-    results = []
-    for file in sorted(run.glob("selections/*.json")):
+    if not path.is_dir():
+        for row in read_rows(str(path)):
+            fields = _ResultRow.read(row)
+            if fields.accuracy < 0 or fields.accuracy > 1:
+                fields.add(Defect.WRONG_TYPE, f"accuracy must be a share in [0, 1], got {fields.accuracy:g}")
+            if fields.faults:
+                raise DataError(f"{row.place}: {'; '.join(fault.detail for fault in fields.faults)}")
+            results.append(Result(fields.name, fields.accuracy, fields.downstream))
+        return results
+    for file in sorted(path.glob("selections/*.json")):
         selected = read_json(file).get("selected")
         if selected is None:
             raise DataError(f"{file}: the candidates had no qualities; add them, and evaluate again")
-        macro = carb.read(RunFolder(run).carb(file.stem))["macro"]
+        macro = carb.read(RunFolder(path).carb(file.stem))["macro"]  # which ranks reward models
         results.append(Result(file.stem, float(macro["accuracy"]), float(selected["mean"])))
     if not results:
-        raise DataError(f"{run}: no selections/NAME.json; evaluate with eval.candidates=FILE")
+        raise DataError(f"{path}: no selections/NAME.json; evaluate with eval.candidates=FILE")
     return results
 
 
 def write_validity(results: Sequence[Result], folder: Path) -> Path:
-    """Write `validity.json` and `validity.svg`; return the path of the plot.
-
-    Raises:
-        DataError: from `validity`.
-    """
-    found = validity(results, _SAMPLES, 0)
+    """Write `validity.json` and `validity.svg`; return the path of the plot."""
+    found = validity(results, samples=2000, seed=0)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "validity.json", {**found, "results": [asdict(result) for result in results]})
     path = folder / "validity.svg"
-    write_text(path, plot(results, found, "quality of selected responses"))
+    write_text(path, plot(results, found))
     return path
 
 
 def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, Any]:
-    """Return how well CARB accuracy predicts the downstream result, over reward models; scipy computes everything.
+    """Return how well CARB accuracy predicts the downstream result, over reward models, by scipy.
 
-    Returns:
-        `n`; `pearson`: `r`, `p` (two-sided, Student's t), `ci95` of r (Fisher's z), `r2`; `spearman`: `rho`, `p`
-        (two-sided, Student's t; with fewer than ten over all permutations), `ci95` (percentiles of a bootstrap over
-        reward models); `leave_one_out`: name -> r2 of the others, `None` where undefined; `line`: `slope` and
-        `intercept` of least squares; `warning`, `None` from ten reward models on.
-
-    Raises:
-        DataError: fewer than three reward models, one named twice, or nothing varies.
-
-    Example:
-        >>> found = validity([Result("a", 0.2, 1.0), Result("b", 0.4, 2.0), Result("c", 0.5, 2.4)], samples=50, seed=0)
-        >>> round(found["pearson"]["r2"], 3)
-        0.997
+    Pearson's p is by Student's t and its interval Fisher's z; Spearman's p, with fewer than ten reward models, over all
+    permutations, its interval percentiles of a bootstrap; `leave_one_out` is the r2 of the others, `None` if undefined.
     """
     _check(results)
     x, y = [result.accuracy for result in results], [result.downstream for result in results]
@@ -276,29 +226,24 @@ def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, An
     }
 
 
-def plot(results: Sequence[Result], found: dict[str, Any], downstream: str) -> str:
+def plot(results: Sequence[Result], found: dict[str, Any]) -> str:
     """Return an SVG of the reward models as points, with the line of least squares, n and r2, from `validity`."""
     x, y = [result.accuracy for result in results], [result.downstream for result in results]
-    svg = (
-        templates()
-        .get_template("validity.svg.jinja")
-        .render(
-            results=results,
-            found=found,
-            downstream=downstream,
-            x=axis(min(x), max(x), 70, 600),
-            y=axis(min(y), max(y), 350, 40),
-            ends=(min(x), max(x)),
-        )
+    template = templates().get_template("validity.svg.jinja")
+    svg = template.render(
+        results=results,
+        found=found,
+        x=axis(min(x), max(x), 70, 600),
+        y=axis(min(y), max(y), 350, 40),
+        ends=(min(x), max(x)),
     )
     return _NOT_XML.sub("\ufffd", svg)
 
 
 def _check(results: Sequence[Result]) -> None:
     if len(results) < _MIN_RMS:
-        raise DataError(
-            f"{len(results)} reward models; a correlation needs at least {_MIN_RMS}: evaluate more of them on CARB"
-        )
+        needed = f"a correlation needs at least {_MIN_RMS}: evaluate more of them on CARB"
+        raise DataError(f"{len(results)} reward models; {needed}")
     names = [result.name for result in results]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"several results are called {', '.join(map(repr, repeated))}; give each reward model one")
@@ -318,25 +263,25 @@ def _rank_p(x: Sequence[float], y: Sequence[float]) -> float:
     """Return the exact p of rho, over all pairings: by Student's t three models in the same order would have p = 0."""
     ranks, others = stats.rankdata(x), stats.rankdata(y)
 
-    def agreement(paired: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-        return np.asarray(np.moveaxis(paired, axis, -1) @ (others - others.mean()))
+    def agreement(paired: NDArray[np.float64], axis: int) -> NDArray[np.float64]:  # the last one
+        return np.asarray(paired @ (others - others.mean()))
 
-    return float(
-        stats.permutation_test(
-            (ranks,), agreement, permutation_type="pairings", n_resamples=np.inf, batch=50_000
-        ).pvalue
-    )
+    test = stats.permutation_test((ranks,), agreement, permutation_type="pairings", n_resamples=np.inf, batch=50_000)
+    return float(test.pvalue)
 
 
 def _rank_interval(x: Sequence[float], y: Sequence[float], samples: int, seed: int) -> list[float]:
-    def rho(a: Sequence[float], b: Sequence[float]) -> float:
-        return float(stats.spearmanr(a, b).statistic)
-
     with warnings.catch_warnings():
         # A resample of one reward model alone has no correlation; it is left out.
         warnings.simplefilter("ignore", stats.ConstantInputWarning)
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        drawn = stats.bootstrap(
-            (x, y), rho, paired=True, vectorized=False, n_resamples=samples, method="percentile", rng=seed
-        ).bootstrap_distribution
-    return [float(end) for end in np.nanquantile(drawn, [0.025, 0.975])]
+        rhos = stats.bootstrap(
+            (x, y),
+            lambda a, b: stats.spearmanr(a, b).statistic,
+            paired=True,
+            vectorized=False,
+            n_resamples=samples,
+            method="percentile",
+            rng=seed,
+        )
+    return [float(end) for end in np.nanquantile(rhos.bootstrap_distribution, [0.025, 0.975])]

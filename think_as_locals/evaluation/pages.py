@@ -43,10 +43,10 @@ class Axis:
         return [round(self.low + i * self.step, 10) for i in range(round((self.high - self.low) / self.step) + 1)]
 
 
-def templates() -> Environment:
-    """Return the templates beside this module: all that is put into them is escaped, an undefined name is an error."""
+def templates(*folders: Path) -> Environment:
+    """Return the templates beside this module and in other folders; what is put in is escaped, and has to be known."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([Path(__file__).parent, *folders]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -1,8 +1,7 @@
 """Spurious-feature probes: how far the score of a reward model moves when one thing about an item changes.
 
 The probes are those of CARB (arXiv 2509.21798); `data/edits.py` makes the edits. Measured is the margin of the best
-response: its score less the mean score of the others. The margin does not depend on where an RM puts its zero; and
-unlike one by log-sum-exp, it changes in proportion where scores are stretched. Two forms of relative change:
+response: its score less the mean score of the others. Two forms of relative change:
 
     relative  100 (m' - m) / spread   m, m': margin before and after; spread: root mean square of the distances of
                                       scores from their item's mean, over all unedited items. The same for any RM
@@ -11,9 +10,8 @@ unlike one by log-sum-exp, it changes in proportion where scores are stretched. 
                                       zero and says little where that is arbitrary, as with scalar RMs.
 
 0 / 0 is 0: the score has not moved. Anything else over 0 is undefined, as is an item without a verdict; such items are
-left out and counted. An absolute change alone shows nothing: any RM that reads text moves when text changes, a
-culture-blind one too. On CC one that knows the culture moves *down*, one that is blind to it on flip sets as often up
-as down. So the signed change stands beside.
+left out and counted. On CC an RM that knows the culture moves *down*, one that is blind to it as often up as down: so
+the signed change stands beside the absolute one.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from think_as_locals.data.edits import Edit, edited_pairs
 from think_as_locals.evaluation.scored import grouped
@@ -32,72 +30,45 @@ from think_as_locals.types import DataError, Item
 Scorer = Callable[[Sequence[Item]], list[tuple[float, ...]]]
 """Items -> for each a score of every response, in the item's own order; NaN for a parse failure.
 
-A scalar RM gives its scores, a generative one the log-probability of each label as its verdict. It must present
-responses in the order of the item (`render_presented`): `shuffle_responses` would shuffle edited responses anew, and
-the change of place would count as a change of score.
+It must present responses in the order of the item (`render_presented`): `shuffle_responses` would shuffle edited
+responses anew, and the change of place would count as a change of score.
 """
 
 DIRECTIONS: dict[Edit, Literal["up", "down"]] = {"CC": "up", "RC": "down", "CL": "down", "RP": "down"}
 """Whether a good RM has much change or little. On RC that holds in the language of the culture (see `remove_label`)."""
 
 Form = Literal["relative", "paper"]
-FORMS: tuple[Form, ...] = ("relative", "paper")
 
-Scores = Mapping[Item, tuple[float, ...]]
 Estimator = Callable[..., Estimate]
 """`estimate_mean` of values, groups and bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an edit did to the score of an item's best response.
-
-    Args:
-        before: The item.
-        after: The same, edited.
-        relative: Signed, in % of the RM's spread; `None` where that is 0 and the margin moved.
-        paper: Signed, in % of the response's score; `None` where that is 0 and moved.
-    """
+    """What an edit did to the score of an item's best response, in %; signed, and `None` where it is undefined."""
 
     before: Item
     after: Item
-    relative: float | None
-    paper: float | None
+    percent: Mapping[Form, float | None]
 
 
 def probe(items: Sequence[Item], scorer: Scorer, *, k: float, samples: int, seed: int) -> dict[str, Any]:
-    """Edit items, score them before and after, and return how far scores moved.
+    """Edit items, score them before and after, all in one call, and return how far scores moved, by probe.
 
-    Args:
-        items: With responses in the order in which they are to be presented, as `shuffle_responses` has them.
-        scorer: Called once, with all items.
-        k: Of the cross-lingual consistency exp(-k |change|), the change being a fraction of the spread or, in the
-            paper's form, of the score. The paper's k is not public.
-        samples: Resamples of question groups.
-        seed: Of the resampling.
-
-    Returns:
-        `n_items`, `spread`, and by probe (`CC`, `RC`, `CL`, `RP`): `direction`; `n`, the pairs; `applicable`, the share
-        of items that are a side of one; `relative` and `paper`, each with `absolute` and `signed` (`n`, `mean` in %,
-        `ci95`, `ci_method`) and `undefined`, how many are left out; `by_culture` and `by_language` (relative). `CL` has
-        `consistency` as well, in both forms and with its `k`.
-
-    Raises:
-        DataError: no items, or not a finite score for every response; the message names the item.
-
+    Items have their responses in the order in which they are to be presented, as `shuffle_responses` has them; k is
+    that of the cross-lingual consistency exp(-k |change|), the change being a fraction. The paper's k is not public.
     """
     if not items:
         raise DataError("no items to probe a reward model with")
     # Sorted: sums are rounded, and of any order of items they shall have the same bits.
     pairs = edited_pairs(sorted(items, key=lambda item: item.id))
-    # One call for everything, each item once: an engine does best with all there is.
     every = list(dict.fromkeys([*items, *(item for edited in pairs.values() for pair in edited for item in pair)]))
     scores = dict(zip(every, scored(every, scorer), strict=True))
     spread = _spread([scores[item] for item in items])
     estimate = partial(estimate_mean, samples=samples, seed=seed)
     found: dict[str, Any] = {"n_items": len(items), "spread": spread}
     for name, edited in pairs.items():
-        changes = [change(before, after, scores, spread) for before, after in edited]
+        changes = [_change(before, after, scores, spread) for before, after in edited]
         # Both sides of a pair can be items where they are parallel.
         sides = {item.id.removesuffix(f"#{name}") for c in changes for item in (c.before, c.after)}
         by_culture = grouped(changes, lambda c: c.before.culture or "none")
@@ -112,17 +83,16 @@ def probe(items: Sequence[Item], scorer: Scorer, *, k: float, samples: int, seed
             "by_language": {key: _summary(by_language[key], "relative", estimate) for key in sorted(by_language)},
         }
         if name == "CL":
-            relative, paper = (_consistency(changes, form, k, estimate) for form in FORMS)
-            found[name]["consistency"] = {"k": k, "relative": relative, "paper": paper}
+            found[name]["consistency"] = {"k": k}
+            for form in get_args(Form):  # 1 where nothing moved, falling to 0
+                values, groups = _defined(changes, form)
+                kept = estimate([math.exp(-k * abs(v) / 100) for v in values], groups, bounds=(0, 1))
+                found[name]["consistency"][form] = kept.as_dict("mean")
     return found
 
 
 def scored(items: Sequence[Item], scorer: Scorer) -> list[tuple[float, ...]]:
-    """Return what a scorer makes of items; it is not called without any.
-
-    Raises:
-        DataError: more or fewer scores than responses, or an infinite one; the message names the item.
-    """
+    """Return what a scorer makes of items (it is not called without any); a DataError names an item without scores."""
     scores = scorer(items) if items else []
     if len(scores) != len(items):
         raise DataError(f"the scorer was asked about {len(items)} items and gave scores of {len(scores)}")
@@ -133,13 +103,11 @@ def scored(items: Sequence[Item], scorer: Scorer) -> list[tuple[float, ...]]:
     return scores
 
 
-def change(before: Item, after: Item, scores: Scores, spread: float) -> Change:
-    """Return what an edit did, given the scores of both items."""
-    was, now = scores[before], scores[after]
-    moved = _margin(now, after.best) - _margin(was, before.best)
-    return Change(
-        before, after, _percent(moved, spread), _percent(now[after.best] - was[before.best], was[before.best])
-    )
+def _change(before: Item, after: Item, scores: Mapping[Item, tuple[float, ...]], spread: float) -> Change:
+    old, new = scores[before], scores[after]
+    relative = _percent(_margin(new, after.best) - _margin(old, before.best), spread)
+    paper = _percent(new[after.best] - old[before.best], old[before.best])
+    return Change(before, after, {"relative": relative, "paper": paper})
 
 
 def _summary(changes: Sequence[Change], form: Form, estimate: Estimator) -> dict[str, Any]:
@@ -151,16 +119,9 @@ def _summary(changes: Sequence[Change], form: Form, estimate: Estimator) -> dict
     }
 
 
-def _consistency(changes: Sequence[Change], form: Form, k: float, estimate: Estimator) -> dict[str, Any]:
-    """Return the cross-lingual consistency: 1 where nothing moved, falling to 0."""
-    values, groups = _defined(changes, form)
-    return estimate([math.exp(-k * abs(v) / 100) for v in values], groups, bounds=(0, 1)).as_dict("mean")
-
-
 def _defined(changes: Sequence[Change], form: Form) -> tuple[list[float], list[str]]:
     """Return the values of those changes that have one, and their question groups."""
-    values = ((c.relative if form == "relative" else c.paper, c.before.group) for c in changes)
-    known = [(value, group) for value, group in values if value is not None]
+    known = [(value, c.before.group) for c in changes if (value := c.percent[form]) is not None]
     return [value for value, _ in known], [group for _, group in known]
 
 

@@ -1,4 +1,4 @@
-"""The judgements of a reward model: read back from their table, their credited by item, and the effect of order."""
+"""The judgements of a reward model: read back from their table, their credit by item, and the effect of order."""
 
 from __future__ import annotations
 
@@ -38,14 +38,7 @@ class ItemCredit:
 
 
 def read_scored(path: Path) -> list[ScoredItem]:
-    """Load a table of judgements, the rows of `ScoredItem.row`.
-
-    The order in which a source gave the responses of an item is not recorded: `item` has them sorted, so that it is the
-    same however they were presented.
-
-    Raises:
-        DataError: there are no judgements, or they cannot be read; the message names the file.
-    """
+    """Load a table of judgements, the rows of `ScoredItem.row`; a DataError if there are none, or faulty ones."""
     if not path.is_file():
         expected = "no such file; expected the folder of a run, or a carb/NAME.parquet"
         raise DataError(f"{path}: not a readable table of judgements: {expected}")
@@ -70,16 +63,14 @@ def _scored_item(row: dict[str, Any]) -> ScoredItem:
     labels, verdict, credit = LABELS[: len(presented.responses)], row["verdict"], row["credit"]
     if verdict is not None and verdict not in tuple(labels):
         raise DataError(f"item {row['id']!r}: verdict must be one of {', '.join(labels)} or none, got {verdict!r}")
+    # The order in which the source gave the responses is not recorded: sorted, they are the same however presented.
     by_text = sorted(range(len(labels)), key=presented.responses.__getitem__)
+    chosen = None if verdict is None else labels.index(verdict)
     scored = ScoredItem(
-        item=reorder_responses(presented, tuple(by_text)),
+        item=reorder_responses(presented, by_text),
         presented=presented,
         judgement=Judgement(
-            verdict=None if verdict is None else labels.index(verdict),
-            rubric=None,
-            analysis=None,
-            issues=tuple(row["issues"]),
-            text=row["completion"],
+            verdict=chosen, rubric=None, analysis=None, issues=tuple(row["issues"]), text=row["completion"]
         ),
         scores=None if row["scores"] is None else tuple(row["scores"]),
         margin=row["margin"],
@@ -112,19 +103,14 @@ def flip_set_credits(credited: Sequence[ItemCredit]) -> list[list[ItemCredit]]:
 
 
 def slot_bias(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str, Any]:
-    """Return, by label, how much more often its slot is chosen than the best response lies in it.
-
-    For each slot on offer: `n` (judgements with a verdict that could name it), `chosen` and `best` (the shares of
-    them), and `bias` = chosen - best with its interval. Models that score see no slots.
-    """
+    """Return, by label on offer, how much more often its slot is `chosen` than `best`, as shares of n verdicts."""
+    # Models that score see no slots.
     listwise = [s for s in scored if s.judgement.verdict is not None and s.scores is None]
     found = {}
     for slot in range(max((len(s.presented.responses) for s in listwise), default=0)):
         offered = [s for s in listwise if slot < len(s.presented.responses)]
-        best, chosen = (
-            [float(s.presented.best == slot) for s in offered],
-            [float(s.judgement.verdict == slot) for s in offered],
-        )
+        best = [float(s.presented.best == slot) for s in offered]
+        chosen = [float(s.judgement.verdict == slot) for s in offered]
         bias = difference(best, chosen, [s.item.group for s in offered], samples, seed)
         found[LABELS[slot]] = {**Estimate.as_dict(bias, "bias"), "chosen": bias.b, "best": bias.a}
     return found
@@ -133,23 +119,18 @@ def slot_bias(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str
 def order_consistency(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str, Any]:
     """Return the share of items with the same response chosen in all of several orders; a parse failure is in none.
 
-    J1 (arXiv 2505.10320) calls `all_right`, the share that is right in every order, consistent accuracy. `n` counts
-    the items judged in several orders.
+    J1 (arXiv 2505.10320) calls `all_right`, the share that is right in every order, consistent accuracy.
     """
-    several = [
-        judgements
-        for judgements in grouped(scored, lambda s: s.item.id).values()
-        if len({s.presented.responses for s in judgements}) > 1
-    ]
+    by_item = grouped(scored, lambda s: s.item.id).values()
+    several = [judgements for judgements in by_item if len({s.presented.responses for s in judgements}) > 1]
     if not several:
         return {"n": 0}
     chosen = [
         {None if (v := s.judgement.verdict) is None else s.presented.responses[v] for s in judgements}
         for judgements in several
     ]
-    estimate = partial(
-        accuracy, groups=[judgements[0].item.group for judgements in several], samples=samples, seed=seed
-    )
+    groups = [judgements[0].item.group for judgements in several]
+    estimate = partial(accuracy, groups=groups, samples=samples, seed=seed)
     return {
         **estimate([float(len(texts) == 1 and None not in texts) for texts in chosen]).as_dict("consistent"),
         "all_right": estimate([float(all(s.correct for s in judgements)) for judgements in several]).as_dict(),

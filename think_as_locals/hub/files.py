@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -63,13 +64,7 @@ class HubFile:
 
 
 def is_pushed_path(path: str) -> bool:
-    """Return whether a file comes from a push, so that a later push without it removes it; a licence stays.
-
-    Example:
-        >>> paths = ("model-00001-of-00002.safetensors", "carb/step-9.json", "LICENSE", "photo.png")
-        >>> [is_pushed_path(path) for path in paths]
-        [True, True, False, False]
-    """
+    """Return whether a file comes from a push, so that a later push without it removes it; a licence stays."""
     names = (_TOKENIZER | _MODEL | {_ADAPTER, SETTINGS_FILE}) - {"LICENSE"}
     return path in names or any(pattern.fullmatch(path) for pattern in (_WEIGHTS, _GENERATED))
 
@@ -97,9 +92,25 @@ def collect_files(run: JudgeRun | SteeredRun, adapter: bool) -> tuple[list[HubFi
             left_out.append(f"{where}/{path.name!r}: not on the list of files that are pushed")
     _check_complete(folder, {file.path for file in files}, {_ADAPTER} if adapter else {"config.json", *settings})
     if adapter:
-        files = [_with_base(run, file) if file.path == _ADAPTER else file for file in files]
+        # The base model by its name on the Hub, in place of a local path.
+        base = {"base_model_name_or_path": run.base, "revision": run.config.model.revision}
+        of_adapter = json.loads((folder / _ADAPTER).read_bytes()) | base
+        files = [_json_file(_ADAPTER, of_adapter) if file.path == _ADAPTER else file for file in files]
         files.append(_read_plain(SETTINGS_FILE, run.model / SETTINGS_FILE, root))
-    return [*files, *_generated(run), *_results(run)], left_out
+    return [*files, *_about(run)], left_out
+
+
+def _about(run: JudgeRun | SteeredRun) -> Iterator[HubFile]:
+    """Yield a judge's prompt or a country's figures, and results and probes, which hold no item's text."""
+    if isinstance(run, JudgeRun):
+        for name, text in sorted(prompt_texts(run.settings.prompt).items()):
+            yield HubFile(f"prompt/{name.removesuffix('.txt')}.txt", f"{text}\n".encode(), generated=True)
+    else:
+        yield _json_file(SCPO_FIGURES, run.figures)
+    for result in run.results:
+        for stage, path in (("carb", result.path), ("probes", result.probes)):
+            if path:
+                yield _read_plain(f"{stage}/{result.name}.json", path, path.parents[1])
 
 
 def _is_plain(path: Path, folder: Path) -> bool:
@@ -111,6 +122,11 @@ def _read_plain(name: str, path: Path, folder: Path) -> HubFile:
     if not _is_plain(path, folder):
         raise DataError(f"{path}: not a plain file of {folder}")
     return HubFile(name, path.read_bytes())
+
+
+def _json_file(name: str, value: dict[str, Any]) -> HubFile:
+    text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False)
+    return HubFile(name, f"{text}\n".encode(), generated=True)
 
 
 def _check_complete(folder: Path, names: set[str], required: set[str]) -> None:
@@ -129,39 +145,10 @@ def _check_adapter(run: TrainedRun, folder: Path) -> None:
         raise ConfigError("SCPO keeps reward models with adapters merged into them: push without --adapter")
     if run.config.lora is None or not folder.is_dir():
         raise ConfigError(f"{run.folder.path}: no adapter/, this run trained without lora=...: push without --adapter")
-    instead = "push the judge that it is merged into, without --adapter"
     if run.config.sft is not None:
-        raise ConfigError(
-            f"the adapter belongs to the weights after the cold start, which are not on the Hub: {instead}"
-        )
-    if run.base is None:
-        path = run.config.model.path
-        raise ConfigError(
-            f"the adapter belongs to model.path={path}, expected a model on the Hub (owner/name): {instead}"
-        )
-
-
-def _with_base(run: TrainedRun, file: HubFile) -> HubFile:
-    """Return the adapter's configuration with the base model's name on the Hub in place of a local path."""
-    config = json.loads(file.text())
-    config |= {"base_model_name_or_path": run.base, "revision": run.config.model.revision}
-    return HubFile(file.path, json.dumps(config, indent=2).encode() + b"\n", generated=True)
-
-
-def _generated(run: JudgeRun | SteeredRun) -> Iterator[HubFile]:
-    """Yield the prompt's texts for a judge, the country's figures for a steered reward model."""
-    if isinstance(run, JudgeRun):
-        for name, text in sorted(prompt_texts(run.settings.prompt).items()):
-            yield HubFile(f"prompt/{name.removesuffix('.txt')}.txt", f"{text}\n".encode(), generated=True)
+        base = "the weights after the cold start, which are not on the Hub"
+    elif run.base is None:
+        base = f"model.path={run.config.model.path}, expected a model on the Hub (owner/name)"
     else:
-        text = json.dumps(run.figures, ensure_ascii=False, indent=2, allow_nan=False)
-        yield HubFile(SCPO_FIGURES, f"{text}\n".encode(), generated=True)
-
-
-def _results(run: TrainedRun) -> Iterator[HubFile]:
-    """Yield CARB results and probes, which hold no item's text."""
-    for result in run.results:
-        folder = result.path.parents[1]
-        yield _read_plain(f"carb/{result.name}.json", result.path, folder)
-        if result.probes:
-            yield _read_plain(f"probes/{result.name}.json", result.probes, folder)
+        return
+    raise ConfigError(f"the adapter belongs to {base}: push the judge that it is merged into, without --adapter")

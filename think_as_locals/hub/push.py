@@ -65,15 +65,7 @@ class Pushed:
 def prepare(
     run: Path, repo: str, *, model: str | None = None, adapter: bool = False, evaluations: Sequence[Path] = ()
 ) -> Push:
-    """Collect and scan the files of a push, without network.
-
-    Args:
-        run: Folder of a finished training run.
-        repo: `owner/name` on the Hub.
-        model: Which reward model of an SCPO run, e.g. `TH/scpo-seed-0`.
-        adapter: Push the LoRA adapter alone, not the judge that it is merged into.
-        evaluations: Folders of evaluations of the model: their results go into the card.
-    """
+    """Collect and scan the files of a push, without network; the arguments are those of `tal push`."""
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
@@ -91,18 +83,10 @@ def prepare(
 def upload(
     files: Sequence[HubFile], repo: str, *, public: bool, update: bool, revision: str | None, api: HfApi
 ) -> Pushed:
-    """Upload what is missing, in one commit; called again after a failure, it sends the rest.
+    """Upload what is missing to a branch (`None`: main), in one commit; called again, it sends the rest.
 
     `create_commit` sends the very bytes that were scanned. `HfApi.upload_folder` would read a staging folder, and with
     hf_xet it splits large folders over several commits.
-
-    Args:
-        files: The scanned files.
-        repo: `owner/name`; created if it does not exist.
-        public: Whether the repository may be public.
-        update: Whether to replace files that differ and to remove those of an earlier push.
-        revision: Branch, created if it does not exist; `None` for `main`.
-        api: Of the Hub; its token is that of `hf auth login` or HF_TOKEN.
     """
     if not (api.token or get_token()):
         raise HubError("not logged in to the Hub: `hf auth login`, or set HF_TOKEN, with a token that may write")

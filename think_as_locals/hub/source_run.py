@@ -27,14 +27,7 @@ SCPO_FIGURES = "scpo.json"
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _FIGURES = [
-    "dataset",
-    "mode",
-    "differences",
-    "filter_threshold",
-    "weight_temperature",
-    "reference",
-    "resampled",
-    "rows",
+    *("dataset", "mode", "differences", "filter_threshold", "weight_temperature", "reference", "resampled", "rows")
 ]
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -180,7 +173,7 @@ def _evaluation_result(evaluation: Path, model: Path) -> CarbResult:
             raise DataError(f"{journal}: its first line does not name the reward model") from error
         path = RunFolder(evaluation).carb(journal.stem)
         if measured.get("files") == files and path.is_file():
-            probes = evaluation / "probes" / path.name
+            probes = RunFolder(evaluation).result("probes", journal.stem)
             probed = probes if config.eval.probes and probes.is_file() else None
             return CarbResult(config.run.name, path, carb.read(path), config.data, probed)
     raise DataError(f"{evaluation}: no reward model measured there has the weights of {model}, file by file")
@@ -199,7 +192,7 @@ def _stage_summaries(folder: RunFolder) -> dict[str, dict[str, Any]]:
 def _country_figures(path: Path, country: str, variant: str) -> dict[str, Any]:
     """Return the part of `scpo.json` about one country: the global reward model and a variant."""
     figures = read_json(path)
-    if missing := sorted(set(_FIGURES) - set(figures)):
+    if missing := sorted({*_FIGURES} - set(figures)):
         raise DataError(f"{path}: lacks {', '.join(missing)}")
     rows = {row["variant"]: row for row in figures["rows"] if (row["country"], row["num_pairs"]) == (country, None)}
     if missing := sorted({GLOBAL, variant} - set(rows)):

@@ -9,29 +9,11 @@ from __future__ import annotations
 from typing import Literal
 
 from inspect_ai import Task, task
+from inspect_ai import model as models
+from inspect_ai import scorer as scoring
 from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.model import (
-    ChatMessage,
-    ChatMessageSystem,
-    ChatMessageUser,
-    GenerateConfig,
-    Model,
-    ModelOutput,
-    get_model,
-)
-from inspect_ai.scorer import (
-    Metric,
-    SampleScore,
-    Score,
-    Scorer,
-    Target,
-    accuracy,
-    grouped,
-    mean,
-    metric,
-    scorer,
-    stderr,
-)
+from inspect_ai.model import ModelOutput
+from inspect_ai.scorer import Metric, Score, Scorer, Target, accuracy, grouped, stderr
 from inspect_ai.solver import TaskState, generate
 from inspect_ai.util import collect
 
@@ -99,25 +81,20 @@ def _sample(item: Item, prompt: str, seed: int) -> Sample:
     )
 
 
-@metric
+@scoring.metric
 def count() -> Metric:
     """The number of samples."""
-
-    def counted(scores: list[SampleScore]) -> int:
-        return len(scores)
-
-    return counted
+    return lambda scores: len(scores)
 
 
 def _by(key: str) -> list[Metric]:
     """Return accuracy, standard error and n by a key of the metadata."""
     metrics = {"": accuracy(), " stderr": stderr(cluster="group"), " n": count()}
-    return [
-        grouped(each, key, all=False, name_template=f"{key} {{group_name}}{name}") for name, each in metrics.items()
-    ]
+    template = f"{key} {{group_name}}"
+    return [grouped(each, key, all=False, name_template=f"{template}{name}") for name, each in metrics.items()]
 
 
-@scorer(
+@scoring.scorer(
     metrics=[
         accuracy(),
         stderr(cluster="group"),
@@ -137,7 +114,7 @@ def correct() -> Scorer:
     return score
 
 
-@scorer(metrics=[accuracy(), stderr(cluster="group")])
+@scoring.scorer(metrics=[accuracy(), stderr(cluster="group")])
 def parse_failure() -> Scorer:
     """1 if no verdict can be parsed; `answer` names the rules of the format that the completion breaks."""
 
@@ -153,9 +130,9 @@ def _judgement(state: TaskState) -> Judgement:
     return answer_format.read(state.output.completion, state.metadata["num_responses"], _finish_reason(state.output))
 
 
-@scorer(metrics=[mean(), stderr()])
+@scoring.scorer(metrics=[scoring.mean(), stderr()])
 def judge_duel(
-    model: str | Model | None = None,
+    model: str | models.Model | None = None,
     prompt: str = _DEFAULTS.prompt,
     max_completion_length: int = _DEFAULTS.max_completion_length,
 ) -> Scorer:
@@ -171,15 +148,15 @@ def judge_duel(
     """
 
     async def score(state: TaskState, target: Target) -> Score:
-        judge = get_model(model) if model is not None else get_model(role="judge", required=True)
-        messages = [ChatMessageUser(content=state.input)] if isinstance(state.input, str) else state.input
+        judge = models.get_model(model) if model is not None else models.get_model(role="judge", required=True)
+        messages = [models.ChatMessageUser(content=state.input)] if isinstance(state.input, str) else state.input
         asked = question([{"role": message.role, "content": message.text} for message in messages])
         culture, language = ([state.metadata.get(name)] for name in ("culture", "language"))
         (row,) = policy_rows([asked], [state.output.completion], culture, language, [target.text])
         if not row.text or row.text == row.reference:
             return Score(value=NEUTRAL if row.text else 0.0, answer=row.text)
         requests = ROUND_ROBIN.requests(item_of(row.question, (row.text, row.reference)), _DEFAULTS.seed)
-        config = GenerateConfig(temperature=0, max_tokens=max_completion_length)
+        config = models.GenerateConfig(temperature=0, max_tokens=max_completion_length)
         rendered = [render_presented(each.item, each.responses, prompt, CHAT_TOKENS) for each in requests]
         outputs: list[ModelOutput] = await collect(*(judge.generate(_chat(one), config=config) for one in rendered))
         answer_format = ROUND_ROBIN.format(prompt)
@@ -193,9 +170,9 @@ def judge_duel(
     return score
 
 
-def _chat(messages: list[dict[str, str]]) -> list[ChatMessage]:
+def _chat(messages: list[dict[str, str]]) -> list[models.ChatMessage]:
     """Return chat messages as inspect has them."""
-    roles = {"system": ChatMessageSystem, "user": ChatMessageUser}
+    roles = {"system": models.ChatMessageSystem, "user": models.ChatMessageUser}
     return [roles[message["role"]](content=message["content"]) for message in messages]
 
 

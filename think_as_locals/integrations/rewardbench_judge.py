@@ -8,7 +8,8 @@ Data, shuffling and scores stay the runner's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -31,47 +32,40 @@ def plug_in(runner: ModuleType, path: str, base_url: str, **options: Any) -> Non
     """
     pointwise = JudgingProtocol(kind="pointwise", orders=1, convention="rewardbench2")
     ratings = {**options, "prompt": "rewardbench2_ratings", "protocol": pointwise}
-    vars(runner)["run_judge_four"] = _choose(Judge.load(path, base_url=base_url, **options))
-    vars(runner)["run_judge_ratings_multi"] = _rate(Judge.load(path, base_url=base_url, **ratings))
-    vars(runner)["API_MODEL_LIST"] = (*vars(runner)["API_MODEL_LIST"], path)
+    names = vars(runner)
+    names["run_judge_four"] = partial(_run_judge_four, Judge.load(path, base_url=base_url, **options))
+    names["run_judge_ratings_multi"] = partial(_run_judge_ratings_multi, Judge.load(path, base_url=base_url, **ratings))
+    names["API_MODEL_LIST"] = (*names["API_MODEL_LIST"], path)
 
 
-def _choose(judge: Judge) -> Callable[..., tuple[str, str, str]]:
-    """Return `run_judge_four`: four conversations -> label of the best, prompt, and the judge's text.
+def _run_judge_four(
+    judge: Judge, prompt: str, a: Messages, b: Messages, c: Messages, d: Messages, *model: object, **others: object
+) -> tuple[str, str, str]:
+    """Four conversations -> label of the best, prompt, and the judge's text.
 
     The label is `error` for a parse failure, and if two of the four responses are the same or one is blank.
     """
-
-    def run_judge_four(
-        prompt: str, a: Messages, b: Messages, c: Messages, d: Messages, *model: object, **others: object
-    ) -> tuple[str, str, str]:
-        asked = question(a[:-1])
-        try:
-            item = item_of(Question(asked, None, "en"), [response(answer[-1:]) for answer in (a, b, c, d)])
-        except DataError as error:
-            return _ERROR, asked, str(error)
-        (scored,) = judge.predict([item])
-        judgement, label = scored.judgement, _ERROR
-        if judgement.verdict is not None:
-            label = LABELS[item.responses.index(scored.presented.responses[judgement.verdict])]
-        return label, asked, judgement.text
-
-    return run_judge_four
+    asked = question(a[:-1])
+    try:
+        item = item_of(Question(asked, None, "en"), [response(answer[-1:]) for answer in (a, b, c, d)])
+    except DataError as error:
+        return _ERROR, asked, str(error)
+    (scored,) = judge.predict([item])
+    judgement, label = scored.judgement, _ERROR
+    if judgement.verdict is not None:
+        label = LABELS[item.responses.index(scored.presented.responses[judgement.verdict])]
+    return label, asked, judgement.text
 
 
-def _rate(judge: Judge) -> Callable[..., tuple[list[int] | str, list[str], dict[str, list[int]]]]:
-    """Return `run_judge_ratings_multi`: conversations -> indices of the highest rating, prompts, and all ratings.
+def _run_judge_ratings_multi(
+    judge: Judge, prompt: str, answers: Sequence[Messages], *model: object, **others: object
+) -> tuple[list[int] | str, list[str], dict[str, list[int]]]:
+    """Conversations -> indices of the highest rating, prompts, and all ratings.
 
     A rating that cannot be parsed is -1; if all are, the indices are `error`.
     """
-
-    def run_judge_ratings_multi(
-        prompt: str, answers: Sequence[Messages], *model: object, **others: object
-    ) -> tuple[list[int] | str, list[str], dict[str, list[int]]]:
-        asked = [question(answer[:-1]) for answer in answers]
-        scores = GroupReward(judge).score(asked, [response(answer[-1:]) for answer in answers])
-        ratings = [_NO_RATING if score is None else int(score) for score in scores]
-        best = [place for place, rating in enumerate(ratings) if rating == max(ratings)]
-        return _ERROR if max(ratings) == _NO_RATING else best, asked, {"ratings": ratings}
-
-    return run_judge_ratings_multi
+    asked = [question(answer[:-1]) for answer in answers]
+    scores = GroupReward(judge).score(asked, [response(answer[-1:]) for answer in answers])
+    ratings = [_NO_RATING if score is None else int(score) for score in scores]
+    best = [place for place, rating in enumerate(ratings) if rating == max(ratings)]
+    return _ERROR if max(ratings) == _NO_RATING else best, asked, {"ratings": ratings}

@@ -89,7 +89,7 @@ def compute_scores(
     reward = _loaded[arguments]
     infos = [info or {} for info in extra_infos]
     scores = reward.score(
-        [_question(info) for info in infos],
+        list(map(_question, infos)),
         list(solution_strs),
         [info.get("culture") for info in infos],
         [info.get("language") for info in infos],

@@ -1,12 +1,4 @@
-r"""Reward components that users bring: their own functions, given by file or module.
-
-own_rewards.py:
-
-    def names_the_place(judgement, item):
-        return float(culture_name(item.culture) in judgement.text)
-
-tal run RECIPE reward.own.place=own_rewards.py:names_the_place reward.weights.place=0.2
-"""
+"""Reward components that users bring, as `path/to/file.py:function` or `package.module:function`."""
 
 from __future__ import annotations
 
@@ -24,19 +16,19 @@ from think_as_locals.runtime.files import write_text
 from think_as_locals.types import ConfigError, Item, Judgement
 
 OwnReward = Callable[[Judgement, Item], float]
-"""A user's function: judgement, item as presented -> a finite number."""
+"""A user's function of a judgement and its item as presented."""
 
 
 def load_custom_rewards(references: Mapping[str, str]) -> dict[str, Component]:
-    r"""Import custom components; each process of a run does so for itself.
+    """Import custom components by name, or raise a ConfigError; each process of a run does so for itself."""
 
-    Args:
-        references: Name -> `path/to/file.py:function`, or `package.module:function` of an installed package.
+    def as_component(function: OwnReward) -> Component:
+        def component(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
+            return function(judgement, presented)
 
-    Raises:
-        ConfigError: no such function, an error while importing it, or one that does not take a judgement and an item.
-    """
-    return {name: _as_component(_load(name, reference)) for name, reference in references.items()}
+        return component
+
+    return {name: as_component(_load(name, reference)) for name, reference in references.items()}
 
 
 def keep_sources(references: Mapping[str, str], folder: Path) -> None:
@@ -85,10 +77,3 @@ def _from_file(name: str, path: Path, attribute: str) -> Any:
         functions = [known for known, value in vars(module).items() if inspect.isfunction(value)]
         raise LookupError(f"no {attribute} in it; functions there: {', '.join(functions) or 'none'}")
     return vars(module)[attribute]
-
-
-def _as_component(function: OwnReward) -> Component:
-    def component(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-        return function(judgement, presented)
-
-    return component

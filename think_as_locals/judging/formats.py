@@ -1,24 +1,13 @@
 """What a judge writes and how it is read: our grammar, and the verdict formats of other people's judges.
 
-    <rubric>
-    - 40 | Right custom | The response states what people there actually do.
-    - 35 | ...
-    - 25 | ...
-    </rubric>
-    <analysis>
-    ... each response weighed against the criteria ...
-    </analysis>
-    <verdict>B</verdict>
-
-The prompt describes the grammar (`prompts/grammar.txt`) and `parse` reads it. `FORMATS` says in which format the answer
-to each prompt is read. Every reader is total and takes time linear in the text.
+The prompt describes the grammar (`prompts/grammar.txt`), `parse` reads it; `FORMATS` says in which format the answer to
+each prompt is read. Every reader is total and takes time linear in the text.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Convention, Criterion, Judgement, Rubric, ThinkAsLocalsError
 
@@ -26,21 +15,19 @@ SECTIONS = ("rubric", "analysis", "verdict")
 MIN_CRITERIA, MAX_CRITERIA = 3, 7
 WEIGHT_TOTAL = 100
 
-RULES = MappingProxyType(
-    {
-        "finished": "the completion has to end by itself, not at the token limit",
-        "rubric_once": "there has to be one <rubric>...</rubric>",
-        "analysis_once": "there has to be one <analysis>...</analysis>",
-        "verdict_once": "there has to be one <verdict>...</verdict>",
-        "order": "rubric, analysis, verdict, with nothing but white space around them",
-        "criterion_lines": "every line of the rubric has to be `- weight | name | description`",
-        "criterion_count": f"a rubric has {MIN_CRITERIA} to {MAX_CRITERIA} criteria",
-        "criterion_weights": f"weights are positive integers that sum to {WEIGHT_TOTAL}",
-        "criterion_names": "names of criteria are distinct",
-        "analysis_text": "the analysis must not be blank",
-        "verdict_label": "the verdict has to be one of the labels on offer",
-    }
-)
+RULES: Mapping[str, str] = {
+    "finished": "the completion has to end by itself, not at the token limit",
+    "rubric_once": "there has to be one <rubric>...</rubric>",
+    "analysis_once": "there has to be one <analysis>...</analysis>",
+    "verdict_once": "there has to be one <verdict>...</verdict>",
+    "order": "rubric, analysis, verdict, with nothing but white space around them",
+    "criterion_lines": "every line of the rubric has to be `- weight | name | description`",
+    "criterion_count": f"a rubric has {MIN_CRITERIA} to {MAX_CRITERIA} criteria",
+    "criterion_weights": f"weights are positive integers that sum to {WEIGHT_TOTAL}",
+    "criterion_names": "names of criteria are distinct",
+    "analysis_text": "the analysis must not be blank",
+    "verdict_label": "the verdict has to be one of the labels on offer",
+}
 """The rules of the grammar by name; `Judgement.issues` lists those that a completion breaks."""
 
 
@@ -49,47 +36,19 @@ class UnknownPromptError(ThinkAsLocalsError, LookupError):
 
 
 def write(rubric: Rubric, analysis: str, verdict: int) -> str:
-    """Render a completion that the parser accepts.
-
-    Raises:
-        ValueError: a criterion's name or description contains "|" or a line end.
-
-    Example:
-        >>> from think_as_locals.types import Criterion
-        >>> rubric = Rubric((Criterion(50, "Custom", "Done there."), Criterion(30, "Place", "Belongs there."),
-        ...                  Criterion(20, "Clarity", "Answers the question.")))
-        >>> print(write(rubric, "A: done there.", 0))
-        <rubric>
-        - 50 | Custom | Done there.
-        - 30 | Place | Belongs there.
-        - 20 | Clarity | Answers the question.
-        </rubric>
-        <analysis>
-        A: done there.
-        </analysis>
-        <verdict>A</verdict>
-    """
-    for cell in (cell for c in rubric.criteria for cell in (c.name, c.description)):
-        if "|" in cell or "\n" in cell:
-            raise ValueError(f"got {cell!r}, expected a criterion's name and description without '|' and line ends")
+    """Return a completion that the parser accepts; a ValueError for "|" or a line end in a name or description."""
+    for criterion in rubric.criteria:
+        for cell in (criterion.name, criterion.description):
+            if "|" in cell or "\n" in cell:
+                raise ValueError(f"got {cell!r}, expected a criterion's name and description without '|' and line ends")
     lines = "\n".join(f"- {c.weight} | {c.name} | {c.description}" for c in rubric.criteria)
     return f"<rubric>\n{lines}\n</rubric>\n<analysis>\n{analysis}\n</analysis>{forced_verdict(verdict)}"
 
 
 def forced_verdict(verdict: int, rubric: str = "") -> str:
-    r"""Return the verdict that directly follows a rubric when `criteria_gain` scores it.
-
-    Args:
-        verdict: Index of the response as presented.
-        rubric: The text before it, from `rubric_span`: a rubric that was cut off is closed first. Empty to score the
-            verdict without a rubric, at the beginning of the completion.
-    """
+    """Return the verdict right behind a rubric (from `rubric_span`; closed if it was cut off), or without any."""
     closing = "" if not rubric or rubric.endswith("</rubric>") else "</rubric>"
     return f"{closing}\n<verdict>{LABELS[verdict]}</verdict>"
-
-
-# The parser of our grammar: strict, total and linear. Only `str.find`, `str.split` and `str.count` touch model text: a
-# backtracking expression takes seconds on a completion of repeated tags.
 
 
 def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> Judgement:
@@ -111,6 +70,7 @@ def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> 
         >>> parse("The answer is B.", num_responses=2).verdict is None
         True
     """
+    # Only `find`, `split` and `count` touch the text: a backtracking expression takes seconds on repeated tags.
     offered = _labels(num_responses)
     broken: set[str] = set()
     if finish_reason != "stop":
@@ -187,49 +147,30 @@ def _criterion(line: str) -> Criterion | None:
     return Criterion(int(weight), name, description)
 
 
-# Formats: what is read from the answer to a prompt. Those of other people's judges are `[[A]]` and a closing rating of
-# RewardBench 2 (arXiv 2506.01937, its generative judges) and `<answer>[[A]]</answer>` of RM-R1 (arXiv 2505.02387); the
-# words of all prompts are ours. They are read by one of two conventions:
+# Other people's formats: `[[A]]` and a closing rating of RewardBench 2 (arXiv 2506.01937, its generative judges) and
+# `<answer>[[A]]</answer>` of RM-R1 (arXiv 2505.02387). They are read by one of two conventions:
 #
 # `strict`, ours: the verdict is the last thing written, there is no other one, and the completion ended by itself.
 #
 # `rewardbench2`, as its published code reads (RM-R1's evaluation code does the same with two labels): the first label
 # in alphabetical order whose brackets occur anywhere in the text, however it ended. A judge that mentions [[A]] has
-# chosen A. It exists to compare numbers with. Our own grammar is always read strictly.
+# chosen A. It exists to compare numbers with.
 
 RATINGS = tuple(range(1, 11))
 """The ratings of a response."""
 
 
-class Format(ABC):
-    """How the answer to a prompt is read.
+class Format:
+    """How the answer to a prompt is read; this one is our grammar, which is always read strictly."""
 
-    Attributes:
-        label_opening: The text right before the verdict's label; empty for a format without labels.
-        reserved_marks: Texts that a verdict is read by, beyond the tags that are always neutralised: none may come from
-            a response.
-        asks_for_rating: Whether a single response is presented, to be rated.
-    """
-
-    label_opening: str = ""
-    reserved_marks: tuple[str, ...] = ()
-    asks_for_rating: bool = False
-
-    @abstractmethod
-    def read(
-        self, text: str, num_responses: int, finish_reason: str | None, convention: Convention = "strict"
-    ) -> Judgement:
-        """Parse a completion; arguments as for `parse`, and the convention for formats other than our grammar."""
-
-
-class Grammar(Format):
-    """Our grammar."""
-
-    label_opening = "<verdict>"
+    label_opening = "<verdict>"  # the text right before the verdict's label; empty without labels
+    reserved_marks: tuple[str, ...] = ()  # what a verdict is read by, beyond the tags that are always neutralised
+    asks_for_rating = False  # whether a single response is presented, to be rated
 
     def read(
         self, text: str, num_responses: int, finish_reason: str | None, convention: Convention = "strict"
     ) -> Judgement:
+        """Parse a completion; arguments as for `parse`, and the convention for other people's formats."""
         return parse(text, num_responses, finish_reason)
 
 
@@ -257,7 +198,7 @@ class Brackets(Format):
         found = [label for label in LABELS if f"[[{label}]]" in text]
         if len(found) != 1:
             return None
-        after = text[text.rfind(f"[[{found[0]}]]") + len("[[A]]") :]
+        after = text.rpartition(f"[[{found[0]}]]")[2]
         return None if any(character.isalnum() for character in after) else found[0]
 
 
@@ -268,79 +209,48 @@ class AnswerTag(Brackets):
 
     def _label(self, text: str) -> str | None:
         """Return the label in the only answer, if nothing follows it."""
-        before, _, rest = text.partition("<answer>")
-        body, closing, after = rest.partition("</answer>")
-        if not closing or "<answer>" in rest or "</answer>" in before + after or after.strip():
+        text = text.rstrip()
+        if text.count("<answer>") != 1 or text.count("</answer>") != 1 or not text.endswith("</answer>"):
             return None
-        return next((label for label in LABELS if body.strip() == f"[[{label}]]"), None)
+        body = text.partition("<answer>")[2].removesuffix("</answer>").strip()
+        return next((label for label in LABELS if body == f"[[{label}]]"), None)
 
 
 class Rating(Format):
-    """RewardBench 2's rating of a single response, from 1 to 10, at the end.
+    """RewardBench 2's rating of one response: strictly the last word, in its convention the last digits (of "9/10")."""
 
-    Strictly, the last word of a completion that ended by itself is the rating. RewardBench 2 takes the digits that the
-    text ends with, whatever comes before them and however it ended: of "9/10" it reads 10.
-    """
-
+    label_opening = ""
     asks_for_rating = True
 
     def read(
         self, text: str, num_responses: int, finish_reason: str | None, convention: Convention = "strict"
     ) -> Judgement:
-        rating = self._rating(text.strip(), finish_reason, convention)
+        start = r"(?<!\w)" if convention == "rewardbench2" else r"(?<!\S)"
+        found = re.search(rf"{start}({'|'.join(map(str, RATINGS))})\Z", text.rstrip())
+        rating = float(found[1]) if found and (convention == "rewardbench2" or finish_reason == "stop") else None
         issues = ("rating",) if rating is None else ()
         return Judgement(verdict=None, rubric=None, analysis=None, issues=issues, text=text, rating=rating)
 
-    def _rating(self, text: str, finish_reason: str | None, convention: Convention) -> float | None:
-        digits = next((digits for digits in map(str, reversed(RATINGS)) if text.endswith(digits)), None)
-        if digits is None:
-            return None
-        before = text[: -len(digits)][-1:]
-        if convention == "rewardbench2":
-            return None if before.isalnum() or before == "_" else float(digits)
-        return float(digits) if finish_reason == "stop" and not before.strip() else None
 
-
-FORMATS: Mapping[str, Format] = MappingProxyType(
-    {
-        **dict.fromkeys(GRAMMAR_PROMPTS, Grammar()),
-        "rewardbench2": Brackets(),
-        "rewardbench2_responses_first": Brackets(),
-        "rewardbench2_ratings": Rating(),
-        "rm_r1": AnswerTag(),
-    }
-)
+FORMATS: Mapping[str, Format] = {
+    **dict.fromkeys(GRAMMAR_PROMPTS, Format()),
+    "rewardbench2": Brackets(),
+    "rewardbench2_responses_first": Brackets(),
+    "rewardbench2_ratings": Rating(),
+    "rm_r1": AnswerTag(),
+}
 """Prompt -> the format of the answer that it asks for."""
 
 
 def prompt_format(prompt: str) -> Format:
-    """Return the format of the answer that a prompt asks for.
-
-    Raises:
-        UnknownPromptError: there is no such prompt; the message lists those there are.
-
-    Example:
-        >>> prompt_format("rewardbench2").read("B is kinder. [[B]]", 4, "stop").verdict
-        1
-        >>> prompt_format("rewardbench2").read("Not [[A]], but [[B]]", 4, "stop").issues
-        ('verdict_label',)
-        >>> prompt_format("rewardbench2").read("Not [[A]], but [[B]]", 4, "stop", "rewardbench2").verdict
-        0
-        >>> prompt_format("rewardbench2_ratings").read("So 9/10", 1, "stop", "rewardbench2").rating
-        10.0
-    """
+    """Return the format of the answer that a prompt asks for; an UnknownPromptError lists the prompts there are."""
     if prompt not in FORMATS:
         raise UnknownPromptError(f"no format for prompt {prompt!r}; available: {', '.join(FORMATS)}")
     return FORMATS[prompt]
 
 
 def label_place(text: str) -> int | None:
-    """Return the position of the last verdict's label in a completion, in our grammar or in brackets.
-
-    Example:
-        >>> label_place("<verdict>B</verdict>"), label_place("[[A]] or [[B]]"), label_place("B")
-        (9, 11, None)
-    """
+    """Return the position of the last verdict's label in a completion, in our grammar or in brackets."""
     for opening, closing in (("<verdict>", "</verdict>"), ("[[", "]]")):
         start = text.rfind(opening)
         place = start + len(opening)

@@ -60,20 +60,15 @@ Component = Callable[[Judgement, Item, Evidence], float]
 
 
 def correctness(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-    """+1 if the verdict is the best response, else -1; no verdict is -1 (R_corr of arXiv 2509.21798).
-
-    Range: {-1, 1}. Example: the verdict B where B is best gives 1.
-    """
+    """+1 if the verdict is the best response, else -1; no verdict is -1 (R_corr of arXiv 2509.21798)."""
     return 1.0 if judgement.verdict == presented.best else -1.0
 
 
 def criteria_gain(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
     """How much the rubric raises the log-probability of the right verdict: log pi(j | q, y, z) - log pi(j | q, y).
 
-    R_appr of arXiv 2509.21798; the clip, and that only `rubric_span` is scored, are ours.
-
-    Range: `gain_clip`, in nats; its low end without a rubric to score; NaN if a log-probability is not finite.
-    Example: log-probabilities of -0.2 with the rubric and -0.9 without give 0.7.
+    R_appr of arXiv 2509.21798; that it is clipped, and only `rubric_span` scored, is ours. In nats; the lowest value
+    without a rubric to score, NaN if a log-probability is not finite.
     """
     low, high = _needed("criteria_gain", "gain_clip", evidence.gain_clip)
     if rubric_span(judgement, len(presented.responses)) is None:
@@ -84,18 +79,14 @@ def criteria_gain(judgement: Judgement, presented: Item, evidence: Evidence) -> 
 
 
 def structure(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-    """Share of the grammar's rules that the completion follows. Ours.
-
-    Range: [0, 1]; 1 exactly if the parser finds no issue. Example: with one of the eleven rules broken, 10/11.
-    """
+    """Share of the grammar's rules that the completion follows; 1 if the parser finds no issue. Ours."""
     return 1.0 - len(judgement.issues) / len(RULES)
 
 
 def rubric_quality(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
     """Distinct criteria x criteria that the analysis names x letters in the script of the language, as shares. Ours.
 
-    Range: [0, 1]; 0 without a parsed rubric of as many criteria as the grammar asks for. Example: three distinct
-    criteria, two of them named in the analysis, all in the right script: 2/3.
+    0 without a parsed rubric of as many criteria as the grammar asks for.
     """
     rubric = judgement.rubric
     if rubric is None or "criterion_count" in judgement.issues:
@@ -106,10 +97,7 @@ def rubric_quality(judgement: Judgement, presented: Item, evidence: Evidence) ->
 
 
 def consistency(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-    """1 if the verdict is right in both orders of the responses, so that the two agree, else 0 (J1, arXiv 2505.10320).
-
-    Range: {0, 1}. Example: right in this order and wrong in the other gives 0.
-    """
+    """1 if the verdict is right in both orders of the responses, so that they agree, else 0 (J1, arXiv 2505.10320)."""
     partner_right = _needed("consistency", "partner_right", evidence.partner_right)
     return 1.0 if judgement.verdict == presented.best and partner_right else 0.0
 
@@ -119,8 +107,6 @@ def length(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
 
     0 up to `max_completion_length - length_cache` tokens, then falling linearly to -1 at `max_completion_length`; -1
     beyond and for a completion that was cut off.
-
-    Range: [-1, 0]. Example: 900 tokens, of at most 1000 with a cache of 200, give -0.5.
     """
     tokens = _needed("length", "num_tokens", evidence.num_tokens)
     cache = _needed("length", "length_cache", evidence.length_cache)
@@ -130,22 +116,15 @@ def length(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
     return -min(1.0, max(0.0, (tokens - (longest - cache)) / cache))
 
 
-COMPONENTS: MappingProxyType[str, Component] = MappingProxyType(
-    {
-        component.__name__: component
-        for component in (correctness, criteria_gain, structure, rubric_quality, consistency, length)
-    }
-)
-
-WITHOUT_EVIDENCE = ("correctness", "structure", "rubric_quality")
-"""The components that need no evidence."""
+_COMPONENTS = (correctness, criteria_gain, structure, rubric_quality, consistency, length)
+COMPONENTS: MappingProxyType[str, Component] = MappingProxyType({each.__name__: each for each in _COMPONENTS})
 
 
 def score(
     judgement: Judgement,
     item: Item,
     seed: int = 0,
-    components: Iterable[str] = WITHOUT_EVIDENCE,
+    components: Iterable[str] = ("correctness", "structure", "rubric_quality"),
     evidence: Evidence | None = None,
 ) -> RewardBreakdown:
     """Score a judgement of an item.
@@ -154,7 +133,7 @@ def score(
         judgement: As parsed from a completion of `render(item, seed=seed)`.
         item: The item as its source gave it.
         seed: The seed it was rendered with.
-        components: Which parts to compute.
+        components: Which parts to compute; by default those that need no evidence.
         evidence: What the other components need.
 
     Raises:

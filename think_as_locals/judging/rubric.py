@@ -29,19 +29,13 @@ _SCRIPTS = {  # first words of Unicode's names, where the script's English name 
 
 
 def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
-    r"""Return the part of a completion that `criteria_gain` may score: its beginning, through `</rubric>`.
+    """Return the part of a completion that `criteria_gain` may score: its beginning, through `</rubric>`.
 
     It ends before the first line that names a response: that contains one of the labels on offer as a word of its own,
     in upper case (so a line with the article "A" ends it as well), or a tag of the grammar. So no rubric can raise the
     probability of a verdict by naming it so; other references ("response b", "the second one") are not detected.
 
     `None` if there is nothing to score: no parsed rubric, text before it, or a response named in the first criterion.
-
-    Example:
-        >>> from think_as_locals.judging.formats import parse
-        >>> text = "<rubric>\n- 60 | Custom | Done there.\n- 40 | Verdict | Hence B.\n</rubric>"
-        >>> rubric_span(parse(text, 2), 2)
-        '<rubric>\n- 60 | Custom | Done there.\n'
     """
     text = judgement.text
     start = text.find(_OPENING)
@@ -58,31 +52,24 @@ def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
 
 
 def distinct_share(rubric: Rubric) -> float:
-    """Return the share of the criteria that no earlier one repeats. Range: (0, 1].
-
-    A criterion repeats another if they share half of the shorter one's character trigrams (name and description,
-    without case and punctuation).
-    """
+    """Return the share of the criteria that share less than half of the shorter one's trigrams with any before."""
     grams = [_grams(f"{criterion.name} {criterion.description}") for criterion in rubric.criteria]
-    distinct = sum(all(_overlap(one, before) < _OVERLAP for before in grams[:i]) for i, one in enumerate(grams))
-    return distinct / len(grams)
+    distinct = [
+        one
+        for i, one in enumerate(grams)
+        if all(len(one & old) < _OVERLAP * min(len(one), len(old)) for old in grams[:i])
+    ]
+    return len(distinct) / len(grams)
 
 
 def used_share(rubric: Rubric, analysis: str | None) -> float:
-    """Return the share of the criteria whose name is in the analysis, up to case and white space. Range: [0, 1]."""
-
-    def fold(text: str) -> str:
-        return " ".join(text.casefold().split())
-
+    """Return the share of the criteria whose name is in the analysis, up to case and white space."""
     text = fold(analysis or "")
     return sum(_contains_words(text, fold(criterion.name)) for criterion in rubric.criteria) / len(rubric.criteria)
 
 
 def script_share(rubric: Rubric, language: str) -> float:
-    """Return the share of a rubric's letters that belong to the script of a language. Range: [0, 1]; 0 without letters.
-
-    This checks the script, not the language: it tells Thai from English, not German from English.
-    """
+    """Return the share of a rubric's letters in the script of a language; it tells Thai from English, not German."""
     expected = scripts(language)
     texts = [text for criterion in rubric.criteria for text in (criterion.name, criterion.description)]
     letters = [character for text in texts for character in text if character.isalpha()]
@@ -98,15 +85,7 @@ def scripts(language: str) -> tuple[str, ...]:
 
 @cache
 def script(language: str) -> str:
-    """Return the ISO 15924 code of a language's script: that of the tag, or CLDR's likely one.
-
-    Raises:
-        DataError: the tag is not BCP-47, or CLDR knows no script for it.
-
-    Example:
-        >>> script("th"), script("zh"), script("zh-TW"), script("sr-Latn")
-        ('Thai', 'Hans', 'Hant', 'Latn')
-    """
+    """Return the ISO 15924 code of a language's script, `Hant` of `zh-TW`; a DataError if CLDR knows none."""
     try:
         name, territory, code, *_ = parse_locale(language, sep="-")
         likely = get_global("likely_subtags")
@@ -129,6 +108,11 @@ def check_languages(language: str | None, items: Iterable[Item]) -> None:
                 raise DataError(f"item {item.id!r}: {error}; or set reward.rubric_quality.language=null") from None
     elif language is not None:
         scripts(language)
+
+
+def fold(text: str) -> str:
+    """Return a text without case, and with single spaces."""
+    return " ".join(text.casefold().split())
 
 
 def _names_response(line: str, labels: str) -> bool:
@@ -162,7 +146,3 @@ def _grams(text: str) -> frozenset[str]:
     words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in text.casefold())
     plain = " ".join(words.split())
     return frozenset(plain[i : i + _GRAM] for i in range(max(1, len(plain) - _GRAM + 1)))
-
-
-def _overlap(one: frozenset[str], other: frozenset[str]) -> float:
-    return len(one & other) / min(len(one), len(other))

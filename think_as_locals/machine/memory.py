@@ -51,10 +51,6 @@ def count(config: RunConfig | ScpoConfig) -> Counts:
     """Return the sizes of a recipe's model, exactly as transformers and PEFT build it, without allocating it.
 
     A model made from scratch gets its tokenizer when it is trained: counted with as many tokens as it may get.
-
-    Raises:
-        ConfigError: the model's config.json is neither in its directory nor in the local cache, or transformers has no
-            class to train it with.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -102,14 +98,6 @@ def estimate(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> 
 
     The reference model is there where `grpo.beta` is above 0 and all weights are trained; SCPO's global RM always is,
     whole on each process. A colocated vLLM is not included: it takes `rollout.gpu_memory_utilization` of any GPU.
-
-    Example:
-        >>> from think_as_locals.config.checks import load_recipe
-        >>> recipe = load_recipe("recipes/quickstart.yaml", ["model.dtype=bfloat16", "run.name=mine"])
-        >>> judge = Counts(7_500_000_000, 7_500_000_000, 4096, 32, 32, 32_768)
-        >>> states = estimate(recipe, Launch("DEEPSPEED", 2, 64), judge)
-        >>> round((states["weights"] + states["gradients"] + states["optimizer"]) / GB, 1)  # figure 1 of the ZeRO paper
-        16.6
     """
     size = _BYTES[config.model.dtype]
     states = _states(config, launch, counts)

@@ -11,7 +11,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from think_as_locals.judging.formats import RATINGS
@@ -20,9 +20,7 @@ from think_as_locals.reward_models.protocols import ROUND_ROBIN, JudgingProtocol
 from think_as_locals.reward_models.reward_model import Answer, Request, RewardModel, ask_all
 from think_as_locals.types import LABELS, DataError, Item, is_text
 
-NEUTRAL = 0.5
-"""The reward of a response without a rival."""
-
+NEUTRAL = 0.5  # the reward of a response without a rival
 _BLANK = "\u2060"  # a word joiner, in place of a blank response, which an item cannot hold
 
 
@@ -109,12 +107,11 @@ class GroupReward:
             groups[question][text] = None
             if reference and self._judge:
                 groups[question][reference] = None
-        asked = [(question, item) for question, texts in groups.items() for item in self._items(question, texts)]
-        requests = [(self.rm.requests if self._judge else self.rm.score_requests)(item) for _, item in asked]
-        answers = iter(ask_all(self.rm, every) if (every := [one for of_item in requests for one in of_item]) else ())
+        items = [(question, item) for question, texts in groups.items() for item in self._items(question, texts)]
+        asked = [(self.rm.requests if self._judge else self.rm.score_requests)(item) for _, item in items]
         found: dict[tuple[Question, str], list[float]] = defaultdict(list)
-        for (question, item), of_item in zip(asked, requests, strict=True):
-            for text, value in self._values(item, of_item, list(islice(answers, len(of_item)))):
+        for (question, item), requests, answers in zip(items, asked, ask_all(self.rm, asked), strict=True):
+            for text, value in self._values(item, requests, answers):
                 found[question, text].append(value)
         return [self._reward(text, groups[question], found[question, text]) for question, text, _ in rows]
 
@@ -138,15 +135,13 @@ class GroupReward:
             return 0.0
         return float(RATINGS[0]) if isinstance(self.rm, Judge) else None
 
-    def _items(self, question: Question, texts: Iterable[str]) -> Iterator[Item]:
+    def _items(self, question: Question, texts: Iterable[str]) -> list[Item]:
         """Return pairs for a judge that compares, else as few items as possible."""
         texts = [text or _BLANK for text in texts if text or self._lowest is None]
         if self._judge:
-            yield from (item_of(question, pair) for pair in combinations(texts, 2))
-            return
-        for start in range(0, len(texts), len(LABELS)):
-            part = texts[start : start + len(LABELS)]
-            yield item_of(question, part if len(part) > 1 else [*part, part[0] + _BLANK])
+            return [item_of(question, pair) for pair in combinations(texts, 2)]
+        parts = [texts[start : start + len(LABELS)] for start in range(0, len(texts), len(LABELS))]
+        return [item_of(question, part if len(part) > 1 else [*part, part[0] + _BLANK]) for part in parts]
 
     def _values(
         self, item: Item, requests: Sequence[Request], answers: Sequence[Answer]
@@ -167,9 +162,9 @@ class GroupReward:
             return self._lowest
         if self._judge:
             rivals = [other for other in group if other != text]
-            values = [*values, *(1.0 for other in rivals if not other)]
             if not rivals:
                 return NEUTRAL
+            values = [*values, *(1.0 for other in rivals if not other)]
         return math.fsum(values) / len(values) if values else None
 
 
@@ -207,37 +202,28 @@ class PolicyRow(NamedTuple):
 def policy_rows(
     prompts: Sequence[str],
     responses: Sequence[str],
-    cultures: Sequence[str | None] | None = None,
-    languages: Sequence[str | None] | None = None,
-    references: Sequence[str | None] | None = None,
+    cultures: Sequence[str | None] | None,
+    languages: Sequence[str | None] | None,
+    references: Sequence[str | None] | None,
 ) -> list[PolicyRow]:
-    """Return checked rows from the columns of a batch.
-
-    Raises:
-        DataError: columns of different lengths, or a value that is not a text; the message names the row.
-    """
+    """Return checked rows from the columns of a batch; a DataError names the row and the column."""
     given = {"cultures": cultures, "languages": languages, "references": references}
-    unknown: list[str | None] = [None] * len(prompts)
-    columns = {
-        "prompts": prompts,
-        "responses": responses,
-        **{name: unknown if column is None else column for name, column in given.items()},
-    }
+    columns: dict[str, Sequence[str | None]] = {"prompts": prompts, "responses": responses}
+    columns |= {name: [None] * len(prompts) if column is None else column for name, column in given.items()}
     if any(len(column) != len(prompts) for column in columns.values()):
         lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
         raise DataError(f"expected as many of each, got {lengths}")
-    return [_row(*values) for values in zip(range(len(prompts)), *columns.values(), strict=True)]
-
-
-def _row(row: int, prompt: object, response: object, culture: object, language: object, reference: object) -> PolicyRow:
-    for name, value in (("prompt", prompt), ("culture", culture), ("language", language)):
-        if not is_text(value) and (value is not None or name == "prompt"):
-            raise DataError(f"row {row}: {name} must be a non-blank string, got {value!r}")
-    for name, value in (("response", response), ("reference", reference)):
-        if not isinstance(value, str) and (value is not None or name == "response"):
-            raise DataError(f"row {row}: {name} must be a string, got {value!r}")
-    question = Question(str(prompt), None if culture is None else str(culture), str(language or "und"))
-    return PolicyRow(question, _clean(str(response)), "" if reference is None else _clean(str(reference)))
+    rows = []
+    for row, (prompt, response, culture, language, reference) in enumerate(zip(*columns.values(), strict=True)):
+        for name, value in (("prompt", prompt), ("culture", culture), ("language", language)):
+            if not is_text(value) and (value is not None or name == "prompt"):
+                raise DataError(f"row {row}: {name} must be a non-blank string, got {value!r}")
+        for name, value in (("response", response), ("reference", reference)):
+            if not isinstance(value, str) and (value is not None or name == "response"):
+                raise DataError(f"row {row}: {name} must be a string, got {value!r}")
+        question = Question(str(prompt), culture, language or "und")
+        rows.append(PolicyRow(question, _clean(str(response)), _clean(reference or "")))
+    return rows
 
 
 def _clean(text: str) -> str:
@@ -247,15 +233,11 @@ def _clean(text: str) -> str:
 
 
 # Prompts and completions of frameworks, plain or as messages, as texts for a judge.
-
 Messages = Sequence[Mapping[str, Any]]
 
 
 def question(prompt: str | Messages) -> str:
     r"""Return a prompt as one text; of several messages, each with its role before it, as in the data sources.
-
-    Raises:
-        DataError: a message has no text.
 
     Example:
         >>> question([{"role": "user", "content": "Breakfast?"}])
@@ -271,9 +253,6 @@ def question(prompt: str | Messages) -> str:
 
 def response(completion: str | Messages) -> str:
     """Return a completion as one text: the last of several messages (if tools were called); blank without any.
-
-    Raises:
-        DataError: the last message has no text.
 
     Example:
         >>> response([{"role": "assistant", "content": "Rice."}]), response([])

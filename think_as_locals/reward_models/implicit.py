@@ -9,22 +9,13 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from think_as_locals.engines import Chat
-from think_as_locals.engines.engine import require_all_weights, require_chat_template
+from think_as_locals.engines.engine import require_chat_template
+from think_as_locals.engines.transformers_engine import load_language_model
 from think_as_locals.reward_models.reward_model import Request
-from think_as_locals.reward_models.scalar import (
-    IGNORED,
-    BatchScorer,
-    Row,
-    conversations,
-    identify_chat,
-    identify_loaded,
-    load_model,
-    padded,
-    resolve_max_length,
-)
+from think_as_locals.reward_models.scalar import IGNORED, BatchScorer, Row, identify_loaded, padded, resolve_max_length
 from think_as_locals.types import ModelError
 
 
@@ -103,18 +94,11 @@ class ImplicitRM(BatchScorer):
     @property
     def identity(self) -> dict[str, Any]:
         reference = None if self.reference_path is None else identify_loaded(self.reference_path, self.reference)
-        return {
-            "kind": "implicit",
-            "weights": identify_loaded(self.path, self.model),
-            "reference": reference,
-            "dtype": str(self.model.dtype),
-            "beta": self.beta,
-            "per_token": self.per_token,
-            **identify_chat(self.chat),
-        }
+        settings = {"reference": reference, "beta": self.beta, "per_token": self.per_token}
+        return {"kind": "implicit", **settings, **self._identity}
 
     def rows(self, requests: Sequence[Request]) -> list[Row]:
-        turns = conversations(requests, self.chat.special_tokens)
+        turns = self._turns(requests)
         prompts = [self.chat.text(messages[:1], add_generation_prompt=True) for messages in turns]
         texts = [self.chat.text(messages, add_generation_prompt=False) for messages in turns]
         for request, prompt, text in zip(requests, prompts, texts, strict=True):
@@ -125,8 +109,16 @@ class ImplicitRM(BatchScorer):
                     f"got {text[:300]!r}. template_kwargs (of conf/rm: chat_template_kwargs) may help, such as "
                     "enable_thinking"
                 )
-        encoded = (self.chat.tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompts, texts))
-        return [_row(prompt_ids, ids) for prompt_ids, ids in zip(*encoded, strict=True)]
+        alone, followed = (
+            self.chat.tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompts, texts)
+        )
+        rows = []
+        for prompt_ids, ids in zip(alone, followed, strict=True):
+            pairs = enumerate(zip(prompt_ids, ids, strict=False))
+            start = next((i for i, (one, other) in pairs if one != other), len(prompt_ids))
+            labels = [IGNORED] * start + ids[start:]
+            rows.append({"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels})
+        return rows
 
     def _scores(self, rows: Sequence[Row]) -> torch.Tensor:
         batch = padded(rows, pad_id=0, device=self.model.device)  # any token will do: no counted token sees it
@@ -137,13 +129,6 @@ class ImplicitRM(BatchScorer):
         if self.per_token:
             scores = scores / (labels != IGNORED).sum(dim=1)
         return self.beta * scores
-
-
-def _row(prompt_ids: list[int], ids: list[int]) -> Row:
-    """Return a prompt with its response, whose tokens are the labels."""
-    pairs = enumerate(zip(prompt_ids, ids, strict=False))
-    start = next((i for i, (alone, followed) in pairs if alone != followed), len(prompt_ids))
-    return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": [IGNORED] * start + ids[start:]}
 
 
 def _log_probs(model: Any, batch: Mapping[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
@@ -157,22 +142,17 @@ def _log_probs(model: Any, batch: Mapping[str, torch.Tensor], labels: torch.Tens
 
 
 def _load(path: str, dtype: str, revision: str | None, max_length: int | None) -> tuple[Any, Any, int]:
-    model, missing = load_model(AutoModelForCausalLM, path, revision=revision, dtype=dtype)
-    require_all_weights(path, missing)
+    model = load_language_model(path, dtype, revision)
+    model.config.get_text_config().use_cache = False  # keys and values that no later token would read
     tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
     return model, tokenizer, resolve_max_length(path, model, tokenizer, max_length)
 
 
 def _require_same_tokens(path: str, mine: Any, reference: str, theirs: Any) -> None:
     """Raise a ModelError unless both have the same tokens; a padding token that only one of them has may differ."""
-    vocabularies = mine.get_vocab(), theirs.get_vocab()
-    added = {
-        tokenizer.pad_token
-        for tokenizer, others in zip((mine, theirs), vocabularies[::-1], strict=True)
-        if tokenizer.pad_token not in others
-    }
-    other = {token for token, _ in vocabularies[0].items() ^ vocabularies[1].items()} - added
-    if other:
+    ours, others = mine.get_vocab(), theirs.get_vocab()
+    added = {mine.pad_token} - others.keys() | {theirs.pad_token} - ours.keys()
+    if other := {token for token, _ in ours.items() ^ others.items()} - added:
         raise ModelError(
             f"{path} and its reference {reference} have other tokens ({', '.join(map(repr, sorted(other)[:5]))}): "
             "log-probabilities compare only where both read the same; give the model that the policy was trained from"

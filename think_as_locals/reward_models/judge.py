@@ -7,13 +7,15 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, overload
 
+import yaml
+
+from think_as_locals.config.compose import ASSETS
 from think_as_locals.engines import Engine, Messages, Sampling
-from think_as_locals.engines.chat_server import ChatServer, connect
-from think_as_locals.engines.engine import TokenEngine, model_file, special_tokens
+from think_as_locals.engines.chat_server import ChatServer
+from think_as_locals.engines.engine import model_file, special_tokens
 from think_as_locals.judging import CHAT_TOKENS, label_place, prompt_digest, render_presented
 from think_as_locals.judging.formats import Format
 from think_as_locals.reward_models.protocols import LISTWISE, JudgingProtocol
@@ -25,26 +27,17 @@ SETTINGS_FILE = "tal_judge.json"
 
 _log = logging.getLogger(__name__)
 
-Backend = Literal["transformers", "vllm"]
-"""The engines that hold a judge's weights in this process."""
+Backend = Literal["transformers", "vllm"]  # the engines that hold a judge's weights in this process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSettings:
-    """What must be as in training for verdicts to be the same; saved beside the weights as `tal_judge.json`.
+    """What must be as in training for verdicts to be the same; saved beside the weights as `tal_judge.json`."""
 
-    Args:
-        prompt: Name of the prompt template.
-        seed: Seed of the order in which responses are presented.
-        max_completion_length: In tokens.
-        dtype: Type of the weights.
-        chat_template_kwargs: Passed to the tokenizer's chat template.
-    """
-
-    prompt: str = "listwise"
-    seed: int = 0
-    max_completion_length: int = 2048
-    dtype: str = "auto"
+    prompt: str = "listwise"  # name of the prompt template
+    seed: int = 0  # of the order in which responses are presented
+    max_completion_length: int = 2048  # in tokens
+    dtype: str = "auto"  # of the weights
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
@@ -53,12 +46,7 @@ class JudgeSettings:
 
     @classmethod
     def load(cls, path: str, revision: str | None = None) -> JudgeSettings:
-        """Read the settings of a model in a directory or on the Hub; the defaults if it has none.
-
-        Raises:
-            ConfigError: the file does not hold the settings of a judge.
-            ModelError: there is no such directory, and the Hub has no such model or cannot be reached.
-        """
+        """Read the settings of a model in a directory or on the Hub; the defaults if it has none."""
         file = model_file(path, SETTINGS_FILE, revision)
         if file is None:
             return cls()
@@ -140,24 +128,33 @@ class Judge:
             ModelError: the Hub has no such model or cannot be reached.
             ServerError: `base_url` is not a URL, or the key is not set.
         """
-        if base_url is None:
-            settings = replace(JudgeSettings.load(path, revision), **changes)
-            return cls(
-                engine=load_engine(path, settings, backend, batch_size, revision),
-                settings=settings,
-                protocol=protocol,
-                margins=margins,
-                chunk_size=chunk_size,
-                model={
-                    **identify_weights(path, revision),
-                    "dtype": settings.dtype,
-                    "backend": backend,
-                    "chat_template_kwargs": dict(settings.chat_template_kwargs),
-                },
-            )
-        server, settings = _connect(path, base_url, served_name or path, key_variable, revision, changes)
-        model = {"url": server.url, "name": server.model, "fields": dict(server.fields)}
-        return cls(engine=server, settings=settings, protocol=protocol, margins=margins, model=model)
+        if base_url is not None:
+            server, settings = _connect(path, base_url, served_name or path, key_variable, revision, changes)
+            model = {"url": server.url, "name": server.model, "fields": dict(server.fields)}
+            return cls(engine=server, settings=settings, protocol=protocol, margins=margins, model=model)
+        settings = replace(JudgeSettings.load(path, revision), **changes)
+        dtype, template_kwargs = settings.dtype, dict(settings.chat_template_kwargs)
+        common: dict[str, Any] = {"dtype": dtype, "template_kwargs": template_kwargs, "revision": revision}
+        engine: Engine
+        if backend == "transformers":
+            from think_as_locals.engines.transformers_engine import TransformersEngine
+
+            engine = TransformersEngine.load(path, batch_size=batch_size, **common)
+        elif backend == "vllm":
+            from think_as_locals.engines.vllm_engine import VLLMEngine
+
+            engine = VLLMEngine.load(path, **common)
+        else:
+            raise ConfigError(f"no backend {backend!r}; available: transformers, vllm")
+        model = {"dtype": dtype, "backend": backend, "chat_template_kwargs": template_kwargs}
+        return cls(
+            engine=engine,
+            settings=settings,
+            protocol=protocol,
+            margins=margins,
+            chunk_size=chunk_size,
+            model=identify_weights(path, revision) | model,
+        )
 
     @overload
     def judge(self, items: Item) -> Judgement: ...
@@ -180,12 +177,9 @@ class Judge:
 
     def predict(self, items: Sequence[Item]) -> list[ScoredItem]:
         """Return judgements together with what was judged, for an evaluation."""
-        asked = [self.requests(item) for item in items]
-        answers = iter(ask_all(self, [request for requests in asked for request in requests]))
+        answers = ask_all(self, [self.requests(item) for item in items])
         return [
-            scored
-            for item, requests in zip(items, asked, strict=True)
-            for scored in self.predictions(item, list(islice(answers, len(requests))))
+            scored for item, of_item in zip(items, answers, strict=True) for scored in self.predictions(item, of_item)
         ]
 
     @property
@@ -216,7 +210,6 @@ class Judge:
         return "\n".join(message["content"] for message in self.conversation(request))
 
     def conversation(self, request: Request) -> Messages:
-        """Return the messages that ask a request."""
         return render_presented(request.item, request.responses, self.settings.prompt, self.engine.special_tokens)
 
     def ask(self, requests: Sequence[Request], keep: Keep) -> None:
@@ -233,15 +226,24 @@ class Judge:
         self.engine.sample([self.conversation(request) for request in requests], sampling, deliver)
 
     def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
-        judgements = [self.read(request, answer) for request, answer in zip(self.requests(item), answers, strict=True)]
-        return self.protocol.predictions(item, self.settings.seed, judgements)
+        requests = self.requests(item)
+        judgements = [self.read(request, answer) for request, answer in zip(requests, answers, strict=True)]
+        return self.protocol.predictions(requests, judgements, self.settings.seed)
 
     def read(self, request: Request, answer: Answer) -> Judgement:
-        """Parse the answer to one request."""
+        """Parse the answer to one request; its margin is the log-odds of the verdict's label, if measured there."""
         judgement = self.format.read(
             answer["text"], len(request.order), answer["finish_reason"], self.protocol.convention
         )
-        return replace(judgement, margin=_margin(judgement, answer, len(request.order)))
+        log_probs, place = _offered(answer, len(request.order)), label_place(judgement.text)
+        if log_probs is None or judgement.verdict is None or place is None:
+            return judgement
+        if judgement.text[place] != LABELS[judgement.verdict]:
+            return judgement  # RewardBench 2's convention may read another bracket than the last
+        from scipy.special import logsumexp
+
+        chosen = log_probs.pop(judgement.verdict)
+        return replace(judgement, margin=float(chosen - logsumexp(log_probs)))
 
     def score_requests(self, item: Item) -> list[Request]:
         """As `RewardModel.score_requests`: rotations of the item's own order, or each response to be rated."""
@@ -252,50 +254,28 @@ class Judge:
         return [Request(item, order[i:] + order[:i]) for i in rotations]
 
     def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
-        """As `RewardModel.scores`: ratings, or means over rotations of each label's score in `_label_scores`.
+        """As `RewardModel.scores`: ratings, or means over the rotations that have a verdict of each label's score.
 
-        A rotation without a verdict does not count.
+        That is its log-probability in the verdict's place, in nats; without margins 1 if chosen, else 0.
         """
         found: list[list[float]] = [[] for _ in item.responses]
         for request, answer in zip(self.score_requests(item), answers, strict=True):
-            for i, value in zip(request.order, self._label_scores(request, answer), strict=False):
+            judgement, values = self.read(request, answer), list[float]()
+            if self.protocol.kind == "pointwise":
+                values = [] if judgement.rating is None else [judgement.rating]
+            elif self.margins:
+                values = _offered(answer, len(request.order)) or []
+            elif judgement.verdict is not None:
+                values = [float(i == judgement.verdict) for i in range(len(request.order))]
+            for i, value in zip(request.order, values, strict=False):
                 found[i].append(value)
         return tuple(sum(values) / len(values) if values else math.nan for values in found)
-
-    def _label_scores(self, request: Request, answer: Answer) -> Sequence[float]:
-        """Return each label's log-probability in the verdict's place, in nats; without margins 1 if chosen, else 0."""
-        judgement, num_responses = self.read(request, answer), len(request.order)
-        if self.protocol.kind == "pointwise":
-            return [] if judgement.rating is None else [judgement.rating]
-        if self.margins:
-            return _offered(answer, num_responses) or []
-        return [] if judgement.verdict is None else [float(i == judgement.verdict) for i in range(num_responses)]
-
-
-def load_engine(
-    path: str, settings: JudgeSettings, backend: Backend, batch_size: int, revision: str | None
-) -> TokenEngine:
-    """Load a judge's weights from a directory or the Hub; a ConfigError lists the backends there are."""
-    common: dict[str, Any] = {
-        "dtype": settings.dtype,
-        "template_kwargs": settings.chat_template_kwargs,
-        "revision": revision,
-    }
-    if backend == "transformers":
-        from think_as_locals.engines.transformers_engine import TransformersEngine
-
-        return TransformersEngine.load(path, batch_size=batch_size, **common)
-    if backend == "vllm":
-        from think_as_locals.engines.vllm_engine import VLLMEngine
-
-        return VLLMEngine.load(path, **common)
-    raise ConfigError(f"no backend {backend!r}; available: transformers, vllm")
 
 
 def _connect(
     path: str, base_url: str, served_name: str, key_variable: str | None, revision: str | None, changes: dict[str, Any]
 ) -> tuple[ChatServer, JudgeSettings]:
-    """Connect to a server that has loaded a judge; its settings and special tokens come from a directory or the Hub."""
+    """Connect to a server; the judge's settings and special tokens come from a directory or the Hub."""
     settings, tokens = JudgeSettings(), CHAT_TOKENS
     if Path(path).is_dir() or "/" in path:
         try:
@@ -306,12 +286,15 @@ def _connect(
                 raise ModelError(f"{error}; {remedy}") from error
             _log.warning("%s; using the given settings, whatever the judge was trained with", error)
     settings = replace(settings, **changes)
-    server = connect(
-        base_url,
-        served_name,
+    limits = yaml.safe_load((ASSETS / "conf" / "rm" / "server.yaml").read_text(encoding="utf-8"))
+    kwargs = dict(settings.chat_template_kwargs)  # which vLLM and SGLang pass to the chat template
+    server = ChatServer(
+        url=base_url,
+        model=served_name,
         key_variable=key_variable,
+        fields={"chat_template_kwargs": kwargs} if kwargs else {},
         special_tokens=tokens,
-        chat_template_kwargs=settings.chat_template_kwargs,
+        **{name: limits[name] for name in ("concurrency", "deadline_s", "timeout_s")},
     )
     return server, settings
 
@@ -320,16 +303,3 @@ def _offered(answer: Answer, num_responses: int) -> list[float] | None:
     """Return the log-probabilities of the labels on offer; `None` unless all are known."""
     known, labels = answer["label_log_probs"], LABELS[:num_responses]
     return [known[label] for label in labels] if all(label in known for label in labels) else None
-
-
-def _margin(judgement: Judgement, answer: Answer, num_responses: int) -> float | None:
-    """Return the log-odds of the verdict's label against the others on offer, if measured in its place."""
-    log_probs, place = _offered(answer, num_responses), label_place(judgement.text)
-    if log_probs is None or judgement.verdict is None or place is None:
-        return None
-    if judgement.text[place] != LABELS[judgement.verdict]:
-        return None  # RewardBench 2's convention may read another bracket than the last
-    from scipy.special import logsumexp
-
-    chosen = log_probs.pop(judgement.verdict)
-    return float(chosen - logsumexp(log_probs))

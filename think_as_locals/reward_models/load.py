@@ -20,22 +20,12 @@ from think_as_locals.reward_models.reward_model import RewardModel
 
 
 def load_reward_model(section: RewardModelSection, seed: int) -> RewardModel:
-    """Load a reward model of any kind; what other kinds need is not imported.
-
-    Args:
-        section: The section `rms.NAME`.
-        seed: Of the order in which responses are presented.
-
-    Raises:
-        ModelError: the weights are not those of such a reward model.
-        ConfigError: prompt and protocol do not go together.
-        ServerError: `url` is not a URL, or the key is not set.
-    """
+    """Load the reward model of a section `rms.NAME`; what other kinds need is not imported."""
     match section:
         case JudgeSection():
             return load_judge(section, seed)
         case ServerSection():
-            return _server(section, seed)
+            return _connect_to_server(section, seed)
         case ClassifierSection():
             from think_as_locals.reward_models.scalar import ScalarRM
 
@@ -55,33 +45,25 @@ def load_reward_model(section: RewardModelSection, seed: int) -> RewardModel:
 
 def load_judge(section: JudgeSection, seed: int) -> Judge:
     """As `load_reward_model`, for a judge in this process."""
-    asked = _given(section, "path", "backend", "protocol", "orders", "convention")
-    return Judge.load(section.path, section.backend, protocol=_protocol(section), seed=seed, **asked)
+    options = _given(section, "path", "backend", "protocol", "orders", "convention")
+    return Judge.load(section.path, section.backend, protocol=_protocol(section), seed=seed, **options)
 
 
 def _given(section: RewardModelSection, *others: str) -> dict[str, Any]:
     """Return a section's values that are not null, without its kind and some others."""
-    values = section.model_dump(exclude={"kind", *others})
-    return {name: value for name, value in values.items() if value is not None}
+    return section.model_dump(exclude={"kind", *others}, exclude_none=True)
 
 
 def _protocol(section: AskedSection) -> JudgingProtocol:
     return JudgingProtocol(kind=section.protocol, orders=section.orders, convention=section.convention)
 
 
-def _server(section: ServerSection, seed: int) -> Judge:
-    server = ChatServer(
-        url=section.url,
-        model=section.model,
-        key_variable=section.key_variable,
-        concurrency=section.concurrency,
-        deadline_s=section.deadline_s,
-        timeout_s=section.timeout_s,
-        fields=section.fields,
-    )
+def _connect_to_server(section: ServerSection, seed: int) -> Judge:
+    of_server = {"url", "model", "key_variable", "concurrency", "deadline_s", "timeout_s", "fields"}
+    of_settings = {"prompt", "max_completion_length"}
     return Judge(
-        engine=server,
-        settings=JudgeSettings(prompt=section.prompt, seed=seed, max_completion_length=section.max_completion_length),
+        engine=ChatServer(**section.model_dump(include=of_server)),
+        settings=JudgeSettings(seed=seed, **section.model_dump(include=of_settings)),
         protocol=_protocol(section),
         margins=section.margins,
         model={"url": section.url, "name": section.model, "fields": section.fields},

@@ -7,7 +7,7 @@ below all others). A tie of the best response with k is worth 1/k in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -47,11 +47,7 @@ class JudgingProtocol:
             raise ConfigError(f"got {self.orders} orders of a {self.kind} protocol, expected 1 to {most}")
 
     def format(self, prompt: str) -> Format:
-        """Return the format of the answer to a prompt.
-
-        Raises:
-            ConfigError: the prompt asks for a rating and the protocol for verdicts, or the other way round.
-        """
+        """Return the format of the answer to a prompt, which has to ask for what the protocol reads."""
         found = prompt_format(prompt)
         if found.asks_for_rating != (self.kind == "pointwise"):
             raise ConfigError(
@@ -66,42 +62,53 @@ class JudgingProtocol:
         Orders are those of `shuffle_responses`: neither the place of the best response nor how the item is stored
         decides them, so a pair is presented alike whichever of the two is called the best.
         """
-        order = _order(item, range(len(item.responses)), seed)
+
+        def shuffled(*indices: int) -> tuple[int, ...]:
+            return tuple(indices[i] for i in shuffled_order([item.responses[i] for i in indices], seed))
+
+        order = shuffled(*range(len(item.responses)))
         if self.kind == "listwise":
             return [Request(item, order[i:] + order[:i]) for i in range(min(self.orders, len(order)))]
         if self.kind == "pointwise":
             return [Request(item, (i,)) for i in order]
-        presented = (_order(item, pair, seed) for pair in self._pairs(item, order))
-        return [Request(item, pair[::turn]) for pair in presented for turn in (1, -1)[: self.orders]]
+        with_best = [(item.best, other) for other in order if other != item.best]
+        pairs = [shuffled(*pair) for pair in (with_best if self.kind == "pairwise" else combinations(order, 2))]
+        return [Request(item, pair[::turn]) for pair in pairs for turn in (1, -1)[: self.orders]]
 
-    def predictions(self, item: Item, seed: int, judgements: Sequence[Judgement]) -> list[ScoredItem]:
-        """Combine the judgements of `requests(item, seed)`, in that order.
+    def predictions(self, requests: Sequence[Request], judgements: Sequence[Judgement], seed: int) -> list[ScoredItem]:
+        """Combine the judgements of all `requests(item, seed)`: listwise, to a prediction for each order; else to one.
 
-        Returns:
-            Listwise, a prediction for each order; else a single one with `scores`. It has a verdict if everything could
-            be parsed; without one its credit is that of its scores, or nothing (strict, but for pairwise).
+        That one has `scores`, and a verdict if everything could be parsed; else its credit is that of its scores, or
+        nothing (strict, but for pairwise).
 
-            pairwise: 1/2 for the best response, for each other one the share of its comparisons with it that it won. So
-            the best wins if it wins more than half against each, and ties if both orders disagree. A comparison that
-            cannot be parsed is lost (strict) or half lost.
-
-            round_robin: the share of its comparisons that each response won. One that cannot be parsed is won by
-            neither (strict), or by both by half.
-
-            pointwise: the ratings. One that cannot be parsed leaves none (strict), or is -1.
-
-        Raises:
-            ValueError: there are more or fewer judgements than requests.
+        pairwise: 1/2 for the best response, for each other one the share of its comparisons with it that it won. So the
+        best wins if it wins more than half against each. A comparison that cannot be parsed is lost (strict) or half
+        lost. round_robin: the share of its comparisons that each response won. One that cannot be parsed is won by
+        neither (strict), or by both by half. pointwise: the ratings. One that cannot be parsed leaves none (strict), or
+        is -1.
         """
-        requests = self.requests(item, seed)
-        if len(requests) != len(judgements):
-            raise ValueError(f"item {item.id!r}: got {len(judgements)} judgements of {len(requests)} requests")
         if self.kind == "listwise":
-            return [self._listwise(request, judged) for request, judged in zip(requests, judgements, strict=True)]
-        order = _order(item, range(len(item.responses)), seed)
+            return [
+                ScoredItem(
+                    item=request.item,
+                    presented=reorder_responses(request.item, request.order),
+                    judgement=judged,
+                    margin=judged.margin,
+                    parse_failure_credit=1 / len(request.order) if self.convention == "rewardbench2" else 0.0,
+                )
+                for request, judged in zip(requests, judgements, strict=True)
+            ]
+        item = requests[0].item
+        order = shuffled_order(item.responses, seed)
         presented = reorder_responses(item, order)
         slots = [[order.index(i) for i in request.order] for request in requests]
-        scores = self._ratings(judgements) if self.kind == "pointwise" else self._shares(presented, slots, judgements)
+        scores: tuple[float, ...] | None
+        if self.kind != "pointwise":
+            scores = self._shares(presented, slots, judgements)
+        elif self.convention == "strict" and any(judged.rating is None for judged in judgements):
+            scores = None
+        else:
+            scores = tuple(_UNPARSABLE_RATING if judged.rating is None else judged.rating for judged in judgements)
         issues = tuple(dict.fromkeys(issue for judged in judgements for issue in judged.issues))
         credit = 0.0
         if scores is not None and (self.convention == "rewardbench2" or self.kind == "pairwise"):
@@ -116,26 +123,6 @@ class JudgingProtocol:
         return [
             ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, parse_failure_credit=credit)
         ]
-
-    def _pairs(self, item: Item, order: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-        if self.kind == "round_robin":
-            return combinations(order, 2)
-        return ((item.best, other) for other in order if other != item.best)
-
-    def _listwise(self, request: Request, judgement: Judgement) -> ScoredItem:
-        return ScoredItem(
-            item=request.item,
-            presented=reorder_responses(request.item, request.order),
-            judgement=judgement,
-            margin=judgement.margin,
-            parse_failure_credit=1 / len(request.order) if self.convention == "rewardbench2" else 0.0,
-        )
-
-    def _ratings(self, judgements: Sequence[Judgement]) -> tuple[float, ...] | None:
-        ratings = [judged.rating for judged in judgements]
-        if self.convention == "strict" and None in ratings:
-            return None
-        return tuple(_UNPARSABLE_RATING if rating is None else rating for rating in ratings)
 
     def _shares(self, presented: Item, slots: list[list[int]], judgements: Sequence[Judgement]) -> tuple[float, ...]:
         """Return for each response as presented the share of its comparisons that it won."""
@@ -159,11 +146,6 @@ LISTWISE = JudgingProtocol(kind="listwise", orders=1, convention="strict")
 
 ROUND_ROBIN = JudgingProtocol(kind="round_robin", orders=2, convention="strict")
 """Every two responses, in both orders."""
-
-
-def _order(item: Item, indices: Sequence[int], seed: int) -> tuple[int, ...]:
-    """Return indices into an item's responses in the order in which an item of just these is presented."""
-    return tuple(indices[i] for i in shuffled_order([item.responses[i] for i in indices], seed))
 
 
 def _summary(slots: Sequence[int], judgement: Judgement) -> str:

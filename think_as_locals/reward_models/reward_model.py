@@ -11,34 +11,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from think_as_locals.types import LABELS, Item, Judgement
 
-Answer = dict[str, Any]
-"""The answer to one request: plain JSON that only its own kind of reward model parses."""
-
-Keep = Callable[[int, Answer], None]
-"""Takes the index of a request and its answer as soon as it is there."""
+Answer = dict[str, Any]  # to one request: plain JSON that only its own kind of reward model parses
+Keep = Callable[[int, Answer], None]  # takes the index of a request and its answer as soon as it is there
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question to a reward model.
-
-    Args:
-        item: The item it is about.
-        order: Indices of the item's responses that are presented, in that order. All of them for a listwise judgement,
-            two for a pairwise one, one to be rated or scored.
-    """
+    """One question to a reward model: about some of an item's responses, presented in the given order of indices."""
 
     item: Item
     order: tuple[int, ...]
 
     @property
     def responses(self) -> tuple[str, ...]:
-        """The responses as presented."""
         return tuple(self.item.responses[i] for i in self.order)
 
 
@@ -51,10 +42,9 @@ class RewardModel(Protocol):
 
     @property
     def chunk_size(self) -> int | None:
-        """How many requests are answered together in one call of `ask`; `None` if each is independent.
+        """How many requests go into one call of `ask`; `None` if each is independent, as for a server.
 
-        Chunks always hold the same requests, so that a run that was killed and resumed computes the same bits. Without
-        chunks (a server) only requests that have no answer yet are asked.
+        Chunks always hold the same requests, so that a run that was killed and resumed computes the same bits.
         """
 
     def requests(self, item: Item) -> list[Request]:
@@ -76,11 +66,13 @@ class RewardModel(Protocol):
         """Return the score of each response from the answers to `score_requests(item)`; NaN without one."""
 
 
-def ask_all(rm: RewardModel, requests: Sequence[Request]) -> list[Answer]:
-    """Return the answers to requests in their order, from one call of `ask`."""
+def ask_all(rm: RewardModel, requests: Sequence[Sequence[Request]]) -> list[list[Answer]]:
+    """Return the answers to the requests about each item, from one call of `ask`."""
     answers: dict[int, Answer] = {}
-    rm.ask(requests, answers.__setitem__)
-    return [answers[place] for place in range(len(requests))]
+    if together := [request for of_item in requests for request in of_item]:
+        rm.ask(together, answers.__setitem__)
+    in_order = iter([answers[place] for place in range(len(together))])
+    return [list(islice(in_order, len(of_item))) for of_item in requests]
 
 
 def identify_weights(path: str, commit: str | None) -> dict[str, Any]:
@@ -99,25 +91,14 @@ def identify_weights(path: str, commit: str | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredItem:
-    """A reward model's prediction on one item, or on one order of its responses.
+    """A reward model's prediction on one item, or on one order of its responses."""
 
-    Args:
-        item: The item as its source gave it.
-        presented: The same item with its responses in the order the reward model saw.
-        judgement: The parsed judgement; for a model that scores, its unique favourite as the verdict.
-        scores: One for each response as presented, if it scores them; a tie of k for the highest is worth 1/k.
-        margin: Log-odds that its choice is the best response, if it gives them: for two scored responses the
-            difference of their scores.
-        parse_failure_credit: Its credit if no verdict could be parsed: 0, but 1/N in RewardBench 2's convention; for
-            several judgements together that of the parsed ones.
-    """
-
-    item: Item
-    presented: Item
-    judgement: Judgement
-    scores: tuple[float, ...] | None = None
-    margin: float | None = None
-    parse_failure_credit: float = 0.0
+    item: Item  # as its source gave it
+    presented: Item  # with its responses in the order the reward model saw
+    judgement: Judgement  # for a model that scores, with its unique favourite as the verdict
+    scores: tuple[float, ...] | None = None  # of the responses as presented
+    margin: float | None = None  # log-odds that its choice is the best response
+    parse_failure_credit: float = 0.0  # without a parsed verdict: 1/N in RewardBench 2's convention
 
     @property
     def parse_failure(self) -> bool:
@@ -141,14 +122,9 @@ class ScoredItem:
     def row(self) -> dict[str, Any]:
         """Return a flat row for a table of judgements."""
         verdict = self.judgement.verdict
+        described = ("id", "culture", "domain", "language", "group", "source", "prompt")
         return {
-            "id": self.item.id,
-            "culture": self.item.culture,
-            "domain": self.item.domain,
-            "language": self.item.language,
-            "group": self.item.group,
-            "source": self.item.source,
-            "prompt": self.item.prompt,
+            **{name: getattr(self.item, name) for name in described},
             "responses": list(self.presented.responses),
             "origins": list(self.presented.origins),
             "best": LABELS[self.presented.best],
@@ -163,10 +139,7 @@ class ScoredItem:
 
 
 def tie_credit(scores: Sequence[float], best: int) -> float:
-    """Return 1/k if the best response is among the k with the highest score, else 0.
-
-    RewardBench 2's convention for ties (arXiv 2506.01937).
-    """
+    """Return 1/k if the best response is among the k with the highest score, else 0 (arXiv 2506.01937)."""
     top = max(scores)
     return 1 / list(scores).count(top) if scores[best] == top else 0.0
 

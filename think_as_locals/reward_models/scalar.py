@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -32,21 +31,16 @@ from think_as_locals.reward_models.reward_model import (
 )
 from think_as_locals.types import LABELS, DataError, Item, Judgement, ModelError
 
-Row = dict[str, list[int]]
-"""The inputs of a model for one prompt and response: a value per token, by the model's parameter names."""
-
-IGNORED = -100
-"""The label of tokens that no loss counts."""
+Row = dict[str, list[int]]  # the inputs of a model for a prompt and a response: a value per token, by parameter name
+IGNORED = -100  # the label of tokens that no loss counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseScorer(ABC):
     """A reward model that scores one response at a time; its answers are `{"score": float}`.
 
-    Args:
-        seed: Of the order in which predictions list the responses. The model does not see it; but data sets store the
-            best response first, and predictions are compared with those of judges by slot.
-        chunk_size: As `RewardModel.chunk_size`.
+    `seed` is that of the order in which predictions list the responses, which the model does not see: data sets store
+    the best response first, and predictions are compared with those of judges by slot.
     """
 
     seed: int
@@ -79,17 +73,15 @@ class ResponseScorer(ABC):
         """Return a key by which requests of similar length are neighbours."""
         return f"{len(request.item.prompt) + len(request.responses[0]):09}"
 
-    def score_requests(self, item: Item) -> list[Request]:
-        """As `RewardModel.score_requests`."""
-        return self.requests(item)
+    score_requests = requests
 
     def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
         return tuple(answer["score"] for answer in answers)
 
     def score(self, items: Sequence[Item]) -> list[tuple[float, ...]]:
         """Return the scores of each item's responses, in the item's own order."""
-        answers = iter(ask_all(self, [request for item in items for request in self.requests(item)]))
-        return [tuple(answer["score"] for answer in islice(answers, len(item.responses))) for item in items]
+        answers = ask_all(self, [self.requests(item) for item in items])
+        return [self.scores(item, of_item) for item, of_item in zip(items, answers, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +105,30 @@ class BatchScorer(ResponseScorer):
     def _scores(self, rows: Sequence[Row]) -> torch.Tensor:
         """Return the scores of a batch (B,)."""
 
-    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
-        """As `RewardModel.ask`; the longest first, so that running out of memory shows at once.
+    def _turns(self, requests: Sequence[Request]) -> list[Messages]:
+        """Return a user turn and an assistant turn for each request, with special tokens neutralised."""
+        special = self.chat.special_tokens
+        return [
+            [
+                {"role": "user", "content": break_tokens(request.item.prompt, special)},
+                {"role": "assistant", "content": break_tokens(request.responses[0], special)},
+            ]
+            for request in requests
+        ]
 
-        Raises:
-            DataError: a response and its prompt are too long; nothing has been kept then.
-            ModelError: a score is not finite.
-        """
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """The part of `RewardModel.identity` that says which weights read which text."""
+        template = str(self.chat.tokenizer.chat_template)
+        return {
+            "weights": identify_loaded(self.path, self.model),
+            "dtype": str(self.model.dtype),
+            "template": hashlib.sha256(template.encode()).hexdigest(),
+            "template_kwargs": dict(self.chat.template_kwargs),
+        }
+
+    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+        """As `RewardModel.ask`; the longest first, so that running out of memory shows at once."""
         rows = self.rows(requests)
         lengths = [len(row["input_ids"]) for row in rows]
         for request, length in zip(requests, lengths, strict=True):
@@ -147,12 +156,12 @@ class BatchScorer(ResponseScorer):
 def padded(rows: Sequence[Row], pad_id: int, device: Any) -> dict[str, torch.Tensor]:
     """Return a batch (B, L) for a model, padded on the right."""
     fill = {"input_ids": pad_id, "labels": IGNORED}
-    return {
-        name: pad_sequence(
-            [torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=fill.get(name, 0)
-        ).to(device)
-        for name in rows[0]
-    }
+
+    def column(name: str) -> torch.Tensor:
+        values = [torch.tensor(row[name]) for row in rows]
+        return pad_sequence(values, batch_first=True, padding_value=fill.get(name, 0)).to(device)
+
+    return {name: column(name) for name in rows[0]}
 
 
 def unused_end(rows: Sequence[Row]) -> int:
@@ -161,31 +170,8 @@ def unused_end(rows: Sequence[Row]) -> int:
     return next(i for i in range(len(rows) + 1) if i not in ends)
 
 
-def conversations(requests: Sequence[Request], special_tokens: Sequence[str]) -> list[Messages]:
-    """Return a user turn and an assistant turn for each request, with the tokenizer's special tokens neutralised."""
-    return [
-        [
-            {"role": "user", "content": break_tokens(request.item.prompt, special_tokens)},
-            {"role": "assistant", "content": break_tokens(request.responses[0], special_tokens)},
-        ]
-        for request in requests
-    ]
-
-
-def load_model(kind: Any, path: str, **settings: Any) -> tuple[Any, list[str]]:
-    """Load an `AutoModelFor...` for inference, without running remote code; return it and its missing weights."""
-    model, info = kind.from_pretrained(path, trust_remote_code=False, output_loading_info=True, **settings)
-    model.config.get_text_config().use_cache = False  # keys and values that no later token would read
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device).eval(), sorted(info["missing_keys"])
-
-
 def resolve_max_length(path: str, model: Any, tokenizer: Any, max_length: int | None) -> int:
-    """Return the requested maximum length, or the one that model and tokenizer declare.
-
-    Raises:
-        ModelError: the model has fewer positions than requested, or declares nothing.
-    """
+    """Return the requested maximum length, if the model has as many positions, or the one that is declared."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if max_length is None:
         declared = min(tokenizer.model_max_length, math.inf if positions is None else positions)
@@ -200,12 +186,6 @@ def resolve_max_length(path: str, model: Any, tokenizer: Any, max_length: int | 
 def identify_loaded(path: str, model: Any) -> dict[str, Any]:
     """As `identify_weights`, with the commit that a loaded model is from."""
     return identify_weights(path, getattr(model.config, "_commit_hash", None))
-
-
-def identify_chat(chat: Chat) -> Mapping[str, Any]:
-    """Return what tells how a conversation is written, for `RewardModel.identity`."""
-    text = str(chat.tokenizer.chat_template)
-    return {"template": hashlib.sha256(text.encode()).hexdigest(), "template_kwargs": dict(chat.template_kwargs)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,11 +239,13 @@ class ScalarRM(BatchScorer):
         """
         model = _load(path, dtype, revision, new_head_seed)
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+        config = model.config.get_text_config()
+        declared = config.pad_token_id  # one outside the vocabulary (-1 is common) is in no text
         return cls(
             path=path,
             model=model,
             chat=Chat(tokenizer, template_kwargs),
-            pad_id=_pad_id(model),
+            pad_id=declared if declared is not None and 0 <= declared < config.vocab_size else None,
             batch_size=batch_size,
             chunk_size=chunk_size,
             max_length=resolve_max_length(path, model, tokenizer, max_length),
@@ -273,17 +255,11 @@ class ScalarRM(BatchScorer):
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {
-            "kind": "classifier",
-            "weights": identify_loaded(self.path, self.model),
-            "dtype": str(self.model.dtype),
-            "new_head_seed": self.new_head_seed,
-            **identify_chat(self.chat),
-        }
+        return {"kind": "classifier", "new_head_seed": self.new_head_seed, **self._identity}
 
     def rows(self, requests: Sequence[Request]) -> list[Row]:
         tokenizer = self.chat.tokenizer
-        turns = conversations(requests, self.chat.special_tokens)
+        turns = self._turns(requests)
         if tokenizer.chat_template:
             texts = [self.chat.text(messages, add_generation_prompt=False) for messages in turns]
             encoded = tokenizer(texts, add_special_tokens=False)
@@ -301,18 +277,10 @@ class ScalarRM(BatchScorer):
         return scores
 
 
-def _pad_id(model: Any) -> int | None:
-    """Return the padding token that a model declares; one outside its vocabulary (-1 is common) is in no text."""
-    config = model.config.get_text_config()
-    declared = config.pad_token_id
-    return declared if declared is not None and 0 <= declared < config.vocab_size else None
-
-
 def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None) -> Any:
     """Load the classifier, with a random head if a seed for it is given."""
     config = AutoConfig.from_pretrained(path, revision=revision)
-    new_head = new_head_seed is not None
-    if new_head:
+    if new_head_seed is not None:
         config.num_labels = 1
     elif config.num_labels != 1:
         raise ModelError(
@@ -322,18 +290,21 @@ def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None
     with nullcontext() if new_head_seed is None else torch.random.fork_rng():
         if new_head_seed is not None:
             torch.manual_seed(new_head_seed)
-        model, missing = load_model(
-            AutoModelForSequenceClassification, path, config=config, revision=revision, dtype=dtype
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            path, config=config, revision=revision, dtype=dtype, output_loading_info=True
         )
-    if lost := [name for name in missing if not new_head or name.startswith(f"{model.base_model_prefix}.")]:
+    missing = sorted(info["missing_keys"])
+    if new_head_seed is not None and not missing:
+        raise ModelError(f"{path} has a head for scores, and a new one was asked for: leave new_head_seed out")
+    body = f"{model.base_model_prefix}."
+    if lost := [name for name in missing if new_head_seed is None or name.startswith(body)]:
         raise ModelError(
             f"{path} lacks weights of a classifier, which would be random: {', '.join(lost[:5])}"
             f"{', ...' if len(lost) > 5 else ''}. Give a reward model, or new_head_seed where only the head is missing "
             "and a random one is wanted"
         )
-    if new_head and not missing:
-        raise ModelError(f"{path} has a head for scores, and a new one was asked for: leave new_head_seed out")
-    return model
+    model.config.get_text_config().use_cache = False  # keys and values that no later token would read
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

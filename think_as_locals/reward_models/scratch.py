@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -17,6 +17,8 @@ from transformers import (
     Qwen3ForSequenceClassification,
     set_seed,
 )
+
+from think_as_locals.config.schema import ScratchSection
 
 PAD, END = "<|pad|>", "<|end|>"
 _TURNS = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
@@ -29,19 +31,6 @@ _CHAT_TEMPLATE = (
 
 # Phrases are separated by tags, line ends, colons and full stops: a fact, a question, a line of a rubric.
 _BOUNDARY = r"(</?[a-z]+(?: [A-H])?>|\n|[:.?] ?)"
-
-
-class Architecture(Protocol):
-    """Sizes of the model: the `model.scratch` section of a run."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    num_subwords: int
-    num_phrases: int
-    initializer_range: float
 
 
 def train_tokenizer(texts: Sequence[str], num_subwords: int, num_phrases: int) -> PreTrainedTokenizerFast:
@@ -73,57 +62,32 @@ def train_tokenizer(texts: Sequence[str], num_subwords: int, num_phrases: int) -
     )
 
 
-def make_judge(
-    folder: Path, texts: Sequence[str], architecture: Architecture, seed: int, max_position_embeddings: int = 2048
-) -> int:
+def make_judge(folder: Path, texts: Sequence[str], sizes: ScratchSection, seed: int) -> int:
     """Write an untrained judge into a folder, ready for `from_pretrained`; return its number of parameters."""
-    settings = {"tie_word_embeddings": True, "max_position_embeddings": max_position_embeddings}
-    return _make(Qwen3ForCausalLM, folder, texts, architecture, seed, settings)
+    return _make(Qwen3ForCausalLM, folder, texts, sizes, seed, tie_word_embeddings=True)
 
 
-def make_scalar_rm(
-    folder: Path, texts: Sequence[str], architecture: Architecture, seed: int, max_position_embeddings: int = 2048
-) -> int:
+def make_scalar_rm(folder: Path, texts: Sequence[str], sizes: ScratchSection, seed: int) -> int:
     """As `make_judge`, for a scalar reward model."""
-    settings = {"num_labels": 1, "max_position_embeddings": max_position_embeddings}
-    return _make(Qwen3ForSequenceClassification, folder, texts, architecture, seed, settings)
+    return _make(Qwen3ForSequenceClassification, folder, texts, sizes, seed, num_labels=1)
 
 
-def _make(
-    kind: type[Qwen3ForCausalLM | Qwen3ForSequenceClassification],
-    folder: Path,
-    texts: Sequence[str],
-    architecture: Architecture,
-    seed: int,
-    settings: dict[str, int],
-) -> int:
-    tokenizer = train_tokenizer(texts, architecture.num_subwords, architecture.num_phrases)
+def _make(kind: Any, folder: Path, texts: Sequence[str], sizes: ScratchSection, seed: int, **settings: Any) -> int:
+    tokenizer = train_tokenizer(texts, sizes.num_subwords, sizes.num_phrases)
     set_seed(seed)
-    config = scratch_config(
-        architecture,
-        len(tokenizer),
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        **settings,
-    )
-    model = kind(config)
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model = kind(scratch_config(sizes, len(tokenizer), max_position_embeddings=2048, **ids, **settings))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return int(model.num_parameters())
 
 
-def scratch_config(architecture: Architecture, vocab_size: int, **settings: Any) -> Qwen3Config:
+def scratch_config(sizes: ScratchSection, vocab_size: int, **settings: Any) -> Qwen3Config:
     """Return the configuration of such a model."""
     return Qwen3Config(
         vocab_size=vocab_size,
-        hidden_size=architecture.hidden_size,
-        intermediate_size=architecture.intermediate_size,
-        num_hidden_layers=architecture.num_hidden_layers,
-        num_attention_heads=architecture.num_attention_heads,
-        num_key_value_heads=architecture.num_key_value_heads,
-        head_dim=architecture.hidden_size // architecture.num_attention_heads,
-        initializer_range=architecture.initializer_range,
+        head_dim=sizes.hidden_size // sizes.num_attention_heads,
         dtype=torch.float32,
+        **sizes.model_dump(exclude={"num_subwords", "num_phrases"}),
         **settings,
     )

@@ -73,7 +73,7 @@ def write_report(
     tables = _tables(summary)
     write_text(folder / "scpo.md", _markdown(summary, tables))
     page = RunFolder(folder).report
-    template = templates().get_template("steering.html.jinja")
+    template = templates(Path(__file__).parent).get_template("steering.html.jinja")
     names, settings = VARIANT_NAMES, read_settings(folder)
     write_text(page, template.render(found=summary, tables=tables, names=names, settings=settings, run=config.run.name))
     return page

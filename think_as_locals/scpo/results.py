@@ -7,7 +7,7 @@ so that intervals are over people (`Item.group`), who are resampled whole; the s
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -23,17 +23,12 @@ from think_as_locals.types import DataError, Item
 
 RECORD, SCORES = "result.json", "scores.parquet"
 
-GLOBAL = "global"
-"""The name of the global reward model among the variants."""
-
-MAX_LOSS = 0.02
-"""How much overall accuracy may fall where a variant is said to help."""
+GLOBAL = "global"  # the global reward model among the variants
+MAX_LOSS = 0.02  # how much overall accuracy may fall where a variant is said to help
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantSpec:
-    """One training of a run."""
-
     country: str  # ISO 3166 code
     variant: Variant  # which pairs are trained on, and with which weights
     seed: int  # of the order of pairs, and of dropout
@@ -57,8 +52,6 @@ def variant_specs(config: ScpoConfig, countries: Sequence[str]) -> list[VariantS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantResult:
-    """A finished training."""
-
     spec: VariantSpec
     available: int  # pairs available to it
     kept: int  # pairs that it was trained on
@@ -90,8 +83,6 @@ def read_result(folder: Path) -> VariantResult | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutSet:
-    """What reward models are tested on, and how."""
-
     items: Sequence[Item]  # pairs of all countries
     minority: frozenset[str]  # ids of those that count as a minority's view, by the run's definition
     disagreed: frozenset[str]  # ids of those with r+ < r-
@@ -103,16 +94,11 @@ class HeldOutSet:
 
 
 def summarise(held_out: HeldOutSet, global_scores: Scores, results: Sequence[VariantResult]) -> dict[str, Any]:
-    """Return figures of every country and variant, and their means over countries.
+    """Return `rows` (a country, variant and number of pairs each), their `means` over countries, and what `improved`.
 
-    Returns:
-        `rows`, one for each country, variant and number of pairs: accuracy on `overall`, `minority`, `disagreed` and
-        `others` (pairs of all other countries, each country with equal weight), each with its `gain` over the global RM
-        on the same pairs; for a survey `distance` (see `opinion_distances`); `training` (pairs, share kept, steps,
-        weights), `seeds`, and `helps`: whether minority accuracy rises while overall accuracy falls by `MAX_LOSS` at
-        most. `means`, the same over countries with equal weight, where `n` of `others` counts a pair once for each
-        country whose model judges it. `others_distance`, the distance of the mean of all other countries. `improved`:
-        in how many countries a variant helps.
+    Each has the accuracy on the country's pairs (`overall`, `minority`, `disagreed`) and on all other countries' pairs
+    (`others`, whose `n` counts a pair once for each country whose model judges it), with the `gain` over the global RM
+    on the same pairs; countries have equal weight. A survey adds the `distance` of `opinion_distances`.
     """
     evaluator = _Evaluator(held_out, global_scores, results)
     countries = sorted({result.spec.country for result in results})
@@ -122,30 +108,25 @@ def summarise(held_out: HeldOutSet, global_scores: Scores, results: Sequence[Var
         for country in countries
         for variant, num_pairs in settings
     ]
+    improved: dict[str, dict[str, int]] = {}
     for row in rows:
-        row["helps"] = _helps(row)
-    improved: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in rows:
-        if row["helps"] is not None and row["num_pairs"] is None:
-            improved[row["variant"]][row["helps"]] += 1
+        row["helps"] = helps = _helps(row)
+        if helps is not None and row["num_pairs"] is None:
+            counts = improved.setdefault(row["variant"], {"countries": 0, "helped": 0, "significantly": 0})
+            counts["countries"] += 1
+            counts["helped"] += helps != "no"
+            counts["significantly"] += helps == "significantly"
     others = {country: opinion_distances(held_out.questions, country, None) for country in countries}
     return {
         "rows": rows,
         "means": [evaluator.figures(variant, num_pairs, countries) for variant, num_pairs in settings],
-        "improved": {
-            variant: {
-                "countries": counts.total(),
-                "helped": counts["yes"] + counts["significantly"],
-                "significantly": counts["significantly"],
-            }
-            for variant, counts in improved.items()
-        },
+        "improved": improved,
         "others_distance": evaluator.mean_distance(others, lowest=0.0),
     }
 
 
 def _helps(row: dict[str, Any]) -> str | None:
-    """Return whether a variant helps a country: `no`, `yes`, or `significantly` if the interval of the rise is > 0."""
+    """Return whether minority accuracy rises while overall accuracy falls by `MAX_LOSS` at most."""
     if row["variant"] == GLOBAL or not row["minority"]["n"]:
         return None
     minority, overall = row["minority"]["gain"], row["overall"]["gain"]
@@ -159,8 +140,6 @@ Credits = Mapping[str, float]
 
 
 class _Evaluator:
-    """Computes figures of trained variants on the held-out set."""
-
     def __init__(self, held_out: HeldOutSet, global_scores: Scores, results: Sequence[VariantResult]) -> None:
         self._held_out = held_out
         self._keys = {item.id: pair_keys(item) for item in held_out.items}
@@ -233,18 +212,13 @@ class _Evaluator:
         spread: dict[str, Any] = {"n": len(seeds)}
         minority = [item for item in self._held_out.items if item.id in self._held_out.minority]
         for name, items in (("overall", self._held_out.items), ("minority", minority)):
-            accuracies = []
-            for seed in seeds:
-                cells: dict[str, list[float]] = defaultdict(list)
-                correct = {
-                    c: own for c, found in by_country.items() for result, own in found if result.spec.seed == seed
-                }
-                for item in items:
-                    if (country := str(item.culture)) in correct:
-                        cells[country].append(correct[country][item.id])
-                if cells:
-                    accuracies.append(statistics.fmean(map(statistics.fmean, cells.values())))
-            spread[name] = statistics.stdev(accuracies) if len(accuracies) > 1 else None
+            accuracies: dict[int, list[float]] = defaultdict(list)  # of the countries, by seed
+            for country, found in by_country.items():
+                own = [item.id for item in items if item.culture == country]
+                for result, correct in found if own else ():
+                    accuracies[result.spec.seed].append(statistics.fmean(correct[pair] for pair in own))
+            means = [statistics.fmean(of_seed) for of_seed in accuracies.values()]
+            spread[name] = statistics.stdev(means) if len(means) > 1 else None
         return spread
 
 

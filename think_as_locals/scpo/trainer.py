@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -48,30 +48,23 @@ from think_as_locals.training.logging import MetricsWriter, ShardsWriter
 from think_as_locals.types import Item
 
 
+@dataclass(eq=False)
 class VariantTrainer:
     """Trains copies of one reward model on some of the given pairs; each training loads its weights anew."""
 
-    def __init__(
-        self,
-        config: ScpoConfig,
-        folder: RunFolder,
-        signals: StopSignals,
-        console: Console,
-        rm: ScalarRM,
-        items: Sequence[Item],
-    ) -> None:
-        self._config = config
-        self._folder = folder
-        self._signals = signals
-        self._console = console
-        self._path = rm.path
-        self._tokenizer = rm.chat.tokenizer
-        self._pad_id = rm.pad_id
+    config: ScpoConfig
+    folder: RunFolder
+    signals: StopSignals
+    console: Console
+    rm: ScalarRM
+    items: InitVar[Sequence[Item]]
+
+    def __post_init__(self, items: Sequence[Item]) -> None:
         self._by_country: dict[str, list[Item]] = defaultdict(list)
         for item in items:
             self._by_country[str(item.culture)].append(item)
-        requests = response_requests(items)
-        if config.mode.training_text == "as_scored":
+        rm, requests = self.rm, response_requests(items)
+        if self.config.mode.training_text == "as_scored":
             rows = rm.rows(requests)
         else:
             # A tokenizer that has truncated once would be saved as one that truncates.
@@ -81,8 +74,8 @@ class VariantTrainer:
 
     def train_pooled(self, section: TrlSection, stage: str, output: StageFolder) -> None:
         """Train on the pairs of all countries, each with weight 1."""
-        items = [item for of_country in self._by_country.values() for item in of_country]
-        self._train(stage, items, [1.0] * len(items), section, self._config.seed, section.max_steps, output)
+        items = [(item, 1.0) for of_country in self._by_country.values() for item in of_country]
+        self._train(stage, items, section, {"seed": self.config.seed, "max_steps": section.max_steps}, output)
 
     def train_variant(
         self, spec: VariantSpec, references: Mapping[str, Reference], output: StageFolder
@@ -91,7 +84,7 @@ class VariantTrainer:
 
         Returns the number of available pairs, the weights of the kept ones and the number of steps.
         """
-        scpo, mode = self._config.scpo, self._config.mode
+        scpo, mode = self.config.scpo, self.config.mode
         items = self._by_country[spec.country]
         if spec.num_pairs is not None:
             items = sorted(items, key=lambda item: hash_fraction(f"{spec.seed}:{item.id}"))[: spec.num_pairs]
@@ -100,45 +93,38 @@ class VariantTrainer:
             return len(items), [], 0
         batch = scpo.per_device_train_batch_size * scpo.gradient_accumulation_steps * PartialState().num_processes
         steps = num_steps(scpo, len(kept), scpo.num_train_epochs, batch, exactly=mode.steps == "exactly")
-        weights = list(kept.values())
         if not output.model.is_dir():
-            self._train(spec.name, [items[index] for index in kept], weights, scpo, spec.seed, steps, output)
-        return len(items), weights, steps
+            weighted = [(items[index], weight) for index, weight in kept.items()]
+            self._train(spec.name, weighted, scpo, {"seed": spec.seed, "max_steps": steps}, output)
+        return len(items), list(kept.values()), steps
 
     def _train(
         self,
         stage: str,
-        items: Sequence[Item],
-        weights: Sequence[float],
+        weighted: Sequence[tuple[Item, float]],
         section: TrlSection,
-        seed: int,
-        steps: int,
+        changes: dict[str, int],
         output: StageFolder,
     ) -> None:
-        config = self._config
+        config, rm = self.config, self.rm
         checkpoints = Checkpoints(output.checkpoints, section.save_total_limit)
-        pairs = []
-        for item in items:
-            chosen, rejected = pair_keys(item)
-            pairs.append((self._tokens[chosen], self._tokens[rejected]))
+        keys = [pair_keys(item) for item, _ in weighted]
         trainer = make_trainer(
-            self._path,
-            self._tokenizer,
-            self._pad_id,
-            pairs,
-            weights,
-            arguments=trl_arguments(config, section, checkpoints.folder) | {"seed": seed, "max_steps": steps},
+            rm,
+            [(self._tokens[chosen], self._tokens[rejected]) for chosen, rejected in keys],
+            [weight for _, weight in weighted],
+            arguments=trl_arguments(config, section, checkpoints.folder) | changes,
             checkpoints=checkpoints,
             lora=config.lora,
             dropout=config.mode.dropout,
         )
-        trainer.add_callback(self._signals)
-        trainer.add_callback(MetricsWriter(self._folder.metrics, stage))
-        trainer.add_callback(ShardsWriter(trainer.accelerator, self._folder.workers))
-        train_stage(self._folder, trainer, stage, self._signals, self._console)
-        trainer.model.config.get_text_config().pad_token_id = self._pad_id  # as the base declares it, None included
+        trainer.add_callback(self.signals)
+        trainer.add_callback(MetricsWriter(self.folder.metrics, stage))
+        trainer.add_callback(ShardsWriter(trainer.accelerator, self.folder.workers))
+        train_stage(self.folder, trainer, stage, self.signals, self.console)
+        trainer.model.config.get_text_config().pad_token_id = rm.pad_id  # as the base declares it, None included
         adapter = output.adapter if config.lora else None
-        write = partial(save_model, trainer, self._path, config.model, adapter, kind=AutoModelForSequenceClassification)
+        write = partial(save_model, trainer, rm.path, config.model, adapter, kind=AutoModelForSequenceClassification)
         save_model_atomically(write, lambda folder: None, output.model)
         accelerator = trainer.accelerator
         del trainer, write  # so that garbage collection finds it: trainer and callbacks refer to each other
@@ -189,9 +175,7 @@ class ScpoTrainer(CheckpointedTrainer, RewardTrainer):
 
 
 def make_trainer(
-    model: str,
-    tokenizer: Any,
-    pad_id: int | None,
+    rm: ScalarRM,
     pairs: Sequence[Pair],
     weights: Sequence[float],
     *,
@@ -200,21 +184,18 @@ def make_trainer(
     lora: LoraSection | None,
     dropout: bool,
 ) -> ScpoTrainer:
-    """Return a trainer of a scalar reward model on weighted pairs; to TRL all passes over them are one epoch.
-
-    `pad_id` is the padding token that the model declares, by which it is scored; the tokenizer's may be another one.
-    """
-    if pad_id is None:
-        pad_id = unused_end([row for pair in pairs for row in pair])
+    """Return a trainer of a copy of a reward model on weighted pairs; to TRL all passes over them are one epoch."""
+    # What the model declares, by which it is scored; the tokenizer's padding may be another one.
+    pad_id = unused_end([row for pair in pairs for row in pair]) if rm.pad_id is None else rm.pad_id
     args = RewardConfig(**arguments, max_length=None, disable_dropout=not dropout)
     count = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     trainer = ScpoTrainer(
         checkpoints=checkpoints,
-        model=model,
+        model=rm.path,
         args=args,
         data_collator=PairCollator(pairs, weights, pad_id),
         train_dataset=Dataset.from_dict({"pair": pair_order(len(pairs), count, args.seed)}),
-        processing_class=tokenizer,
+        processing_class=rm.chat.tokenizer,
         peft_config=LoraConfig(**lora.model_dump(), task_type="SEQ_CLS") if lora else None,
     )
     trainer.remove_callback(PrinterCallback)
@@ -254,7 +235,5 @@ class PairCollator:
 def released_text(chat: Chat, prompt: str, response: str, max_length: int) -> Row:
     """Return the tokens of the released code's training text: prompt, " [SEP] ", response, cut at 512 or fewer."""
     texts = (break_tokens(text, chat.special_tokens) for text in (prompt, response))
-    ids: list[int] = chat.tokenizer(" [SEP] ".join(texts), truncation=True, max_length=min(512, max_length))[
-        "input_ids"
-    ]
-    return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+    row = chat.tokenizer(" [SEP] ".join(texts), truncation=True, max_length=min(512, max_length))
+    return {"input_ids": row["input_ids"], "attention_mask": [1] * len(row["input_ids"])}

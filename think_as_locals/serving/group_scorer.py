@@ -13,23 +13,16 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
 from think_as_locals.config.schema import ScoreSection
 from think_as_locals.judging.formats import RATINGS
 from think_as_locals.reward_models.group import GroupReward, PolicyRow, Question
-from think_as_locals.serving.errors import RequestError, short_repr
-from think_as_locals.serving.messages import ExtraLogs, Label, ScoreAnswer, ScoreRequest
+from think_as_locals.serving.messages import ExtraLogs, Label, RequestError, ScoreAnswer, ScoreRequest, short_repr
 
-
-class _Reward(NamedTuple):
-    """A reward from 0 to 1, and what is logged with it (see `ExtraLogs`)."""
-
-    value: float
-    judged: bool
-    group_size: int
+_Reward = tuple[float, float, float]
+"""A reward from 0 to 1, and what is logged with it: `judged` and `group_size`, see `ExtraLogs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +44,25 @@ class GroupScorer:
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
         """Score the responses of one request."""
-        rows = self._rows(request)
+        labels = request.labels or [None] * len(request.prompts)
+        rows = list(map(self._row, range(len(labels)), request.query, request.prompts, labels))
         if self._section.group_size == 1:
             rewards = await self._judge(rows)
         else:
-            rewards = list(await asyncio.gather(*map(self._judge_in_group, rows)))
-        values = [reward.value for reward in rewards]
-        logs = ExtraLogs(
-            judged=[float(reward.judged) for reward in rewards],
-            group_size=[float(reward.group_size) for reward in rewards],
-        )
+            rewards = await asyncio.gather(*map(self._judge_in_group, rows))
+        values, judged, group_sizes = map(list, zip(*rewards, strict=True))
+        logs = ExtraLogs(judged=judged, group_size=group_sizes)
         return ScoreAnswer(rewards=values, scores=values, extra_logs=logs)
 
-    def _rows(self, request: ScoreRequest) -> list[PolicyRow]:
-        labels = request.labels or [None] * len(request.prompts)
-        rows = []
-        for i, (query, prompt, label) in enumerate(zip(request.query, request.prompts, labels, strict=True)):
-            if not query.startswith(prompt):
-                raise RequestError(422, f"query[{i}]", short_repr(query), f"a text that begins with prompts[{i}]")
-            known = Label.read(label, f"labels[{i}]")
-            end = len(query)
-            while token := next((t for t in self._special_tokens if query.endswith(t, len(prompt), end)), ""):
-                end -= len(token)
-            question = Question(known.question or prompt, known.culture, known.language)
-            rows.append(PolicyRow(question, query[len(prompt) : end], known.reference))
-        return rows
+    def _row(self, place: int, query: str, prompt: str, label: str | Label | None) -> PolicyRow:
+        if not query.startswith(prompt):
+            raise RequestError(422, f"query[{place}]", short_repr(query), f"a text that begins with prompts[{place}]")
+        known = Label.read(label, f"labels[{place}]")
+        end = len(query)
+        while token := next((t for t in self._special_tokens if query.endswith(t, len(prompt), end)), ""):
+            end -= len(token)
+        question = Question(known.question or prompt, known.culture, known.language)
+        return PolicyRow(question, query[len(prompt) : end], known.reference)
 
     async def _judge_in_group(self, row: PolicyRow) -> _Reward:
         question = row.question
@@ -103,15 +90,14 @@ class GroupScorer:
         questions, texts, references = zip(*rows, strict=True)
         prompts, cultures, languages = zip(*questions, strict=True)
         values = await run_in_threadpool(self._reward.score, prompts, texts, cultures, languages, references)
+        # A share of comparisons won is from 0 to 1 already, a rating is not.
+        low, high = (0.0, 1.0) if self._section.protocol == "round_robin" else (RATINGS[0], RATINGS[-1])
         sizes = Counter(questions)
         return [
-            _Reward(self._scaled(value), judged=value is not None, group_size=sizes[question])
+            (
+                ((self._reward.neutral if value is None else value) - low) / (high - low),
+                float(value is not None),
+                float(sizes[question]),
+            )
             for question, value in zip(questions, values, strict=True)
         ]
-
-    def _scaled(self, value: float | None) -> float:
-        """Return a reward from 0 to 1, as a share of comparisons is already."""
-        number = self._reward.neutral if value is None else value
-        if self._section.protocol == "round_robin":
-            return number
-        return (number - RATINGS[0]) / (RATINGS[-1] - RATINGS[0])

@@ -1,15 +1,91 @@
-"""Requests and answers of /judge and /score."""
+"""Requests, answers and errors of the server, as JSON."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Self
+import reprlib
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
 
 from think_as_locals.data.languages import culture_code
-from think_as_locals.serving.errors import RequestError, short_repr
-from think_as_locals.types import LABELS, Item
+from think_as_locals.types import LABELS, DataError, Item
+
+_MAX_ERRORS = 10
+_SHORT = reprlib.Repr()  # bounds depth and length, whatever a client sends
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+class ErrorDetail(BaseModel):
+    """One thing that is wrong."""
+
+    place: str
+    got: str
+    expected: str
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every answer that is not 200."""
+
+    errors: list[ErrorDetail]
+
+
+class RequestError(HTTPException):
+    """A request that is refused: HTTP status, `place` (`body`, `items[0].prompt`), got, expected, headers to send."""
+
+    def __init__(
+        self, status: int, place: str, got: str, expected: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(status, detail=expected, headers=headers)
+        self.error = ErrorDetail(place=place, got=got, expected=expected)
+
+    def response(self) -> JSONResponse:
+        """Return it as an answer."""
+        return JSONResponse(ErrorAnswer(errors=[self.error]).model_dump(), self.status_code, self.headers)
+
+
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer an error of any kind in the form of `ErrorAnswer`."""
+    match error:
+        case RequestError():
+            refusal = error
+        case HTTPException():  # an unknown route or method
+            got = short_repr(f"{request.method} {request.url.path}")
+            refusal = RequestError(error.status_code, "request", got, str(error.detail), error.headers)
+        case RequestValidationError():
+            faults = ErrorAnswer(errors=[_invalid(fault) for fault in error.errors()[:_MAX_ERRORS]])
+            return JSONResponse(faults.model_dump(), 422)
+        case DataError():
+            refusal = RequestError(422, "body", "what cannot be judged", _encodable(str(error)))
+        case _:
+            refusal = RequestError(500, "server", type(error).__name__, "an answer; its log says more")
+    return refusal.response()
+
+
+def _invalid(fault: Mapping[str, Any]) -> ErrorDetail:
+    """Return an error of pydantic's, with `("body", "items", 0, "prompt")` written as `items[0].prompt`."""
+    start, *path = fault["loc"]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return ErrorDetail(
+        place=_encodable(place.removeprefix(".")[:100]) or str(start),  # keys are the client's own
+        got=short_repr(fault.get("input")),
+        expected=fault["msg"].removeprefix("Input should be ").removeprefix("Value error, "),
+    )
+
+
+def short_repr(value: object) -> str:
+    """Return a value that a client sent, short and encodable."""
+    return _encodable(_SHORT.repr(value))
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
 
 Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"\S")]
@@ -98,20 +174,15 @@ class Label(Message):
     reference: str = ""
 
     @classmethod
-    def read(cls, value: str | Label | None, place: str) -> Self:
-        """Read a label: an object, the same as JSON text, a culture, or nothing (null or an empty text).
-
-        Example:
-            >>> Label.read("Thailand", "labels[0]").culture, Label.read('{"language": "th"}', "labels[1]").language
-            ('TH', 'th')
-        """
+    def read(cls, value: str | Label | None, place: str) -> Label:
+        """Read a label: an object, the same as JSON text, a culture, or nothing (null or an empty text)."""
         try:
-            fields: object = {"culture": value} if value else {}
             if isinstance(value, Label):
-                fields = value.model_dump()
+                label = value
             elif value and value.lstrip().startswith("{"):
-                fields = json.loads(value)
-            label = cls.model_validate(fields)
+                label = cls.model_validate(json.loads(value))
+            else:
+                label = cls(culture=value or None)
         except (ValueError, RecursionError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "no JSON"
             expected = f"an object with {', '.join(cls.model_fields)}, a culture, or null ({reason})"

@@ -24,12 +24,7 @@ _MIN_KEY_LENGTH = 16
 
 
 def load_server(model: str, overrides: Sequence[str] = ()) -> ServeConfig:
-    """Compose conf/serve.yaml with a judge's directory or Hub id and overrides, and validate it as `load_recipe` does.
-
-    Example:
-        >>> load_server("runs/mine/model", ["port=9000"]).port
-        9000
-    """
+    """Compose conf/serve.yaml with a judge and overrides, and validate it as `load_recipe` does."""
     values = compose_recipe(ASSETS / "conf" / "serve.yaml", [f"judge.path={quoted(model)}", *overrides])
     return validate_as(ServeConfig, values, _faults)
 
@@ -49,11 +44,7 @@ def _faults(config: ServeConfig) -> list[str]:
 
 
 def serve(config: ServeConfig) -> None:
-    """Load a judge and answer requests until SIGTERM or SIGINT; requests in flight then have `grace_s` to finish.
-
-    Raises:
-        ConfigError: others could reach the server without a key, the key is unusable, or so is the address.
-    """
+    """Load a judge and answer requests until SIGTERM or SIGINT; requests in flight then have `grace_s` to finish."""
     key = required_key(config.host)
     _check_address(config.host, config.port)  # before the model, which may take minutes to load
     # Uvicorn raises the signal again at its end; this ends the whole process, engines included.

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: one for each combination, frozen as a recipe of its own and run by `accelerate launch`.
+"""The jobs of a sweep: one for each combination, frozen as a recipe of its own and run by one of Hydra's launchers.
 
 A sweep's folder has `jobs/NAME/` with a job's frozen recipe (which can also be launched by hand), its log and its exit
 status, and beside it `NAME/`, the folder of the run.
@@ -10,31 +10,36 @@ import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import yaml
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.config.compose import ASSETS, read_launch
+from think_as_locals.config.compose import ASSETS, quoted, read_launch
 from think_as_locals.config.schema import RunConfig
-from think_as_locals.runtime.files import write_json, write_text
-from think_as_locals.sweeps.space import Combination, Space
+from think_as_locals.runtime.files import read_json, write_json, write_text
+from think_as_locals.sweeps.settings import GPUS_VARIABLE, Combination, Settings, Space, compose_settings
 from think_as_locals.types import ConfigError
 
 JOBS, LOG, STATUS, STOP = "jobs", "log.txt", "ended.json", ".stop"
-GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 STOPPED_STATUS = 75
 _HEAD = "if __name__ == \"__main__\": from think_as_locals.cli import main; main(__file__); r'''"
 _MAX_NAME = 60  # characters, before the hash
 _POLL_S = 0.2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_LAUNCHER = (
+    "import json, sys; from think_as_locals.sweeps.jobs import run_launcher; run_launcher(*json.loads(sys.argv[1]))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +52,7 @@ class Job:
 
 
 def job_name(combination: Combination) -> str:
-    """Return a unique name that shows the combination as far as a file name can; its order does not matter.
-
-    Example:
-        >>> job_name(("seed=1", "grpo.learning_rate=1e-6"))
-        'learning_rate-1e-6_seed-1-6333c7f878'
-    """
+    """Return a unique name that shows the combination as far as a file name can; its order does not matter."""
     combination = tuple(sorted(combination))
     parts = [text.lstrip("+~").partition("=") for text in combination]
     text = "_".join(f"{key.rpartition('.')[2]}-{value.replace('e+', 'e')}" for key, _, value in parts)
@@ -101,12 +101,7 @@ def freeze(job: Job, sweep: Path) -> Path:
 def read_status(folder: Path) -> int | None:
     """Return the exit status of a job; `None` where it has not ended."""
     path = folder / STATUS
-    return int(json.loads(path.read_text(encoding="utf-8"))["status"]) if path.is_file() else None
-
-
-def write_status(folder: Path, status: int) -> None:
-    """Record the exit status of a job; this comes last, so that the job is not repeated."""
-    write_json(folder / STATUS, {"status": status})
+    return int(read_json(path)["status"]) if path.is_file() else None
 
 
 State = Literal["done", "failed", "stopped"]
@@ -153,7 +148,10 @@ class Runner:
                     process.terminate()
                     terminated = True
                 time.sleep(_POLL_S)
-        write_status(folder, STOPPED_STATUS if terminated and process.returncode else process.returncode)
+        # This comes last, so that a job which has it is not repeated.
+        write_json(
+            folder / STATUS, {"status": STOPPED_STATUS if terminated and process.returncode else process.returncode}
+        )
 
     def _stop_requested(self) -> bool:
         return (self.sweep / STOP).exists()
@@ -182,3 +180,75 @@ class Runner:
                     return
             time.sleep(_POLL_S)
         yield {}
+
+
+@contextmanager
+def stop_signals(sweep: Path) -> Iterator[list[int]]:
+    """Yield the signals received: the first asks all jobs to save and stop, at the second `launch` kills them."""
+    received: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        (sweep / STOP).touch()
+
+    (sweep / STOP).unlink(missing_ok=True)
+    # nohup has SIGHUP ignored, and so it stays; otherwise a terminal that closes would end the sweep and not its jobs.
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    before = {number: signal.signal(number, receive) for number in _SIGNALS if number not in ignored}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def launch(
+    names: Sequence[str], sweep: Path, settings: Settings, received: Sequence[int], on_end: Callable[[str], None]
+) -> None:
+    """Run frozen jobs to their ends; each records its exit status, then `on_end` is called with its name.
+
+    Hydra's launcher has a process of its own, out of reach of the signals that terminals and clusters send to the one
+    that the person started: it and its workers watch their jobs to the end.
+    """
+    import psutil
+
+    task = [names, str(sweep), settings.option, settings.overrides, str(settings.launch_file), settings.gpu_shares]
+    command = [sys.executable, "-c", _LAUNCHER, json.dumps(task)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+    running = list(names)
+    try:
+        while running and process.poll() is None and len(received) < 2:
+            time.sleep(_POLL_S)
+            for name in [name for name in running if read_status(sweep / JOBS / name) is not None]:
+                running.remove(name)
+                on_end(name)
+        if len(received) < 2:
+            process.wait()
+    finally:
+        if process.poll() is None:
+            launcher = psutil.Process(process.pid)
+            for each in (*launcher.children(recursive=True), launcher):
+                each.kill()
+            process.wait()
+
+
+def run_launcher(
+    names: list[str], sweep: str, option: str, overrides: list[str], launch_file: str, gpu_shares: list[str]
+) -> None:
+    """Make Hydra's launcher in the process that `launch` starts, and have it run the jobs."""
+    from hydra import initialize_config_dir
+    from hydra._internal.callbacks import Callbacks
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.plugins import Plugins
+    from hydra.types import HydraContext
+
+    folder = quoted(str(Path(sweep) / JOBS))
+    ours = [f"hydra.sweep.dir={folder}", "hydra.sweep.subdir=${job}", "hydra.output_subdir=null"]
+    config = compose_settings(option, [*overrides, *ours])
+    with initialize_config_dir(str(ASSETS / "conf"), version_base="1.3"):
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=HydraContext(config_loader=GlobalHydra.instance().config_loader(), callbacks=Callbacks()),
+            task_function=Runner(Path(sweep), Path(launch_file), tuple(gpu_shares)),
+            config=config,
+        )
+        launcher.launch([[f"job={name}"] for name in names], initial_job_idx=0)

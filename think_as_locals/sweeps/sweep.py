@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from think_as_locals.config.schema import RunConfig
 from think_as_locals.evaluation.tables import Table, escape_markdown
 from think_as_locals.machine.preflight import packages
 from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder, check_resumable, lock_run_dir
-from think_as_locals.sweeps.jobs import JOBS, LOG, STATUS, Job, State, freeze, job_state, make_jobs, read_status
-from think_as_locals.sweeps.launcher import Settings, launch, load_settings, split_overrides, stop_signals
-from think_as_locals.sweeps.space import Combination, Space, parse, suggest
+from think_as_locals.sweeps.jobs import (
+    JOBS,
+    LOG,
+    STATUS,
+    Job,
+    State,
+    freeze,
+    job_state,
+    launch,
+    make_jobs,
+    read_status,
+    stop_signals,
+)
+from think_as_locals.sweeps.settings import Combination, Settings, Space, load_settings, parse, split_overrides, suggest
 from think_as_locals.types import ConfigError, PreflightError, RunStoppedError
 
 _METRICS = {"flips": "CARB accuracy on flip sets", "all": "CARB accuracy on all items"}
@@ -25,16 +35,7 @@ _STATES: tuple[State, ...] = ("done", "stopped", "failed")  # in the order of th
 
 
 def sweep(recipe: str, overrides: Sequence[str]) -> bool:
-    """Run every combination, or those that optuna proposes; `run.name` names the sweep, whose jobs lie in its folder.
-
-    Returns:
-        Whether all jobs are done.
-
-    Raises:
-        ConfigError: an override or a combination is invalid, or the folder exists; no job was started.
-        PreflightError: what training needs is not installed; no job was started.
-        RunStoppedError: a signal stopped the sweep or a job.
-    """
+    """Run every combination, or those that optuna proposes, in the folder of the sweep; return whether all are done."""
     if missing := packages("train"):
         raise PreflightError("\n".join(missing))
     ours, theirs = split_overrides(overrides)
@@ -42,7 +43,13 @@ def sweep(recipe: str, overrides: Sequence[str]) -> bool:
     section = settings.section
     # For a search these are the extremes of what it may propose: better to fail here than job by job.
     possible = make_jobs(recipe, space, space.combinations(section.search))
-    folder = _open(possible[0].config)
+    run = possible[0].config.run
+    folder = Path(run.dir).expanduser().resolve() / run.name
+    if folder.exists() and run.resume == "never":
+        raise ConfigError(f"{folder} exists: choose another run.name, or continue it with run.resume=auto")
+    if folder.exists() and not (folder / JOBS).is_dir():
+        raise ConfigError(f"{folder} exists and is not the folder of a sweep: choose another run.name")
+    (folder / JOBS).mkdir(parents=True, exist_ok=True)
     console = Console(markup=False, highlight=False)
     with lock_run_dir(folder), stop_signals(folder) as received:
         this = Sweep(recipe, space, settings, folder, received, console)
@@ -50,7 +57,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> bool:
             this.run(possible)
         else:
             suggest(space, this.score, section.num_trials, section.trials_at_once, section.seed)
-    metric, rows = this.rows()
+    metric, rows = read_rows(folder, this.combinations, bool(received))
     table, caption = write_summary(folder, metric, rows)
     console.print(table.terminal(folder.name, caption))
     for row in rows:
@@ -62,71 +69,50 @@ def sweep(recipe: str, overrides: Sequence[str]) -> bool:
     return all(row.state == "done" for row in rows)
 
 
-def _open(config: RunConfig) -> Path:
-    """Make the folder of a sweep, or return to it."""
-    folder = Path(config.run.dir).expanduser().resolve() / config.run.name
-    if folder.exists() and config.run.resume == "never":
-        raise ConfigError(f"{folder} exists: choose another run.name, or continue it with run.resume=auto")
-    if folder.exists() and not (folder / JOBS).is_dir():
-        raise ConfigError(f"{folder} exists and is not the folder of a sweep: choose another run.name")
-    (folder / JOBS).mkdir(parents=True, exist_ok=True)
-    return folder
-
-
+@dataclass(slots=True)
 class Sweep:
     """A sweep at work, with the jobs that are known so far."""
 
-    def __init__(
-        self, recipe: str, space: Space, settings: Settings, folder: Path, received: Sequence[int], console: Console
-    ) -> None:
-        self._recipe = recipe
-        self._space = space
-        self._settings = settings
-        self._folder = folder
-        self._received = received
-        self._console = console
-        self.combinations: dict[str, Combination] = {}  # by the name of a job
+    recipe: str
+    space: Space
+    settings: Settings
+    folder: Path
+    received: Sequence[int]  # signals
+    console: Console
+    combinations: dict[str, Combination] = field(default_factory=dict)  # by the name of a job
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Run the jobs that are not done."""
         self.combinations |= {job.name: job.combination for job in jobs}
-        pending = [job for job in jobs if not self._is_done(job)]
-        for job in pending:
-            freeze(job, self._folder)
+        pending = []
+        for job in jobs:
+            folder, run = self.folder / JOBS / job.name, RunFolder(self.folder / job.name)
+            if run.config.is_file():
+                check_resumable(job.config, run)
+            if read_status(folder) != 0:
+                (folder / STATUS).unlink(missing_ok=True)
+                freeze(job, self.folder)
+                pending.append(job)
         if skipped := len(jobs) - len(pending):
-            self._console.print(f"{skipped} of {len(jobs)} jobs are done already")
+            self.console.print(f"{skipped} of {len(jobs)} jobs are done already")
         if pending:
-            launch([job.name for job in pending], self._folder, self._settings, self._received, self.print_end)
+            launch([job.name for job in pending], self.folder, self.settings, self.received, self.print_end)
 
     def score(self, combinations: list[Combination]) -> list[float | None] | None:
         """Run proposals and return the score of each, or `None` where the sweep is to stop."""
-        jobs = make_jobs(self._recipe, self._space, combinations)
+        jobs = make_jobs(self.recipe, self.space, combinations)
         self.run(list({job.name: job for job in jobs}.values()))
-        if self._received:
+        if self.received:
             return None
-        _, rows = self.rows()
+        _, rows = read_rows(self.folder, self.combinations, stop_requested=False)
         scores = {row.name: row.measured["accuracy"] for row in rows if row.measured and row.state == "done"}
         return [scores.get(job.name) for job in jobs]
 
-    def rows(self) -> tuple[str, list[Row]]:
-        """Return the metric, and a row for each job."""
-        return read_rows(self._folder, self.combinations, bool(self._received))
-
-    def _is_done(self, job: Job) -> bool:
-        """Return whether a job is done; the exit status of one that is not is removed."""
-        folder, run = self._folder / JOBS / job.name, RunFolder(self._folder / job.name)
-        if run.config.is_file():
-            check_resumable(job.config, run)
-        if read_status(folder) == 0:
-            return True
-        (folder / STATUS).unlink(missing_ok=True)
-        return False
-
     def print_end(self, name: str) -> None:
         """Print how a job ended. Where the terminal is gone (rich exits then), jobs continue or stop in order."""
-        state = job_state(read_status(self._folder / JOBS / name))
+        state = job_state(read_status(self.folder / JOBS / name))
         with suppress(OSError, SystemExit):
-            self._console.print(f"{state}  {' '.join(self.combinations[name])}")
+            self.console.print(f"{state}  {' '.join(self.combinations[name])}")
 
 
 @dataclass(frozen=True, slots=True)

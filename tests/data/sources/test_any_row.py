@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from think_as_locals.data.faults import Outcome, Row
+from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import carb, carb_open, care, globalopinionqa, helpsteer3, jsonl, pairs, rewardbench2
 
 EXTRA = ("id", "subset", "num_correct", "total_completions", "rating", "human_rating", "cul_type", "origins", "culture")

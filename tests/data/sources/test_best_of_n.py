@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from data.tables import a_row, defects
 
-from think_as_locals.data.faults import Outcome, Row
+from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import carb, carb_open, rewardbench2
 
 CARB: dict[str, Any] = {

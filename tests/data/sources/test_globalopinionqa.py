@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from think_as_locals import cli
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import read
-from think_as_locals.data.faults import Outcome, Row
-from think_as_locals.data.rows import read_rows
+from think_as_locals.data.rows import Outcome, Row, read_rows
 from think_as_locals.data.sources import jsonl, recognise
 from think_as_locals.data.sources.globalopinionqa import (
     LEAST_SHARE,

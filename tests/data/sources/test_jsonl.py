@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from think_as_locals.data.faults import Row
+from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import jsonl
 from think_as_locals.types import DataError, Item
 

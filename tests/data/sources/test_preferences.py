@@ -11,7 +11,7 @@ from data.tables import a_row, defects
 from hypothesis import given
 from hypothesis import strategies as st
 
-from think_as_locals.data.faults import Outcome, Row
+from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import care, helpsteer3, pairs
 from think_as_locals.data.sources.ratings import pair_responses
 from think_as_locals.types import Item

@@ -18,7 +18,7 @@ from think_as_locals import cli
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
 from think_as_locals.data import read as read_source
-from think_as_locals.data.faults import Outcome
+from think_as_locals.data.rows import Outcome
 from think_as_locals.data.sources import jsonl, prism, recognise
 from think_as_locals.types import DataError, Item
 

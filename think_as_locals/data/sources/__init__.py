@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from think_as_locals.data.cards import read_culture_cards, read_opinion_cards
-from think_as_locals.data.faults import Outcome, Row
-from think_as_locals.data.rows import is_stream, path_of, read_rows
+from think_as_locals.data.rows import Outcome, Row, is_stream, path_of, read_rows
 from think_as_locals.data.sources import (
     blend,
     carb,

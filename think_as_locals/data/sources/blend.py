@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, ValidationError
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, Row, valid_items
 from think_as_locals.data.fields import shown
-from think_as_locals.data.rows import path_of
+from think_as_locals.data.rows import Defect, Fault, Outcome, Row, path_of, valid_items
 from think_as_locals.data.splits import flip_set_combinations, richest
 from think_as_locals.types import DataError, Item
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from think_as_locals.data.faults import Defect, Outcome, Row
 from think_as_locals.data.fields import Country, Identifier, Language, Prompt, Responses, RowModel, Text, shown
 from think_as_locals.data.languages import countries_named
+from think_as_locals.data.rows import Defect, Outcome, Row
 
 DOMAINS = {
     "cultural_commonsense": "commonsense",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, Row
 from think_as_locals.data.fields import (
     Identifier,
     Language,
@@ -21,6 +20,7 @@ from think_as_locals.data.fields import (
     field,
     shown,
 )
+from think_as_locals.data.rows import Defect, Fault, Outcome, Row
 
 DOMAINS = {"commonsense": "commonsense", "value": "value", "safety": "safety", "linguistics": "linguistic"}
 _CULTURES = {"English": None, "Spanish-speaking": None, "Arab (Qatar)": "QA"}

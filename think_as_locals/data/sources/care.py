@@ -17,9 +17,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import AliasChoices, Field
 
-from think_as_locals.data.faults import Defect, Outcome, Row
 from think_as_locals.data.fields import Prompt, Response, RowModel, Text, check_rating, field, question_group
 from think_as_locals.data.languages import culture_code
+from think_as_locals.data.rows import Defect, Outcome, Row
 from think_as_locals.data.sources.ratings import pair_responses
 from think_as_locals.types import Item
 

@@ -25,10 +25,9 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, Row, importable
-from think_as_locals.data.fields import RowModel, Text, check_text, field, question_group, shown, unpack
+from think_as_locals.data.fields import RowModel, Text, check_text, field, question_group, shown
 from think_as_locals.data.languages import culture_code
-from think_as_locals.data.rows import read_rows
+from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable, read_rows, unpack
 from think_as_locals.types import Item, is_text
 
 NON_ANSWERS = frozenset(

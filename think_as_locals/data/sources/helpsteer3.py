@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, Row
 from think_as_locals.data.fields import Language, Response, RowModel, Text, check_number, field, shown
+from think_as_locals.data.rows import Defect, Fault, Outcome, Row
 from think_as_locals.types import is_text
 
 _ROLES = ("system", "user", "assistant")

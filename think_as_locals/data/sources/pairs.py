@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from think_as_locals.data.faults import Outcome, Row
 from think_as_locals.data.fields import Identifier, Language, Prompt, Response, RowModel, Text, question_group
+from think_as_locals.data.rows import Outcome, Row
 
 
 class PairRow(RowModel):

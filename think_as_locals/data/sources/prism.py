@@ -25,10 +25,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, Row
-from think_as_locals.data.fields import Identifier, Prompt, RowModel, Text, check_rating, check_text, field, unpack
+from think_as_locals.data.fields import Identifier, Prompt, RowModel, Text, check_rating, check_text, field
 from think_as_locals.data.languages import culture_code
-from think_as_locals.data.rows import SUFFIXES, hub_id, read_rows
+from think_as_locals.data.rows import SUFFIXES, Defect, Fault, Outcome, Row, hub_id, read_rows, unpack
 from think_as_locals.data.sources.ratings import pair_responses
 from think_as_locals.types import DataError, Item
 

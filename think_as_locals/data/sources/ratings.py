@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Protocol, TypeVar
 
-from think_as_locals.data.faults import Defect, Fault, Outcome, Row
+from think_as_locals.data.rows import Defect, Fault, Outcome, Row
 from think_as_locals.types import Item
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from think_as_locals.data.faults import Defect, Outcome, Row
 from think_as_locals.data.fields import Identifier, Prompt, Responses, RowModel, Text
+from think_as_locals.data.rows import Defect, Outcome, Row
 from think_as_locals.types import LABELS, Item
 
 _TIES = "Ties"

@@ -1,21 +1,125 @@
-"""Overrides with several values -> combinations, in Hydra's own grammar, or as optuna proposes them."""
+"""What a sweep was asked for: its own settings, and the combinations of what it varies, in Hydra's own grammar."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from think_as_locals.config.compose import ASSETS, read_override
+from pydantic import NonNegativeInt, PositiveInt
+
+from think_as_locals.config.checks import validate_as
+from think_as_locals.config.compose import (
+    ASSETS,
+    find_launch,
+    group_options,
+    nearest,
+    read_launch,
+    read_override,
+    reason,
+)
+from think_as_locals.config.schema import Section
 from think_as_locals.types import ConfigError
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from optuna.distributions import BaseDistribution
 
+GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
 Combination = tuple[str, ...]
 """An override for each key that a sweep varies, e.g. `("seed=1", "grpo.beta=0.0")`."""
+
+
+class SweepSection(Section):
+    """How combinations are found, and what each job is launched with."""
+
+    search: Literal["grid", "optuna"]
+    num_trials: PositiveInt
+    trials_at_once: PositiveInt
+    seed: NonNegativeInt
+    launch: str
+    own_gpus: bool
+
+
+class _Root(Section):
+    sweep: SweepSection
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A sweep's own part of the command line."""
+
+    option: str  # of conf/sweep
+    overrides: tuple[str, ...]  # of its keys and of Hydra's
+    section: SweepSection  # the resulting values
+    launch_file: Path  # the accelerate configuration of each job
+    gpu_shares: list[str]  # one for each job at a time; none where jobs share what there is
+
+
+def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides of the sweep (`sweep`, `sweep.*`, `hydra.*`, `hydra/*`) and those of its jobs."""
+    ours = [text for text in overrides if text.lstrip("+~").startswith(("sweep=", "sweep.", "hydra.", "hydra/"))]
+    return ours, [text for text in overrides if text not in ours]
+
+
+def load_settings(overrides: Sequence[str]) -> Settings:
+    """Compose and validate a sweep's own settings."""
+    chosen = [text.partition("=")[2] for text in overrides if text.startswith("sweep=")]
+    option = chosen[-1] if chosen else "local"
+    known = group_options()["sweep"]
+    if option not in known:
+        raise ConfigError(f"sweep={option}: no such option{nearest(option, known)}; available: {', '.join(known)}")
+    # `++` lets any key of the sweep through: the schema says which are known, and the nearest.
+    rest = tuple(
+        f"++{text}" if text.startswith("sweep.") else text for text in overrides if not text.startswith("sweep=")
+    )
+    section = validate_as(_Root, {"sweep": dict(compose_settings(option, rest).sweep)}).sweep
+    path = find_launch(section.launch)
+    accelerate = read_launch(path)
+    if accelerate.machines > 1:
+        raise ConfigError(f"sweep.launch: {path.stem} is for several machines, a job of a sweep has one")
+    gpus, size = visible_gpus() if section.own_gpus else [], accelerate.processes
+    if gpus and size > len(gpus):
+        raise ConfigError(
+            f"sweep.launch: a job of {path.stem} takes {size} GPUs, {len(gpus)} can be used here: "
+            "choose another, or let jobs share what there is (sweep.own_gpus=false)"
+        )
+    shares = [",".join(gpus[first : first + size]) for first in range(0, len(gpus) - size + 1, size)]
+    return Settings(option, rest, section, path, shares)
+
+
+def compose_settings(option: str, overrides: Sequence[str]) -> Any:
+    """Return an option of conf/sweep with Hydra's own keys, as Hydra's launchers expect it."""
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        with initialize_config_dir(str(ASSETS / "conf"), version_base="1.3"):
+            return compose(f"sweep/{option}", list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        message = reason(error)
+        missing = "; pip install 'think-as-locals[sweep]'" if "hydra/launcher" in message else ""
+        raise ConfigError(f"sweep={option}: {message}{missing}") from error
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that a process started here may use, as CUDA_VISIBLE_DEVICES names them."""
+    if (named := os.environ.get(GPUS_VARIABLE)) is not None:
+        # CUDA takes the names before the first unknown one, and -1 is the usual way to say none.
+        return [] if named.strip() in ("", "-1", "NoDevFiles") else [name.strip() for name in named.split(",")]
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    done = subprocess.run([program, "-L"], capture_output=True, text=True, check=False)  # noqa: S603
+    count = sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done.returncode == 0 else 0
+    return [str(index) for index in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +189,7 @@ def suggest(
         if scores is None:
             return
         for trial, score in zip(trials, scores, strict=True):
-            if score is None:
-                study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            else:
-                study.tell(trial, score)
+            study.tell(trial, score, state=optuna.trial.TrialState.FAIL if score is None else None)
 
 
 def _distribution(override: Override) -> BaseDistribution:
