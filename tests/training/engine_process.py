@@ -30,10 +30,9 @@ from think_as_locals.engines.vllm_server import VLLMServer
 from think_as_locals.judging import COMPONENTS, Component
 from think_as_locals.training import rollouts
 from think_as_locals.training.rollouts import ColocatedEngine, policy_engine
-from think_as_locals.types import TrainingError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from training.small_grpo import tiny_trainer
+from training.small_grpo import ends_with, tiny_trainer
 
 GREEDY = Sampling(max_completion_length=8)
 WIDE = [  # the narrowest that vLLM has an attention kernel for on CPU
@@ -46,14 +45,6 @@ WIDE = [  # the narrowest that vLLM has an attention kernel for on CPU
     "grpo.warmup_steps=0",
     "grpo.max_completion_length=24",
 ]
-
-
-def ends_with(work: Callable[[], Any]) -> str:
-    try:
-        work()
-    except TrainingError as error:
-        return str(error)
-    return ""
 
 
 def change(model: torch.nn.Module, scale: float = 0.1) -> None:

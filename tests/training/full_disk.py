@@ -7,9 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from training.small_grpo import tiny_trainer
-
-from think_as_locals.types import TrainingError
+from training.small_grpo import ends_with, tiny_trainer
 
 
 def main(folder: Path) -> None:
@@ -21,12 +19,8 @@ def main(folder: Path) -> None:
     found = []
     while calls.value >= fail_at.value:  # the last attempt needed all the calls it was given
         trainer.checkpoints.folder.joinpath("LATEST").write_text("step-1\n")
-        error = ""
         calls.value, fail_at.value = 0, len(found) + 1
-        try:
-            trainer._save_checkpoint(trainer.model, None)
-        except TrainingError as raised:
-            error = str(raised)
+        error = ends_with(lambda: trainer._save_checkpoint(trainer.model, None))
         made, fail_at.value = calls.value, 0
         good = trainer.checkpoints.latest()
         found.append({"error": error, "good": good.name if good else None})

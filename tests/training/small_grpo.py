@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,15 @@ def figures(trainer: JudgeTrainer) -> list[dict[str, object]]:
     ]
 
 
+def ends_with(work: Callable[[], Any]) -> str:
+    """The message of the TrainingError that this ends with, or nothing."""
+    try:
+        work()
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
 def poison_loss(trainer: JudgeTrainer) -> None:
     """From now on the training pass, not the sampling, gives NaN."""
     trainer.model.model.norm.register_forward_hook(
@@ -107,11 +116,9 @@ def main(folder: Path) -> None:
         trainer = tiny_trainer(folder, *limits, components=components if rank == 1 else COMPONENTS)
         if case == "loss" and rank == 1:
             poison_loss(trainer)
-        try:
-            trainer.train()
-            found[case] = [log["reward_faults"] for log in trainer.state.log_history if "reward_faults" in log]
-        except TrainingError as error:
-            found[case] = str(error)
+        message = ends_with(trainer.train)
+        faults = [log["reward_faults"] for log in trainer.state.log_history if "reward_faults" in log]
+        found[case] = message or faults
     found["pairs"] = pairs(folder, rank)
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 

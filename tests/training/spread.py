@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from training.small_grpo import TINY, chance, figures, tiny_trainer
+from training.small_grpo import TINY, chance, ends_with, figures, tiny_trainer
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 
@@ -29,7 +29,6 @@ from think_as_locals.runtime.ranks import join, set_rank_timeout
 from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.training.logging import ShardsWriter
-from think_as_locals.types import TrainingError
 
 GLOBAL_BATCH = 8
 SLOW_SERVER = ["rollout=vllm_server", "rollout.timeout_s=4000.0"]
@@ -135,12 +134,9 @@ def poisoned(folder: Path) -> list[Any]:
     parameter.register_hook(lambda gradient: gradient * float("nan"))
     with whole(trainer) as model:
         before = model.state_dict()["model.norm.weight"].clone()
-    try:
-        trainer.train()
-    except TrainingError as error:
-        found = str(error)
+    message = ends_with(trainer.train)
     with whole(trainer) as model:
-        return [found, bool((model.state_dict()["model.norm.weight"] == before).all())]
+        return [message, bool((model.state_dict()["model.norm.weight"] == before).all())]
 
 
 def stopped(run: Path, overrides: list[str]) -> dict[str, Any]:
@@ -162,8 +158,8 @@ def main(folder: Path) -> None:
     for case, (stage, overrides) in WAYS.items():
         os.environ["ACCELERATE_USE_DEEPSPEED"] = str(stage is not None).lower()
         os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = stage or ""
-        os.environ["ACCELERATE_DEEPSPEED_ZERO3_INIT"] = str(stage == "3").lower()
-        os.environ["ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"] = str(stage == "3").lower()
+        for setting in ("INIT", "SAVE_16BIT_MODEL"):
+            os.environ[f"ACCELERATE_DEEPSPEED_ZERO3_{setting}"] = str(stage == "3").lower()
         trainer = make(folder, *overrides)
         trainer.add_callback(ShardsWriter(trainer.accelerator, folder / f"{case}.json"))
         trainer.train()
@@ -177,8 +173,8 @@ def main(folder: Path) -> None:
         if case in ("zero2", "zero3"):
             found[case]["poisoned"] = poisoned(folder)
         print(case, found[case], flush=True)
-    can_defer = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
-    found["ranks wait"] = gather_object([can_defer.total_seconds()])
+    timeout = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    found["ranks wait"] = gather_object([timeout.total_seconds()])
     if PartialState().is_main_process:
         (folder / "said.json").write_text(json.dumps(found))
 
