@@ -130,21 +130,20 @@ def test_wandb_shows_accuracies_with_n_interval_and_baselines_after_each_measure
 def test_tensorboard_and_trackio_get_the_figures_of_metrics_jsonl(small_run: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    lines = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
-    names = ("reward", "rewards/structure/mean", "carb/accuracy")
-    expected = {name: [(line["step"], line[name]) for line in lines if name in line] for name in names}
+    expected = {name: logged(small_run, name) for name in ("reward", "rewards/structure/mean", "carb/accuracy")}
     assert [step for step, _ in expected["carb/accuracy"]] == [0, 1, 2]
     events = EventAccumulator(str(small_run / "tensorboard"))
     events.Reload()
     with sqlite3.connect(small_run.parent / "trackio" / "think-as-locals.db") as database:
         rows = database.execute("SELECT run_name, metrics FROM metrics ORDER BY id").fetchall()
     assert {run for run, _ in rows} == {"small"}
-    logged = [json.loads(metrics) for _, metrics in rows]
-    for name in names:
-        scalars = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
-        assert [step for step, _ in scalars] == [step for step, _ in expected[name]]
-        assert [value for _, value in scalars] == pytest.approx([value for _, value in expected[name]])
-        assert [line[f"train/{name}"] for line in logged if f"train/{name}" in line] == [v for _, v in expected[name]]
+    of_trackio = [json.loads(metrics) for _, metrics in rows]
+    for name, figures in expected.items():
+        scalars = events.Scalars(f"train/{name}")
+        steps, values = map(list, zip(*figures, strict=True))
+        assert [event.step for event in scalars] == steps
+        assert [event.value for event in scalars] == pytest.approx(values)
+        assert [line[f"train/{name}"] for line in of_trackio if f"train/{name}" in line] == values
 
 
 @pytest.mark.slow

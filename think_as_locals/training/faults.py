@@ -60,13 +60,13 @@ class RewardGuard:
         """
         faults = [row["fault"] for row in rows if row["fault"] is not None]
         rewards = [v for row in rows for name, v in row.items() if name.startswith("reward/") and v is not None]
-        infinite = not all(map(math.isfinite, rewards))
+        infinite, too_many = not all(map(math.isfinite, rewards)), self._too_many()
         # The first fault says most: later ones may follow from it.
-        ranks = gather_object([(len(faults), self._too_many(), infinite, *faults[:1])])
-        if infinite or self._too_many():
+        ranks = gather_object([(len(faults), too_many, infinite, *faults[:1])])
+        if infinite or too_many:
             fault = "reward not finite" if infinite else "rewards failed"
             _record(self._folder, step, PartialState().process_index, fault, parquet(rows), ".parquet")
-        if bad := [rank for rank, (_, _, not_finite, *_) in enumerate(ranks) if not_finite]:
+        if bad := [rank for rank, (_, _, infinite, *_) in enumerate(ranks) if infinite]:
             raise _not_finite_error("reward", step, bad, self._folder, "mend the component that gave it")
         if over := [rank for rank, (_, too_many, *_) in enumerate(ranks) if too_many]:
             config, first = self._config, ranks[over[0]][3]

@@ -159,11 +159,9 @@ class CheckedEngine(VLLMGeneration, ABC):
         ours = self._policy_log_probs([c.token_ids for c in completions]).gather(-1, ids.long())
         apart = (ours - theirs).abs().nan_to_num(nan=torch.inf)
         size, worst = apart.max() if precision == "full" else apart.mean(), int(apart.argmax())
-        found: list[tuple[float, float, float]] = gather_object(
-            [(float(size), float(ours.flatten()[worst]), float(theirs.flatten()[worst]))]
-        )
-        rank = max(range(len(found)), key=lambda rank: found[rank][0])
-        difference, policys, engines = found[rank]
+        here = (float(size), float(ours.flatten()[worst]), float(theirs.flatten()[worst]))
+        ranks: list[tuple[float, float, float]] = gather_object([here])
+        rank, (difference, policys, engines) = max(enumerate(ranks), key=lambda found: found[1][0])
         if difference > limit:
             raise TrainingError(
                 f"after a weight sync vLLM's log-probabilities differ from the policy's by {difference:.2g} on rank "
