@@ -118,14 +118,8 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
         self._order = super()._get_train_sampler(dataset)
         if self._both_orders:
-            self._order = BothOrdersSampler(
-                len(self.train_dataset if dataset is None else dataset),
-                self.num_generations,
-                batch_size=self.args.generation_batch_size // self.num_generations,
-                repeat_count=self.num_iterations * self.args.steps_per_generation,
-                shuffle=self.shuffle_dataset,
-                seed=self.args.seed,
-            )
+            settings = {name: getattr(self._order, name) for name in ("batch_size", "repeat_count", "shuffle", "seed")}
+            self._order = BothOrdersSampler(self._order.num_samples, self.num_generations, **settings)
         return self._order
 
 
