@@ -113,12 +113,6 @@ def test_items_come_in_the_order_of_trls_sampler(items: int, group: int, window:
             assert Counter(row % 2 for row in rows[place : place + group]) == {0: group // 2, 1: group // 2}
 
 
-def test_the_seed_decides() -> None:
-    first, again, other = (list(BothOrdersSampler(40, 4, batch_size=5, seed=seed)) for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
-
-
 @pytest.mark.parametrize("processes", [2, 4])
 def test_over_several_processes_the_gathered_order_is_that_of_the_sampler(processes: int) -> None:
     group, per_process, steps = 8, 4, 2  # a group lies on two processes

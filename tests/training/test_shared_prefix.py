@@ -360,14 +360,10 @@ def test_groups_stay_together_and_lose_common_padding() -> None:
     assert torch.equal(parts[1]["old_per_token_logps"], whole["old_per_token_logps"][4:])
     assert parts[1]["advantages"].tolist() == [5, 6, 7, 8]
     assert parts[0]["importance_sampling_ratio"].shape == (4, 1)
-    short = micro_batches(whole | {"completion_mask": whole["completion_mask"] * (torch.arange(6) < 2)}, 1)[0]
-    assert short["completion_ids"].shape == short["completion_mask"].shape == (8, 2)
-
-
-def test_a_batch_whose_completions_are_all_masked_keeps_a_column() -> None:
-    whole = numbered()
-    part = micro_batches(whole | {"completion_mask": torch.zeros_like(whole["completion_mask"])}, 1)[0]
-    assert part["completion_ids"].shape == (8, 1)
+    for unmasked, columns in ((2, 2), (0, 1)):  # where all are masked, a column is kept
+        short = {"completion_mask": whole["completion_mask"] * (torch.arange(6) < unmasked)}
+        part = micro_batches(whole | short, 1)[0]
+        assert part["completion_ids"].shape == part["completion_mask"].shape == (8, columns)
 
 
 @given(count=st.sampled_from([1, 2, 4, 8]), seed=st.integers(0, 99))
