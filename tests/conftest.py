@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from filelock import FileLock
@@ -87,6 +87,37 @@ def launch(*words: str, timeout: float = 600, **environment: str) -> subprocess.
         timeout=timeout,
         check=False,
     )
+
+
+class Done(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+Tal = Callable[..., Done]
+
+
+@pytest.fixture
+def tal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tal:
+    """`tal` in this process: `tal("compare", "a", "b", columns=80)`."""
+
+    def run(*words: str, columns: int = 200) -> Done:
+        from think_as_locals.cli import main
+
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr("sys.argv", ["tal", *words])
+        capsys.readouterr()
+        status = 0
+        try:
+            main()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        return Done(status, *capsys.readouterr())
+
+    return run
 
 
 def cpu_seconds(work: Callable[[], Any]) -> float:

@@ -10,8 +10,8 @@ RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There
 """A rubric that keeps the grammar."""
 
 
-def make_item(**said: Any) -> Item:
-    """An item of three responses, but for what is said."""
+def make_item(**changes: Any) -> Item:
+    """An item of three responses, but for the fields given."""
     fields: dict[str, Any] = {
         "id": "th-1",
         "prompt": "How do people greet an elder?",
@@ -23,4 +23,4 @@ def make_item(**said: Any) -> Item:
         "group": "greeting",
         "source": "mine",
     }
-    return Item(**fields | said)
+    return Item(**fields | changes)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Tal
 from reward_models.tiny import ITEMS, write_classifier, write_language_model
 
 from think_as_locals import Judge, ScalarRM, shuffle_responses
@@ -43,6 +42,7 @@ main()
 """
 """`tal` as it is without any extra."""
 
+ONE = ["--prompt", "How do people greet?", "--response", "With a bow.", "--response", "With two kisses."]
 GONE = {"torch", "transformers", "huggingface_hub", "numpy", "pyarrow", "httpx", "psutil", "fastapi", "accelerate"}
 
 
@@ -89,36 +89,25 @@ def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: 
         ([], "COMMAND"),
         (["run"], "required: recipe\n"),
         (["run", "quickstart"], "did you mean 'recipes/quickstart.yaml'?"),
-        (["compare", "{tmp}/a", "{tmp}/b"], "no such file; expected the folder of a run, or a carb/NAME.parquet"),
+        (["compare", "runs/GONE", "b"], "no such file; expected the folder of a run, or a carb/NAME.parquet"),
+        (["judge", "no-such-model"], "give a JSONL file of items, or --prompt TEXT with --response TEXT"),
+        (["judge", "no-such-model", "items.jsonl", *ONE], "give a JSONL file of items, or --prompt TEXT with --resp"),
+        (["judge", "no-such-model", *ONE[:4]], "expected 2 to 8 responses, got 1"),
+        (["judge", "no-such-model", *ONE[2:]], "prompt must be a non-blank string"),
+        (["judge", "no-such-model", "no-such-items.jsonl"], "no-such-items.jsonl"),
+        (["judge", "no-such-model", "/dev/null"], "null: got no items"),
+        (["judge", "runs/GONE/model", *ONE], "no such dir"),
     ],
 )
-def test_what_is_mistyped_is_said(
-    words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_mistyped_command_ends_with_what_was_expected_before_anything_loads(
+    words: list[str], expected: str, tal: Tal
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["tal", *(word.format(tmp=tmp_path) for word in words)])
-    with pytest.raises(SystemExit):
-        main()
-    shown = capsys.readouterr()
-    assert expected in shown.out + shown.err
+    done = tal(*words)
+    assert done.status == (0 if not words else 2)
+    assert expected in done.out + done.err
 
 
 # --- tal judge ---
-
-ONE = ["--prompt", "How do people greet?", "--response", "With a bow.", "--response", "With two kisses."]
-Tal = Callable[..., str]
-
-
-@pytest.fixture
-def tal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tal:
-    """Runs `tal judge` in this process; returns what it printed."""
-
-    def run(*words: str, columns: int = 60) -> str:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr(sys, "argv", ["tal", "judge", *words])
-        main()
-        return capsys.readouterr().out
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -135,23 +124,25 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_classifier(tmp_path_factory.mktemp("classifier"))
 
 
-def records(said: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in said.splitlines()]
+def records(tal: Tal, *words: str) -> list[dict[str, Any]]:
+    done = tal("judge", *words, "--json")
+    assert done.status == 0, done.err
+    return [json.loads(line) for line in done.out.splitlines()]
 
 
 def test_the_items_of_a_file_are_judged_as_by_the_judge_itself(tal: Tal, judge: str, tmp_path: Path) -> None:
     jsonl.write(ITEMS, tmp_path / "items.jsonl")
-    told = records(tal(judge, str(tmp_path / "items.jsonl"), "--json"))
-    assert [record["id"] for record in told] == [item.id for item in ITEMS]
-    for record, item, judgement in zip(told, ITEMS, Judge.load(judge).judge(ITEMS), strict=True):
+    found = records(tal, judge, str(tmp_path / "items.jsonl"))
+    assert [record["id"] for record in found] == [item.id for item in ITEMS]
+    for record, item, judgement in zip(found, ITEMS, Judge.load(judge).judge(ITEMS), strict=True):
         assert record["completion"] == judgement.text
         assert record["issues"] == list(judgement.issues)
         assert [item.responses[i] for i in record["shown"]] == list(shuffle_responses(item).responses)
 
 
 def test_one_item_of_the_command_line_is_shown_to_a_person(tal: Tal, judge: str) -> None:
-    said = tal(judge, *ONE, "--culture", "TH", "--language", "en")
-    lines = [line.strip() for line in said.splitlines()]
+    output = tal("judge", judge, *ONE, "--culture", "TH", "--language", "en", columns=60).out
+    lines = [line.strip() for line in output.splitlines()]
     assert lines[1:3] == ["How do people greet?", "Thailand"]
     assert "No verdict" in lines
     assert any(line.startswith("- finished: the completion has to end by itself") for line in lines)
@@ -159,71 +150,31 @@ def test_one_item_of_the_command_line_is_shown_to_a_person(tal: Tal, judge: str)
 
 def test_a_classifier_is_asked_for_scores(tal: Tal, classifier: str, tmp_path: Path) -> None:
     jsonl.write(ITEMS, tmp_path / "items.jsonl")
-    told = records(tal(classifier, str(tmp_path / "items.jsonl"), "--json"))
+    found = records(tal, classifier, str(tmp_path / "items.jsonl"))
     expected = ScalarRM.load(classifier).score(ITEMS)
-    assert [record["scores"] for record in told] == [pytest.approx(scores, abs=1e-5) for scores in expected]
-    assert [record["verdict"] for record in told] == [scores.index(max(scores)) for scores in expected]
-    assert "Highest score: your response " in tal(classifier, *ONE)
+    assert [record["scores"] for record in found] == [pytest.approx(scores, abs=1e-5) for scores in expected]
+    assert [record["verdict"] for record in found] == [scores.index(max(scores)) for scores in expected]
+    assert "Highest score: your response " in tal("judge", classifier, *ONE).out
 
 
-def test_rows_of_somebody_who_knows_no_more_than_what_was_asked_and_answered(
-    tal: Tal, judge: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_need_no_more_than_prompt_responses_and_a_culture(tal: Tal, judge: str, tmp_path: Path) -> None:
     rows = [{"prompt": prompt, "responses": ["A bow.", "A wai."]} for prompt in ("Greeting?", "Farewell?")]
     path = tmp_path / "mine.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], rows[1] | {"culture": "JP"})))
-    told = tal(judge, str(path), "--culture", "TH", columns=200)
-    assert [line for line in told.splitlines() if line in ("Thailand", "Japan")] == ["Thailand", "Japan"]
-    assert [record["id"] for record in records(tal(judge, str(path), "--culture", "TH", "--json"))] == [
-        "mine.jsonl-1",
-        "mine.jsonl-2",
-    ]
-    with pytest.raises(SystemExit, match="2"):
-        tal(judge, str(path))
-    assert "mine.jsonl:1: missing culture; fields: " in capsys.readouterr().err
-    path.write_text("\n")
-    with pytest.raises(SystemExit, match="2"):
-        tal(judge, str(path))
-    assert "mine.jsonl: got no items" in capsys.readouterr().err
+    lines = tal("judge", judge, str(path), "--culture", "TH").out.splitlines()
+    assert [line for line in lines if line in ("Thailand", "Japan")] == ["Thailand", "Japan"]
+    found = records(tal, judge, str(path), "--culture", "TH")
+    assert [record["id"] for record in found] == ["mine.jsonl-1", "mine.jsonl-2"]
+    done = tal("judge", judge, str(path))
+    assert (done.status, "mine.jsonl:1: missing culture; fields: " in done.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "give a JSONL file of items, or --prompt TEXT with --response TEXT"),
-        (["items.jsonl", *ONE], "give a JSONL file of items, or --prompt TEXT with --response TEXT"),
-        (ONE[:4], "expected 2 to 8 responses, got 1"),
-        (ONE[2:], "prompt must be a non-blank string"),
-        (["no-such-items.jsonl"], "no-such-items.jsonl"),
-    ],
-)
-def test_what_cannot_be_judged_is_said_before_a_model_loads(
-    tal: Tal, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        tal("no-such-model", *words)
-    assert said in capsys.readouterr().err
-
-
-def test_a_file_without_items_is_said(tal: Tal, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "items.jsonl").write_text("\n")
-    with pytest.raises(SystemExit, match="2"):
-        tal("no-such-model", str(tmp_path / "items.jsonl"))
-    assert "items.jsonl: got no items" in capsys.readouterr().err
-
-
-def test_a_model_that_is_nowhere_is_said_in_one_line(
-    tal: Tal, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        tal(str(tmp_path), *ONE)
-    assert capsys.readouterr().err == f"tal: model: {tmp_path} is a directory without config.json\n"
+def test_a_folder_that_holds_no_model_is_named_in_one_line(tal: Tal, tmp_path: Path) -> None:
+    done = tal("judge", str(tmp_path), *ONE)
+    assert done == (2, "", f"tal: model: {tmp_path} is a directory without config.json\n")
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").touch()
-    for model, said in {str(tmp_path): f"a run's model is {tmp_path}/model", "runs/GONE/model": "no such dir"}.items():
-        with pytest.raises(SystemExit, match="2"):
-            tal(model, *ONE)
-        assert said in capsys.readouterr().err
+    assert f"a run's model is {tmp_path}/model" in tal("judge", str(tmp_path), *ONE).err
 
 
 @pytest.mark.slow
@@ -234,10 +185,10 @@ def test_a_trained_judge_names_the_callers_own_response(tal: Tal, small_run: Pat
     config = load_recipe("recipes/quickstart.yaml", ["data.groups=[gift_taboo]", "data.sets_per_group=4"])
     items = load(config.data, config.seed).train[:8]
     jsonl.write(items, tmp_path / "items.jsonl")
-    told = records(tal(str(small_run / "model"), str(tmp_path / "items.jsonl"), "--json"))
-    read = [(record, item) for record, item in zip(told, items, strict=True) if record["verdict"] is not None]
-    assert read
-    for record, item in read:
+    found = records(tal, str(small_run / "model"), str(tmp_path / "items.jsonl"))
+    parsed = [(record, item) for record, item in zip(found, items, strict=True) if record["verdict"] is not None]
+    assert parsed
+    for record, item in parsed:
         label = record["completion"].rpartition("<verdict>")[2][0]
         assert shuffle_responses(item).responses["ABCD".index(label)] == item.responses[record["verdict"]]
         assert sum(criterion["weight"] for criterion in record["rubric"]) == 100
@@ -248,14 +199,11 @@ def test_a_trained_judge_names_the_callers_own_response(tal: Tal, small_run: Pat
 
 @pytest.mark.parametrize("command", ["leaderboard", "validity"])
 @pytest.mark.parametrize("out", ["file", "file/below"])
-def test_where_results_cannot_go_is_said_before_any_are_computed(
-    command: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_folder_that_cannot_be_written_to_is_refused_before_results_are_computed(
+    command: str, out: str, tmp_path: Path, tal: Tal
 ) -> None:
     (tmp_path / "file").touch()
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"name": "{i}", "accuracy": 0.{i}, "downstream": {i}}}\n' for i in range(1, 4)))
-    monkeypatch.setattr("sys.argv", ["tal", command, str(rows), "--out", str(tmp_path / out)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert f"--out {tmp_path / out}: not a folder that can be written to" in capsys.readouterr().err
+    done = tal(command, str(rows), "--out", str(tmp_path / out))
+    assert (done.status, f"--out {tmp_path / out}: not a folder that can be written to" in done.err) == (2, True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import command, launch
+from conftest import Tal, command, launch
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +31,8 @@ def words(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
     rows = folder / "candidates.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return [
-        *(command("tal"), "run", "recipes/carb.yaml", f"run.dir={folder}", "run.name=three"),
-        *(
-            "data=quickstart_cards",
-            "data.groups=[idiom_heavy_rain,gift_taboo]",
-            "data.sets_per_group=12",
-            "data.test_share=0.25",
-        ),
+        *("run", "recipes/carb.yaml", f"run.dir={folder}", "run.name=three", "data=quickstart_cards"),
+        *("data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=12", "data.test_share=0.25"),
         *("data.languages=[en]", "data.split=pairing", "eval.items=test", "eval.bootstrap_samples=200"),
         *("eval.max_items=16", "eval.probes=true", f"eval.candidates={rows}", "eval.tournament_size=8"),
         *("rms.mine=judge", f"rms.mine.path={small_run / 'model'}", "rms.mine.orders=4", "rms.mine.chunk_size=16"),
@@ -47,9 +42,9 @@ def words(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
 
 @pytest.fixture(scope="module")
 def evaluation(words: list[str]) -> Path:
-    done = launch(*words)
+    done = launch(command("tal"), *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    return Path(words[3].removeprefix("run.dir=")) / "three"
+    return Path(words[2].removeprefix("run.dir=")) / "three"
 
 
 def read(path: Path) -> Any:
@@ -93,43 +88,40 @@ def test_the_leaderboard_ranks_all_three(evaluation: Path) -> None:
     assert "<title>" in (evaluation / "leaderboard.html").read_text()
 
 
-def test_what_is_done_is_not_done_again_and_what_is_missing_is_made_of_the_journal(
-    evaluation: Path, words: list[str]
+def test_a_resumed_evaluation_makes_what_is_missing_from_the_journal_alone(
+    evaluation: Path, words: list[str], tal: Tal
 ) -> None:
     journal, carb = evaluation / "journals" / "mine.jsonl", evaluation / "carb" / "mine.json"
     answered, before = journal.read_bytes(), carb.read_bytes()
     carb.unlink()
-    done = launch(*words, "run.resume=auto")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = tal(*words, "run.resume=auto")
+    assert done.status == 0, done.err
     assert carb.read_bytes() == before
     assert journal.read_bytes() == answered
 
 
-def test_an_evaluation_is_not_continued_with_other_reward_models(words: list[str], evaluation: Path) -> None:
-    done = launch(*words, "run.resume=auto", "rms.mine.orders=2")
-    assert done.returncode == 2
-    assert "started with another rms" in done.stderr
+def test_an_evaluation_is_not_continued_with_other_reward_models(words: list[str], evaluation: Path, tal: Tal) -> None:
+    done = tal(*words, "run.resume=auto", "rms.mine.orders=2")
+    assert (done.status, "started with another rms" in done.err) == (2, True)
 
 
-def test_what_was_selected_is_set_beside_carb(evaluation: Path, tmp_path: Path) -> None:
-    done = launch(command("tal"), "validity", str(evaluation), "--out", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_selections_and_carb_accuracy_make_a_validity_report(evaluation: Path, tmp_path: Path, tal: Tal) -> None:
+    done = tal("validity", str(evaluation), "--out", str(tmp_path))
+    assert done.status == 0, done.err
     found = read(tmp_path / "validity.json")
     assert (found["n"], {row["name"] for row in found["results"]}) == (3, {"constant", "mine", "random"})
     assert (tmp_path / "validity.svg").read_text().startswith("<svg")
 
 
-def test_an_evaluation_is_one_process(small_run: Path) -> None:
-    done = launch(command("tal"), "run", "recipes/carb.yaml", WORLD_SIZE="2", RANK="0")
-    assert done.returncode == 2
-    assert "an evaluation runs in one process, got 2" in done.stderr
+def test_an_evaluation_runs_in_one_process(tal: Tal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    done = tal("run", "recipes/carb.yaml")
+    assert (done.status, "an evaluation runs in one process, got 2" in done.err) == (2, True)
 
 
-def test_a_reward_model_that_is_not_there_is_said_before_anything_is_made(tmp_path: Path) -> None:
-    done = launch(
-        *(command("tal"), "run", "recipes/carb.yaml", f"run.dir={tmp_path}"),
-        *("rms.mine=judge", f"rms.mine.path={tmp_path / 'nowhere'}"),
-    )
-    assert done.returncode == 2
-    assert "nowhere: no such directory, and no Hub id" in done.stderr
+def test_a_reward_model_that_is_nowhere_is_refused_before_a_folder_is_made(tmp_path: Path, tal: Tal) -> None:
+    words = [f"run.dir={tmp_path}", "rms.mine=judge", f"rms.mine.path={tmp_path / 'nowhere'}"]
+    done = tal("run", "recipes/carb.yaml", *words)
+    assert (done.status, "nowhere: no such directory, and no Hub id" in done.err) == (2, True)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Every way to start a recipe, as the README says it."""
+"""Every way to start a recipe, as the README expected it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, SMALL, command, launch
+from conftest import QUICK, SMALL, Tal, command, launch
 
-from think_as_locals import Judge, cli
+from think_as_locals import Judge
 from think_as_locals.types import RunStoppedError
 
 pytestmark = pytest.mark.slow
@@ -56,11 +56,11 @@ def _two_processes(launcher: list[str], folder: Path, *overrides: str) -> tuple[
 def test_a_recipe_that_cannot_run_here_says_what_is_missing_and_what_runs() -> None:
     done = launch(command("accelerate"), "launch", "recipes/tal_grpo.yaml", "grpo.beta=0.001", "seed=3")
     assert done.returncode != 0
-    said = done.stderr.partition("tal: ")[2].partition("Traceback")[0]  # accelerate adds a traceback of its own
-    assert said.startswith("this machine lacks what tal_grpo needs:")
-    assert "a GPU" in said
-    assert "Qwen/Qwen2.5-7B-Instruct" in said
-    assert "Runs here: recipes/quickstart.yaml" in said
+    message = done.stderr.partition("tal: ")[2].partition("Traceback")[0]  # accelerate adds a traceback of its own
+    assert message.startswith("this machine lacks what tal_grpo needs:")
+    assert "a GPU" in message
+    assert "Qwen/Qwen2.5-7B-Instruct" in message
+    assert "Runs here: recipes/quickstart.yaml" in message
 
 
 def test_that_answer_comes_before_torch_is_imported() -> None:
@@ -72,25 +72,22 @@ def test_that_answer_comes_before_torch_is_imported() -> None:
     assert launch(sys.executable, "-c", code).returncode == 0
 
 
-def test_a_typo_ends_at_once_with_the_nearest_name() -> None:
-    done = launch(command("tal"), "run", "recipes/quickstart.yaml", "data.splt=group")
-    assert done.returncode == 2
-    assert "did you mean 'data.split'?" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_typo_ends_at_once_with_the_nearest_name(tal: Tal) -> None:
+    done = tal("run", "recipes/quickstart.yaml", "data.splt=group")
+    assert (done.status, "did you mean 'data.split'?" in done.err) == (2, True)
 
 
-def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path) -> None:
+def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path, tal: Tal) -> None:
     rows = tmp_path / "items.jsonl"
     rows.write_text('{"id": "1"}\n', encoding="utf-8")
     where = ["data=jsonl", f"data.path={rows}", f"run.dir={tmp_path}", "run.name=mine"]
-    done = launch(command("tal"), "run", "recipes/quickstart.yaml", *where)
-    assert done.returncode == 2
-    assert f"{rows}:1" in done.stderr
+    done = tal("run", "recipes/quickstart.yaml", *where)
+    assert (done.status, f"{rows}:1" in done.err) == (2, True)
     assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "says"),
+    ("fault", "status", "expected"),
     [
         (
             OSError(28, "No space left on device", "metrics.jsonl"),
@@ -103,21 +100,15 @@ def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path) -
     ids=["full disk", "stopped", "interrupted"],
 )
 def test_what_ends_a_run_has_a_status_and_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    fault: BaseException,
-    status: int,
-    says: str,
+    monkeypatch: pytest.MonkeyPatch, tal: Tal, tmp_path: Path, fault: BaseException, status: int, expected: str
 ) -> None:
     def ends(*_: object) -> None:
         raise fault
 
     monkeypatch.setattr("think_as_locals.run.start", ends)
     monkeypatch.setenv("TAL_STOPPED", str(tmp_path / "stopped"))
-    with pytest.raises(SystemExit) as stopped:
-        cli.main("recipes/quickstart.yaml")
-    assert stopped.value.code == status
-    assert says in (said := capsys.readouterr().err)
-    assert said.count("\n") == 1
+    done = tal("run", "recipes/quickstart.yaml")
+    assert done.status == status
+    assert expected in done.err
+    assert done.err.count("\n") == 1
     assert (tmp_path / "stopped").is_file() == (status == 75)

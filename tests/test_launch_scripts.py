@@ -40,10 +40,10 @@ def test_accelerate_knows_every_key_of_a_configuration(path: Path) -> None:
 
 
 STUBS = {
-    "scontrol": 'echo "scontrol $*" >> "$TOLD"; printf "%s\\n" node-a node-b node-c',
+    "scontrol": 'echo "scontrol $*" >> "$LOG"; printf "%s\\n" node-a node-b node-c',
     # The server answers once it was started.
-    "curl": 'until grep -q vllm_server "$TOLD"; do sleep 0.01; done; echo "curl $*" >> "$TOLD"',
-    "srun": 'echo "srun HOST=${HOST:-} $*" >> "$TOLD"; [[ $* == *vllm_server.sh* ]] && exec sleep 60; exit "$STATUS"',
+    "curl": 'until grep -q vllm_server "$LOG"; do sleep 0.01; done; echo "curl $*" >> "$LOG"',
+    "srun": 'echo "srun HOST=${HOST:-} $*" >> "$LOG"; [[ $* == *vllm_server.sh* ]] && exec sleep 60; exit "$STATUS"',
 }
 
 
@@ -52,27 +52,27 @@ def test_one_node_serves_the_others_train_and_a_stopped_run_is_queued_again(tmp_
     for name, script in STUBS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
         (tmp_path / name).chmod(0o755)
-    told = tmp_path / "told.txt"
+    log = tmp_path / "log.txt"
     slurm = {"SLURM_JOB_NODELIST": "node-[a-c]", "SLURM_NNODES": "3", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "tal"}
     done = launch(
         *["launch/slurm_vllm.sh", "MODEL --dtype bfloat16", "recipes/tal_grpo.yaml", "seed=3"],
         PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-        TOLD=str(told),
+        LOG=str(log),
         STATUS=str(status),
         VLLM_API_KEY="a-secret",
         timeout=30,
         **slurm,
     )
     assert done.returncode == status, done.stderr
-    said = told.read_text()
-    assert "a-secret" not in said + done.stdout + done.stderr
-    serve = next(line for line in said.splitlines() if "vllm_server.sh" in line)
+    calls = log.read_text()
+    assert "a-secret" not in calls + done.stdout + done.stderr
+    serve = next(line for line in calls.splitlines() if "vllm_server.sh" in line)
     assert serve.startswith("srun HOST=0.0.0.0 --nodes 1 --ntasks 1 --nodelist node-a")
     assert serve.endswith("server MODEL --dtype bfloat16")
-    assert "http://node-a:8000/health" in said
-    assert "srun HOST= --nodes 2 --ntasks 2 --exclude node-a" in said
-    assert "rollout=vllm_server rollout.url=http://node-a:8000 run.name=tal-7 run.resume=auto seed=3" in said
-    assert ("scontrol requeue 7" in said) == (status == 75)
+    assert "http://node-a:8000/health" in calls
+    assert "srun HOST= --nodes 2 --ntasks 2 --exclude node-a" in calls
+    assert "rollout=vllm_server rollout.url=http://node-a:8000 run.name=tal-7 run.resume=auto seed=3" in calls
+    assert ("scontrol requeue 7" in calls) == (status == 75)
 
 
 def test_a_server_without_a_key_or_a_node_to_train_on_is_no_job() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 import yaml
-from conftest import QUICK, SMALL, command, launch
+from conftest import QUICK, SMALL, Tal
 
 from think_as_locals import ConfigError, DataError, Judge
 from think_as_locals.run import start
@@ -56,7 +56,7 @@ def write_items(path: Path, **changes: object) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def test_a_ten_line_reward_and_own_items_train_in_the_quick_start(tmp_path: Path) -> None:
+def test_a_ten_line_reward_and_own_items_train_in_the_quick_start(tmp_path: Path, tal: Tal) -> None:
     assert len(REWARD.strip().splitlines()) <= 10
     (tmp_path / "own_rewards.py").write_text(REWARD.lstrip(), encoding="utf-8")
     write_items(tmp_path / "mine.jsonl")
@@ -66,8 +66,8 @@ def test_a_ten_line_reward_and_own_items_train_in_the_quick_start(tmp_path: Path
         *["data=jsonl", f"data.path={tmp_path}/mine.jsonl", f"run.dir={tmp_path}", "run.name=mine"],
         *[f"reward.own.local_words={own}", "reward.weights.local_words=0.5"],
     ]
-    done = launch(command("tal"), "run", "recipes/quickstart.yaml", *overrides)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = tal("run", "recipes/quickstart.yaml", *overrides)
+    assert done.status == 0, done.out + done.err
     run = tmp_path / "mine"
     assert Judge.load(str(run / "model"))
     assert yaml.safe_load((run / "config.yaml").read_text())["reward"]["own"] == {"local_words": own}
@@ -75,8 +75,8 @@ def test_a_ten_line_reward_and_own_items_train_in_the_quick_start(tmp_path: Path
     assert len(rows) == 2 * 16
     for row in rows:
         group, _, culture = row["id"].rpartition("-")
-        words, said = (set(text.lower().split()) for text in (FACTS[group][culture], row["completion"]))
-        assert row["reward/local_words"] == pytest.approx(len(words & said) / len(words))
+        words, written = (set(text.lower().split()) for text in (FACTS[group][culture], row["completion"]))
+        assert row["reward/local_words"] == pytest.approx(len(words & written) / len(words))
         parts = [row[f"reward/{name}"] for name in ("correctness", "structure", "local_words")]
         assert row["reward"] == pytest.approx(parts[0] + 0.2 * parts[1] + 0.5 * parts[2])
     logs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -90,7 +90,7 @@ def test_a_ten_line_reward_and_own_items_train_in_the_quick_start(tmp_path: Path
         start("recipes/quickstart.yaml", [*overrides, "run.resume=auto", "reward.weights.local_words=0.6"])
 
 
-def test_what_a_row_lacks_for_the_quick_start_is_said_before_anything_trains(tmp_path: Path) -> None:
+def test_a_row_without_what_the_quick_start_needs_is_refused_before_training(tmp_path: Path) -> None:
     write_items(tmp_path / "mine.jsonl", origins=[])
     overrides = ["data=jsonl", f"data.path={tmp_path}/mine.jsonl", f"run.dir={tmp_path}"]
     with pytest.raises(DataError, match=r"9 of 9 training items, such as '.*', lack `culture` or `origins`"):

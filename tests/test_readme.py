@@ -2,7 +2,7 @@
 
 Commands are typed as they stand (`readme/ways.py`). They run for real but for what trains: that goes up to where
 training would start (`test_quickstart.py`, `test_newcomer.py`, `test_launch.py`, `sweeps/`, `training/` go on), and
-what needs a GPU up to where its absence is said.
+what needs a GPU goes up to the message that there is none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from accelerate.commands.launch import launch_command_parser
-from conftest import ROOT
+from conftest import ROOT, Tal
 from readme.parts import DOCUMENTS, OWN_REWARDS, TEXT, Block, Command, blocks, commands, is_commands, spans
 from readme.reader import Reader
 from readme.ways import SMALL, WAYS
@@ -42,13 +42,10 @@ PACKAGE = ROOT / "think_as_locals"
 
 
 @pytest.fixture
-def reader(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Reader:
+def reader(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> Reader:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    return Reader(tmp_path, request, monkeypatch, capsys)
+    return Reader(tmp_path, request, monkeypatch, tal)
 
 
 @pytest.fixture(scope="module")

@@ -27,34 +27,21 @@ from think_as_locals.types import Item
 
 
 def items_of(config: EvaluationConfig) -> Sequence[Item]:
-    """Load the items to evaluate on.
-
-    Raises:
-        DataError: a fault in the data.
-    """
+    """Load the items to evaluate on."""
     every = config.eval.items == "all"
     items = tuple(read(config.data, config.seed)) if every else load(config.data, config.seed).test
     return select(items, config.eval.max_items)
 
 
 def candidates_of(config: EvaluationConfig) -> Sequence[Candidates]:
-    """Load the candidates of best-of-N selection, if there are any.
-
-    Raises:
-        DataError: a fault in the file.
-    """
+    """Load the candidates of best-of-N selection, if there are any."""
     return read_candidates(Path(config.eval.candidates).expanduser()) if config.eval.candidates else []
 
 
 def run(config: EvaluationConfig, items: Sequence[Item], candidates: Sequence[Candidates], folder: RunFolder) -> None:
     """Evaluate reward models one after the other, and write the leaderboard.
 
-    Args:
-        config: The evaluation.
-        items: From `items_of`.
-        candidates: From `candidates_of`.
-        folder: Its folder, from `open_run`: a reward model that has its files is done, and no answer that is in the
-            journals of the others is asked for again.
+    A reward model that has its files in the folder is done; no answer in the journals of the others is asked for again.
     """
     console = Console()
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.source}), reward models: {len(config.rms)}")

@@ -115,13 +115,12 @@ class Item:
 
     def _faults(self) -> list[str]:
         n, faults = len(self.responses), []
-        texts = (self.id, self.prompt, self.language, self.domain, self.group, self.source)
-        if not all(map(is_text, (*texts, *self.responses, *self.origins))):
-            named = dict(zip(("id", "prompt", "language", "domain", "group", "source"), texts, strict=True))
-            named |= {f"responses[{i}]": response for i, response in enumerate(self.responses)}
-            named |= {f"origins[{i}]": origin for i, origin in enumerate(self.origins)}
-            rule = "must be a non-blank string, got"
-            faults += [f"{name} {rule} {value!r}" for name, value in named.items() if not is_text(value)]
+        texts = {name: getattr(self, name) for name in ("id", "prompt", "language", "domain", "group", "source")}
+        texts |= {f"responses[{i}]": response for i, response in enumerate(self.responses)}
+        texts |= {f"origins[{i}]": origin for i, origin in enumerate(self.origins)}
+        for name, text in texts.items():
+            if not is_text(text):
+                faults.append(f"{name} must be a non-blank string, got {text!r}")
         if self.culture is not None and not is_text(self.culture):
             faults.append(f"culture must be a non-blank string or None, got {self.culture!r} (quote codes in YAML)")
         if not 2 <= n <= len(LABELS):
@@ -205,26 +204,16 @@ class RewardBreakdown:
         Raises:
             KeyError: a weight names a part that was not computed.
         """
-        unknown = sorted(set(weights) - set(self.parts))
-        if unknown:
+        if unknown := sorted(set(weights) - set(self.parts)):
             raise KeyError(f"no reward part {', '.join(map(repr, unknown))}; computed: {', '.join(sorted(self.parts))}")
         return float(sum(weight * self.parts[name] for name, weight in weights.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """A completion with its token ids and how it ended.
+    """A completion with its token ids and how it ended."""
 
-    Args:
-        text: The completion, without the tokenizer's special tokens.
-        token_ids: Its tokens; empty from a server that gives none.
-        finish_reason: `stop` if it ended by itself; with anything else (`length`, a server's own words) there is no
-            verdict.
-        label_log_probs: Label -> its log-probability in the place of the verdict's label; empty without a verdict, or
-            where none were asked for.
-    """
-
-    text: str
-    token_ids: tuple[int, ...] = ()
-    finish_reason: str
-    label_log_probs: Mapping[str, float] = field(default_factory=dict)
+    text: str  # without the tokenizer's special tokens
+    token_ids: tuple[int, ...] = ()  # empty from a server that gives none
+    finish_reason: str  # `stop` if it ended by itself; anything else (`length`, a server's own words): no verdict
+    label_log_probs: Mapping[str, float] = field(default_factory=dict)  # in the place of the verdict; may be empty

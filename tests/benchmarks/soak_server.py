@@ -174,7 +174,7 @@ class _Soak:
         self._limit, self._began = self._rng.choice(LIMITS_S), time.monotonic()
         words = [*self._words, f"rollout.timeout_s={self._limit}.0"]
         self._log = self._folder / f"robbed-{self._result['runs']}.log"
-        self._said = self._log.stat().st_size if self._log.is_file() else 0
+        self._log_size = self._log.stat().st_size if self._log.is_file() else 0
         self._process = start(self._folder, self._log.stem, words, first=partial(_announce, self._doing))
 
     def _moment(self, wanted: bool) -> Callable[[], bool]:
@@ -207,9 +207,9 @@ class _Soak:
     def _ended(self, status: int, errors: int) -> None:
         result = self._result
         if status:
-            said = self._log.read_text()[self._said :]
+            message = self._log.read_text()[self._log_size :]
             result["ended_with_an_error"] += 1
-            result["unclear_errors"] += f"the vLLM server at {self._server.url}" not in said
+            result["unclear_errors"] += f"the vLLM server at {self._server.url}" not in message
             result["did_not_go_on"] += errors > 1  # nobody has touched the server since the last one
             return
         lines = [line for line in logged(self._folder / self._log.stem) if line["stage"] == "grpo"]

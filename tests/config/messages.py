@@ -1,12 +1,17 @@
-"""What several tests of the configuration share: the recipes, and the messages of what is wrong with one."""
+"""What tests of the configuration share: the recipes, and the messages about what is wrong with one."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from think_as_locals.config.checks import load_config
+from think_as_locals.config.checks import load_config, validate
 from think_as_locals.config.compose import ASSETS
 from think_as_locals.types import ConfigError
 
@@ -26,4 +31,20 @@ def a_recipe(folder: Path, text: str, name: str = "mine.yaml") -> Path:
 def message(path: Path | str, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load_config(path, overrides)
+    return str(caught.value)
+
+
+@cache
+def values_of(recipe: Path) -> dict[str, Any]:
+    return load_config(recipe, ["run.name=whole"]).model_dump()
+
+
+def faults(changes: Mapping[str, Any], recipe: Path = QUICKSTART) -> str:
+    """The message about a recipe's configuration with some keys set to something else."""
+    values = copy.deepcopy(values_of(recipe))
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        reduce(getitem, path, values)[last] = value
+    with pytest.raises(ConfigError) as caught:
+        validate(values)
     return str(caught.value)

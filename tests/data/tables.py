@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,19 @@ KINDS = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     """The rows as a file of the kind that its name says; in CSV an object is a cell of JSON, null an empty one."""
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    if path.name.endswith(".jsonl"):
-        path.write_text(lines, encoding="utf-8")
-    elif path.name.endswith(".jsonl.gz"):
-        path.write_bytes(gzip.compress(lines.encode()))
-    elif path.name.endswith(".json"):
-        path.write_text(json.dumps(rows), encoding="utf-8")
-    elif path.name.endswith(".parquet"):
+    kind = Path(path.name.lower().removesuffix(".gz")).suffix
+    if kind == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return path
+    if kind == ".csv":
+        lines = io.StringIO(newline="")
+        writer = csv.DictWriter(lines, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+        text = lines.getvalue()
     else:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+        text = json.dumps(rows) if kind == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
 
 

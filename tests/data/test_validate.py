@@ -7,16 +7,21 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from data.tables import defects, write
 
 from think_as_locals import cli
 from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import jsonl, recognise
 from think_as_locals.data.validate import examine
 from think_as_locals.types import DataError, Item
+
+Tal = Callable[..., tuple[int, str, str]]
+VALIDATE = [sys.executable, "-c", "from think_as_locals.cli import main; main()", "data", "validate"]
 
 
 def carb_row(number: int, **changes: Any) -> dict[str, Any]:
@@ -64,111 +69,98 @@ def planted(tmp_path: Path) -> Path:
     return path
 
 
-def run(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.argv", ["tal", "data", *words])
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
+@pytest.fixture
+def tal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tal:
+    """`tal data` with some words: its status, and what it printed to each stream."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["tal", "data", *words])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        return status, *capsys.readouterr()
+
+    return run
 
 
-def test_every_fault_is_named_with_file_and_row(
-    planted: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("validate", str(planted), monkeypatch=monkeypatch) == 1
-    said = capsys.readouterr().out.splitlines()
-    for number, (_, fault) in PLANTED.items():
-        assert [line for line in said if line.startswith(f"{planted}:{number}: {fault}: ")], fault
-    assert len([line for line in said if line.startswith(f"{planted}:")]) == len(PLANTED)
-    assert said[-1] == "30 rows = 25 imported (25 items) + 5 set aside"
-
-
-def test_rows_that_are_set_aside_stand_untouched_with_their_reasons_in_the_quarantine(
-    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_fault_is_named_with_file_and_row_and_bad_rows_stand_untouched_in_the_quarantine(
+    planted: Path, tmp_path: Path, tal: Tal
 ) -> None:
     quarantine = tmp_path / "aside.jsonl"
-    run("validate", str(planted), "--quarantine", str(quarantine), monkeypatch=monkeypatch)
-    rows = [json.loads(line) for line in quarantine.read_text(encoding="utf-8").splitlines()]
+    status, output, _ = tal("validate", str(planted), "--quarantine", str(quarantine))
+    assert status == 1
+    faults = [line for line in output.splitlines() if line.startswith(f"{planted}:")]
+    assert len(faults) == len(PLANTED)
+    for line, (number, (_, fault)) in zip(faults, PLANTED.items(), strict=True):
+        assert line.startswith(f"{planted}:{number}: {fault}: ")
+    assert output.splitlines()[-1] == "30 rows = 25 imported (25 items) + 5 set aside"
+    aside = [json.loads(line) for line in quarantine.read_text(encoding="utf-8").splitlines()]
     lines = planted.read_text(encoding="utf-8").split("\n")
-    assert {row["row"]: [fault["defect"] for fault in row["faults"]] for row in rows} == {
+    assert {row["row"]: [fault["defect"] for fault in row["faults"]] for row in aside} == {
         number: [fault.partition(": ")[2]] for number, (_, fault) in PLANTED.items() if fault.startswith("error")
     }
-    assert all(row["text"] == lines[row["row"] - 1] for row in rows)
-    assert {row["file"] for row in rows} == {str(planted)}
+    assert all(row["text"] == lines[row["row"] - 1] for row in aside)
+    assert {row["file"] for row in aside} == {str(planted)}
 
 
-def test_strict_stops_at_the_first_fault(
-    planted: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("validate", str(planted), "--strict", monkeypatch=monkeypatch) == 1
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith(f"{planted}:3: error: empty_prompt: ")
-    assert not any(line.startswith(f"{planted}:5:") for line in said)
+def test_strict_stops_at_the_first_fault(planted: Path, tal: Tal) -> None:
+    status, output, _ = tal("validate", str(planted), "--strict")
+    assert status == 1
+    assert output.startswith(f"{planted}:3: error: empty_prompt: ")
+    assert f"{planted}:5:" not in output
 
 
-def test_sound_rows_end_with_status_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "carb.jsonl"
-    path.write_text("\n".join(json.dumps(carb_row(number)) for number in range(5)))
-    aside = tmp_path / "aside.jsonl"
-    assert run("validate", str(path), "--strict", "--quarantine", str(aside), monkeypatch=monkeypatch) == 0
+def test_valid_rows_end_with_status_0_and_leave_no_quarantine(tmp_path: Path, tal: Tal) -> None:
+    path, aside = write(tmp_path / "carb.jsonl", [carb_row(number) for number in range(5)]), tmp_path / "aside.jsonl"
+    assert tal("validate", str(path), "--strict", "--quarantine", str(aside))[0] == 0
     assert sorted(tmp_path.iterdir()) == [path]
 
 
-def test_a_sound_row_that_holds_no_item_is_named_and_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = {
-        "domain": "general",
-        "language": "english",
-        "context": [{"role": "user", "content": "What is there for breakfast?"}],
-        "response1": "Porridge.",
-        "response2": "Toast.",
-        "overall_preference": 0,
-    }
-    path = tmp_path / "h.jsonl"
-    path.write_text(json.dumps(row))
-    assert run("validate", str(path), "--strict", monkeypatch=monkeypatch) == 0
-    assert "skipped: tie: " in capsys.readouterr().out
+def test_a_valid_row_that_holds_no_item_is_named_and_no_fault(tmp_path: Path, tal: Tal) -> None:
+    context = [{"role": "user", "content": "What is there for breakfast?"}]
+    row = {"domain": "general", "language": "english", "context": context, "overall_preference": 0}
+    path = write(tmp_path / "h.jsonl", [row | {"response1": "Porridge.", "response2": "Toast."}])
+    status, output, _ = tal("validate", str(path), "--strict")
+    assert status == 0
+    assert "skipped: tie: " in output
 
 
-def test_nothing_is_overwritten(planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_overwritten(planted: Path, tmp_path: Path, tal: Tal) -> None:
     precious = tmp_path / "precious.jsonl"
     precious.write_text("precious")
-    assert run("validate", str(planted), "--quarantine", str(precious), monkeypatch=monkeypatch) == 2
-    assert run("build", "data=carb", f"data.path={planted}", f"out={precious}", monkeypatch=monkeypatch) == 2
+    assert tal("validate", str(planted), "--quarantine", str(precious))[0] == 2
+    assert tal("build", "data=carb", f"data.path={planted}", f"out={precious}")[0] == 2
     assert precious.read_text() == "precious"
     assert sorted(tmp_path.iterdir()) == [planted, precious]
 
 
-def test_build_writes_items_and_what_is_set_aside_and_no_row_is_lost(
-    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_build_writes_items_and_what_is_set_aside_and_no_row_is_lost(planted: Path, tmp_path: Path, tal: Tal) -> None:
     out = tmp_path / "items.jsonl"
-    assert run("build", "data=carb", f"data.path={planted}", f"out={out}", monkeypatch=monkeypatch) == 0
+    status, output, _ = tal("build", "data=carb", f"data.path={planted}", f"out={out}")
+    assert status == 0
+    assert "30 rows = 25 imported (25 items) + 5 set aside" in output
     aside = (tmp_path / "items.quarantine.jsonl").read_text(encoding="utf-8").splitlines()
     items = list(jsonl.read(out))
     assert len(items) + len(aside) == 30
     assert {item.culture for item in items} == {"DE"}
-    assert "30 rows = 25 imported (25 items) + 5 set aside" in capsys.readouterr().out
 
 
-def test_a_strict_build_writes_nothing_where_a_row_has_a_fault(
-    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--strict"], "carb.jsonl:3: error: empty_prompt"),
+        (["data.countries=[DE,TH]"], "data.countries: no items of 'TH'"),
+    ],
+)
+def test_where_a_build_fails_nothing_is_written(
+    planted: Path, tmp_path: Path, tal: Tal, words: list[str], message: str
 ) -> None:
-    words = ["build", "--strict", "data=carb", f"data.path={planted}", f"out={tmp_path / 'items.jsonl'}"]
-    assert run(*words, monkeypatch=monkeypatch) == 2
-    assert f"{planted}:3: error: empty_prompt" in capsys.readouterr().err
-    assert sorted(tmp_path.iterdir()) == [planted]
-
-
-def test_training_on_rows_with_an_error_stops_and_names_the_first(planted: Path) -> None:
-    from think_as_locals.config.checks import load_recipe
-    from think_as_locals.data import load
-
-    data = load_recipe("recipes/tal_grpo.yaml", ["data=carb", f"data.path={planted}"]).data
-    with pytest.raises(DataError, match=r"carb\.jsonl:3: prompt must be a non-blank string"):
-        load(data)
+    status, _, error = tal("build", "data=carb", f"data.path={planted}", f"out={tmp_path / 'items.jsonl'}", *words)
+    assert status == 2
+    assert message in error
+    assert list(tmp_path.iterdir()) == [planted]
 
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -198,34 +190,33 @@ def pair(number: int, **changes: Any) -> dict[str, Any]:
     return {"id": number, "prompt": f"Frage {number}?", "chosen": "ja", "rejected": "nein"} | changes
 
 
-def write_pairs(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return path
+def test_a_strict_build_names_every_fault_of_the_row(tmp_path: Path, tal: Tal) -> None:
+    path = write(tmp_path / "rows.jsonl", [pair(1, prompt="", chosen=None)])
+    status, _, error = tal("build", "--strict", "data=pairs", f"data.path={path}", f"out={tmp_path / 'items.jsonl'}")
+    assert status == 2
+    assert "error: empty_prompt: " in error
+    assert "error: missing_field: " in error
 
 
 @pytest.mark.parametrize("name", ["[red]rows.jsonl", "rows:train:.jsonl", f"{'long_' * 20}.jsonl"])
-def test_the_table_names_files_as_they_are_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    path = write_pairs(tmp_path / name, pair(1, prompt=""))
-    run("validate", str(path), monkeypatch=monkeypatch)
-    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+def test_the_table_names_files_as_they_are_called(tmp_path: Path, tal: Tal, name: str) -> None:
+    _, output, _ = tal("validate", str(write(tmp_path / name, [pair(1, prompt="")])))
+    table = [line for line in output.splitlines() if line.startswith("│")]
     assert "".join(line.split("│")[4].strip() for line in table) == f"{name}:1"
 
 
 def test_faults_are_printed_where_standard_output_cannot_hold_them(tmp_path: Path) -> None:
-    path = write_pairs(tmp_path / os.fsdecode(b"b\xff.jsonl"), pair(1, prompt="", subset="日"))
-    words = [sys.executable, "-c", "from think_as_locals.cli import main; main()", "data", "validate", str(path)]
+    path = write(tmp_path / os.fsdecode(b"b\xff.jsonl"), [pair(1, prompt="", subset="日")])
     for encoding in ("utf-8:strict", "ascii:strict"):
-        done = subprocess.run(words, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding}, check=False)
+        environment = os.environ | {"PYTHONIOENCODING": encoding}
+        done = subprocess.run([*VALIDATE, str(path)], capture_output=True, env=environment, check=False)
         assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
         assert b"b\\udcff.jsonl:1: error: empty_prompt" in done.stdout
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
-    path = write_pairs(tmp_path / "rows.jsonl", *(pair(1, prompt="") for _ in range(3000)))
-    words = [sys.executable, "-c", "from think_as_locals.cli import main; main()", "data", "validate", str(path)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    path = write(tmp_path / "rows.jsonl", [pair(1, prompt="")] * 3000)
+    with subprocess.Popen([*VALIDATE, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stderr
         process.stdout.readline()
@@ -234,51 +225,27 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert process.returncode == 1
 
 
-def test_a_pipe_is_not_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_is_not_read_twice(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="read only once: say --source"):
         recognise(str(tmp_path / "pipe"))
 
 
 @pytest.mark.parametrize("name", ["none/items.jsonl", "items.jsonl.gz", "items.parquet", f"{'x' * 300}.jsonl"])
-def test_what_cannot_be_written_or_read_back_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    path = write_pairs(tmp_path / "rows.jsonl", pair(1))
-    words = ["build", "data=pairs", f"data.path={path}", f"out={tmp_path / name}"]
-    assert run(*words, monkeypatch=monkeypatch) == 2
-    assert f"tal: {tmp_path / name}: " in capsys.readouterr().err
+def test_what_cannot_be_written_or_read_back_is_an_error(tmp_path: Path, tal: Tal, name: str) -> None:
+    path = write(tmp_path / "rows.jsonl", [pair(1)])
+    status, _, error = tal("build", "data=pairs", f"data.path={path}", f"out={tmp_path / name}")
+    assert status == 2
+    assert f"tal: {tmp_path / name}: " in error
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, out = write_pairs(tmp_path / "rows.jsonl", pair(1)), tmp_path / "items.jsonl"
+def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(tmp_path: Path, tal: Tal) -> None:
+    path, out = write(tmp_path / "rows.jsonl", [pair(1)]), tmp_path / "items.jsonl"
     (tmp_path / f".items.jsonl.{os.getpid()}").write_text('{"cut off')
-    assert run("build", "data=pairs", f"data.path={path}", f"out={out}", monkeypatch=monkeypatch) == 0
+    assert tal("build", "data=pairs", f"data.path={path}", f"out={out}")[0] == 0
     assert [item.id for item in jsonl.read(out)] == ["pairs/en/pairs/1"]
     assert sorted(tmp_path.iterdir()) == [out, path]
-
-
-def test_a_country_without_items_is_an_error_and_nothing_is_written(
-    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["build", "data=carb", f"data.path={planted}", f"out={tmp_path / 'o.jsonl'}", "data.countries=[DE,TH]"]
-    assert run(*words, monkeypatch=monkeypatch) == 2
-    assert "data.countries: no items of 'TH'" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [planted]
-
-
-def test_a_strict_build_names_every_fault_of_the_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_pairs(tmp_path / "rows.jsonl", pair(1, prompt="", chosen=None))
-    words = ["build", "--strict", "data=pairs", f"data.path={path}", f"out={tmp_path / 'items.jsonl'}"]
-    assert run(*words, monkeypatch=monkeypatch) == 2
-    said = capsys.readouterr().err
-    assert "error: empty_prompt: " in said
-    assert "error: missing_field: " in said
 
 
 # --- suspicious items ---
@@ -291,11 +258,6 @@ def faults(item: Item, **changes: object) -> list[tuple[str, str]]:
     (outcome,) = examine([Outcome(ROW, (dataclasses.replace(item, **changes),))])  # type: ignore[arg-type]
     assert len(outcome.items) == 1
     return [(str(fault.defect), fault.detail) for fault in outcome.faults]
-
-
-def test_a_sound_item_stays_as_it_is(item: Item) -> None:
-    outcome = Outcome(ROW, (item,))
-    assert list(examine([outcome])) == [outcome]
 
 
 @pytest.mark.parametrize(
@@ -335,8 +297,8 @@ def test_what_only_looks_like_another_turn_is_not_named(item: Item, text: str) -
 
 @pytest.mark.parametrize("text", ["\u200b", "\ufeff\u202e\u2066", "\x00", "\u3164 \u2800"])
 def test_a_text_in_which_nothing_can_be_seen_is_named(item: Item, text: str) -> None:
-    said = faults(item, responses=(text, *item.responses[1:]), best=0)
-    assert said == [("invisible_text", f"the best response is {text!r}")]
+    found = faults(item, responses=(text, *item.responses[1:]), best=0)
+    assert found == [("invisible_text", f"the best response is {text!r}")]
 
 
 @pytest.mark.parametrize("text", ["⠇⠀⠃", "👩\u200d👩", "می\u200cخواهم", "·"])
@@ -344,15 +306,17 @@ def test_a_text_with_something_to_be_seen_is_not(item: Item, text: str) -> None:
     assert faults(item, responses=(text, *item.responses[1:]), best=0) == []
 
 
+GERMAN = "Man verbeugt sich tief und sagt dabei ein paar freundliche Worte."
+
+
 def test_a_text_in_another_language_is_named_with_both(item: Item) -> None:
-    german = "Man verbeugt sich tief und sagt dabei ein paar freundliche Worte."
-    found = faults(item, responses=(german, *item.responses[1:]))
+    assert faults(item) == []
+    found = faults(item, responses=(GERMAN, *item.responses[1:]))
     assert found == [("wrong_language", "the response 0 is in 'de', the row says 'en'")]
-    assert [defect for defect, _ in faults(item, prompt=german)] == ["wrong_language"]
+    assert [defect for defect, _ in faults(item, prompt=GERMAN)] == ["wrong_language"]
 
 
 def test_a_text_that_several_items_of_a_row_share_is_named_once(item: Item) -> None:
-    german = "Man verbeugt sich tief und sagt dabei ein paar freundliche Worte."
-    items = [dataclasses.replace(item, id=str(i), responses=(str(i), german), best=0, origins=()) for i in range(3)]
+    items = [dataclasses.replace(item, id=str(i), responses=(str(i), GERMAN), best=0, origins=()) for i in range(3)]
     (outcome,) = examine([Outcome(ROW, tuple(items))])
-    assert [str(fault.defect) for fault in outcome.faults] == ["wrong_language"]
+    assert defects(outcome) == ["wrong_language"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -18,14 +17,14 @@ from think_as_locals.types import DataError, ModelError, Rollout
 GREEDY = Sampling(max_completion_length=4)
 
 
-@dataclass
 class Echo:
-    """An engine that says what it is asked, last one first; it notes its calls and may be held up."""
+    """An engine that repeats what it is asked, last one first; it notes its calls, and may be held up."""
 
-    calls: list[list[str]] = field(default_factory=list)
-    entered: threading.Event = field(default_factory=threading.Event)
-    go_on: threading.Event = field(default_factory=threading.Event)
-    special_tokens: tuple[str, ...] = ("<|end|>",)
+    special_tokens = ("<|end|>",)
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self.pool, self.calls = pool, list[list[str]]()
+        self.entered, self.go_on = threading.Event(), threading.Event()
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         texts = [messages[0]["content"] for messages in conversations]
@@ -40,6 +39,28 @@ class Echo:
             if text != "forgotten":
                 deliver(place, Rollout(text=f"{text} {sampling.max_completion_length}", finish_reason="stop"))
 
+    def hold(
+        self, batches: MicroBatches, *calls: tuple[str, ...], limits: Sequence[int] = ()
+    ) -> list[Future[list[str]]]:
+        """Calls that come while it is at work on another."""
+        first = self.pool.submit(ask, batches, "first")
+        assert self.entered.wait(10)
+        samplings = [Sampling(max_completion_length=limit) for limit in limits or [4] * len(calls)]
+        asked = zip(calls, samplings, strict=True)
+        waiting = [self.pool.submit(ask, batches, *texts, sampling=sampling) for texts, sampling in asked]
+        while batches._jobs.qsize() < len(calls):
+            time.sleep(0.001)
+        return [first, *waiting]
+
+    def answer(
+        self, batches: MicroBatches, *calls: tuple[str, ...], limits: Sequence[int] = ()
+    ) -> list[Future[list[str]]]:
+        """As `hold`; then it goes on."""
+        first, *waiting = self.hold(batches, *calls, limits=limits)
+        self.go_on.set()
+        assert first.result(10) == ["first 4"]
+        return waiting
+
 
 def ask(batches: MicroBatches, *texts: str, sampling: Sampling = GREEDY) -> list[str]:
     conversations = [[{"role": "user", "content": text}] for text in texts]
@@ -47,37 +68,24 @@ def ask(batches: MicroBatches, *texts: str, sampling: Sampling = GREEDY) -> list
 
 
 @pytest.fixture
-def echo() -> Echo:
-    return Echo()
+def echo() -> Iterator[Echo]:
+    with ThreadPoolExecutor(32) as pool:
+        yield Echo(pool)
 
 
 @pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(32) as pool:
-        yield pool
+def batches(echo: Echo) -> Iterator[MicroBatches]:
+    """Without a window."""
+    batches = MicroBatches(echo, window_s=0.0, max_size=10)
+    yield batches
+    batches.close()
 
 
-def while_busy(
-    batches: MicroBatches, echo: Echo, pool: ThreadPoolExecutor, *asked: Callable[[], list[str]]
-) -> list[Future[list[str]]]:
-    """Calls that come while the engine is at work on another; then it goes on."""
-    first = pool.submit(ask, batches, "first")
-    assert echo.entered.wait(10)
-    waiting = [pool.submit(call) for call in asked]
-    while batches._jobs.qsize() < len(asked):
-        time.sleep(0.001)
-    echo.go_on.set()
-    assert first.result(10) == ["first 4"]
-    return waiting
-
-
-def test_calls_within_the_window_are_one_call_and_each_gets_its_own_replies(
-    echo: Echo, pool: ThreadPoolExecutor
-) -> None:
+def test_calls_within_the_window_are_one_call_and_each_gets_its_own_replies(echo: Echo) -> None:
     echo.go_on.set()
     batches = MicroBatches(echo, window_s=0.5, max_size=24)
     asked = [[f"{i}.{j}" for j in range(i % 3 + 1)] for i in range(12)]
-    found = list(pool.map(lambda texts: ask(batches, *texts), asked))
+    found = list(echo.pool.map(lambda texts: ask(batches, *texts), asked))
     assert found == [[f"{text} 4" for text in texts] for texts in asked]
     assert [sorted(call) for call in echo.calls] == [sorted(text for texts in asked for text in texts)]
     assert batches.special_tokens == ("<|end|>",)
@@ -85,63 +93,46 @@ def test_calls_within_the_window_are_one_call_and_each_gets_its_own_replies(
 
 
 def test_without_a_window_calls_that_come_while_the_engine_is_busy_go_together(
-    echo: Echo, pool: ThreadPoolExecutor
+    echo: Echo, batches: MicroBatches
 ) -> None:
-    batches = MicroBatches(echo, window_s=0.0, max_size=100)
-    waiting = while_busy(batches, echo, pool, *[lambda i=i: ask(batches, str(i)) for i in range(9)])
+    waiting = echo.answer(batches, *[(str(i),) for i in range(9)])
     assert [each.result(10) for each in waiting] == [[f"{i} 4"] for i in range(9)]
     assert [len(call) for call in echo.calls] == [1, 9]
-    batches.close()
 
 
-def test_a_batch_is_no_longer_than_it_may_be_and_a_call_is_never_divided(echo: Echo, pool: ThreadPoolExecutor) -> None:
-    batches = MicroBatches(echo, window_s=0.0, max_size=4)
-    waiting = while_busy(batches, echo, pool, *[lambda: ask(batches, "a", "b", "c")] * 4)
-    assert all(each.result(10) == ["a 4", "b 4", "c 4"] for each in waiting)
-    assert [len(call) for call in echo.calls] == [1, 6, 6]
-    batches.close()
+def test_a_batch_is_no_longer_than_it_may_be_and_a_call_is_never_divided(echo: Echo, batches: MicroBatches) -> None:
+    waiting = echo.answer(batches, *[tuple("abcdef")] * 4)
+    assert all(each.result(10) == [f"{text} 4" for text in "abcdef"] for each in waiting)
+    assert [len(call) for call in echo.calls] == [1, 12, 12]
 
 
-def test_calls_that_sample_otherwise_are_calls_of_their_own(echo: Echo, pool: ThreadPoolExecutor) -> None:
-    batches = MicroBatches(echo, window_s=0.0, max_size=100)
-    longer = Sampling(max_completion_length=9)
-    waiting = while_busy(
-        batches, echo, pool, *[lambda: ask(batches, "x"), lambda: ask(batches, "x", sampling=longer)] * 2
-    )
+def test_calls_that_sample_otherwise_are_calls_of_their_own(echo: Echo, batches: MicroBatches) -> None:
+    waiting = echo.answer(batches, *[("x",)] * 4, limits=[4, 9, 4, 9])
     assert [each.result(10) for each in waiting] == [["x 4"], ["x 9"]] * 2
     assert sorted(map(len, echo.calls)) == [1, 2, 2]
-    batches.close()
 
 
-@pytest.mark.parametrize(("bad", "kind"), [("broken", "ValueError"), ("forgotten", "KeyError")])
-def test_what_the_engine_cannot_take_fails_alone(echo: Echo, pool: ThreadPoolExecutor, bad: str, kind: str) -> None:
-    batches = MicroBatches(echo, window_s=0.0, max_size=100)
-    texts = ["a", bad, "b"]
-    good, fails, other = while_busy(batches, echo, pool, *[lambda text=text: ask(batches, text) for text in texts])
+@pytest.mark.parametrize(
+    ("bad", "kind", "message"),
+    [
+        ("broken", ModelError, "the engine failed: ValueError"),
+        ("forgotten", ModelError, "the engine failed: KeyError"),
+        ("too long", DataError, "longer than the model's context"),  # the caller's fault
+    ],
+)
+def test_what_the_engine_cannot_take_fails_alone(
+    echo: Echo, batches: MicroBatches, bad: str, kind: type[Exception], message: str
+) -> None:
+    good, fails, other = echo.answer(batches, ("a",), (bad,), ("b",))
     assert (good.result(10), other.result(10)) == (["a 4"], ["b 4"])
-    with pytest.raises(ModelError, match=f"the engine failed: {kind}"):
+    with pytest.raises(kind, match=message):
         fails.result(10)
     assert ask(batches, "after") == ["after 4"]
-    batches.close()
 
 
-def test_what_a_caller_is_at_fault_for_is_said_as_it_is(echo: Echo, pool: ThreadPoolExecutor) -> None:
-    batches = MicroBatches(echo, window_s=0.0, max_size=100)
-    good, fails = while_busy(batches, echo, pool, *[lambda t=t: ask(batches, t) for t in ("a", "too long")])
-    assert good.result(10) == ["a 4"]
-    with pytest.raises(DataError, match="longer than the model's context"):
-        fails.result(10)
-    batches.close()
-
-
-def test_closing_ends_what_is_in_flight_and_refuses_the_rest(echo: Echo, pool: ThreadPoolExecutor) -> None:
-    batches = MicroBatches(echo, window_s=0.0, max_size=100)
-    first = pool.submit(ask, batches, "first")
-    assert echo.entered.wait(10)
-    waiting = pool.submit(ask, batches, "waiting")
-    while not batches._jobs.qsize():
-        time.sleep(0.001)
-    closing = pool.submit(batches.close)
+def test_closing_ends_what_is_in_flight_and_refuses_the_rest(echo: Echo, batches: MicroBatches) -> None:
+    first, waiting = echo.hold(batches, ("waiting",))
+    closing = echo.pool.submit(batches.close)
     while not batches._closed:
         time.sleep(0.001)
     with pytest.raises(ModelError, match="the server is stopping"):

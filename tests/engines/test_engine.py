@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Iterator
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import launch
+from loopback import Answer, Received, answering
 from reward_models.tiny import a_tokenizer, an_item
 
 from think_as_locals.engines import Chat, eos_token_ids
@@ -64,10 +62,6 @@ def test_a_system_turn_that_the_template_takes_stays_one() -> None:
     assert text == f"<|system|>{system['content']}<|user|>{user['content']}<|assistant|>"
 
 
-def test_no_conversations_are_no_tokens() -> None:
-    assert Chat(a_tokenizer()).encode([]) == []
-
-
 @pytest.mark.parametrize(("declared", "own", "ends"), [(None, None, set()), (3, None, {3}), ([3, 4], 5, {3, 4, 5})])
 def test_ends_are_those_that_are_known(declared: int | list[int] | None, own: int | None, ends: set[int]) -> None:
     config, tokenizer = SimpleNamespace(eos_token_id=declared), SimpleNamespace(eos_token_id=own)
@@ -106,35 +100,12 @@ assert "torch" not in sys.modules
 """
 
 
-class _Hub(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def _answer(self, body: bool) -> None:
-        content = FILES.get(self.path, "").encode()
-        self.send_response(200 if content else 404)
-        if not content:
-            self.send_header("X-Error-Code", "RepoNotFound" if "gone" in self.path else "EntryNotFound")
-        self.send_header("ETag", f'"{sha256(content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", "0" * 40)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def hub() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+def hub(request: Received) -> Answer:
+    content = FILES.get(request.path, "")
+    headers = {"ETag": f'"{sha256(content.encode()).hexdigest()}"', "X-Repo-Commit": "0" * 40}
+    if content:
+        return 200, content, headers
+    return 404, "", {**headers, "X-Error-Code": "RepoNotFound" if "gone" in request.path else "EntryNotFound"}
 
 
 def load_judges(home: Path, **environment: str) -> list[Any]:
@@ -144,10 +115,11 @@ def load_judges(home: Path, **environment: str) -> list[Any]:
     return answers
 
 
-def test_settings_and_tokens_come_of_the_hub_and_of_its_cache_without_it(hub: str, tmp_path: Path) -> None:
-    online = load_judges(tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="0")
+def test_settings_and_tokens_come_from_the_hub_and_offline_from_its_cache(tmp_path: Path) -> None:
+    with answering(hub) as url:
+        online = load_judges(tmp_path, HF_ENDPOINT=url, HF_HUB_OFFLINE="0")
     judge, chat_model, gone, named, short, changed = online
-    common = [*CHAT_TOKENS]  # of a tokenizer that cannot be looked into
+    common = [*CHAT_TOKENS]  # where there is no tokenizer.json
     assert judge == ["compact", 3, ["<|end|>"], "owner/judge"]
     assert chat_model == ["listwise", 0, common, "owner/chat-model"]
     assert "'owner/gone' is no directory, and the Hub gives no tal_judge.json of it (RepositoryNotFoundError)" in gone
@@ -155,7 +127,7 @@ def test_settings_and_tokens_come_of_the_hub_and_of_its_cache_without_it(hub: st
     assert named == ["compact", 0, common, "owner/gone"]
     assert short == ["listwise", 0, common, "judge"]
     assert changed == ["compact", 9, ["<|end|>"], "owner/judge"]
-    offline = load_judges(tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")
+    offline = load_judges(tmp_path, HF_HUB_OFFLINE="1")
     assert offline[:2] == online[:2]  # that a file is missing is known as well
     assert "(LocalEntryNotFoundError)" in offline[2]
     assert offline[3:] == online[3:]
@@ -170,14 +142,21 @@ def test_files_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(FILES["/owner/judge/resolve/main/tokenizer.json"])
     assert model_file(str(tmp_path), "tokenizer.json") == tmp_path / "tokenizer.json"
     assert special_tokens(str(tmp_path)) == ("<|end|>",)
-    assert control_tokens(tmp_path, "tokenizer_config.json", json.dumps({"chat_template": "{{ m.split('</think>') }}"}))
-    assert control_tokens(tmp_path, "chat_template.jinja", "{{ m.split('</think>') }}")
-    assert not control_tokens(tmp_path, "chat_template.jinja", "{{ m }}")
     with pytest.raises(ModelError, match="'no name of a model' is no directory"):
         model_file("no name of a model", "tal_judge.json")
 
 
-def control_tokens(folder: Path, name: str, content: str) -> bool:
-    """Whether a served judge knows that its template cuts at a mark that is no special token."""
-    (folder / name).write_text(content)
-    return special_tokens(str(folder)) == ("</think>", "<|end|>")
+@pytest.mark.parametrize(
+    ("name", "content", "marks"),
+    [
+        ("tokenizer_config.json", json.dumps({"chat_template": "{{ m.split('</think>') }}"}), ("</think>",)),
+        ("chat_template.jinja", "{{ m.split('</think>') }}", ("</think>",)),
+        ("chat_template.jinja", "{{ m }}", ()),
+    ],
+)
+def test_a_served_judges_template_shows_marks_that_are_no_special_tokens(
+    tmp_path: Path, name: str, content: str, marks: tuple[str, ...]
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(FILES["/owner/judge/resolve/main/tokenizer.json"])
+    (tmp_path / name).write_text(content)
+    assert special_tokens(str(tmp_path)) == (*marks, "<|end|>")

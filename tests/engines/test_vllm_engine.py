@@ -17,42 +17,36 @@ from think_as_locals.data.sources import jsonl
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = str(ROOT / "tests" / "engines" / "vllm_process.py")
 
-
-@pytest.fixture(scope="module")
-def found(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a process with vLLM and transformers found on 100 items."""
-    config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
-    items = tmp_path_factory.mktemp("vllm") / "items.jsonl"
-    splits = load(config.data, config.seed)
-    jsonl.write([*splits.test, *splits.train][:100], items)
-    done = launch(sys.executable, SCRIPT, str(small_run), str(items))
+def measured(task: str, argument: Path, output: Path) -> dict[str, Any]:
+    done = launch(sys.executable, str(ROOT / "tests" / "engines" / "vllm_process.py"), task, str(argument), str(output))
     assert done.returncode == 0, done.stderr
-    return json.loads(items.with_suffix(".json").read_text())
+    found: dict[str, Any] = json.loads(output.with_suffix(".result.json").read_text())
+    return found
 
 
-def test_vllm_writes_what_transformers_writes_on_100_items(found: dict[str, Any]) -> None:
-    vllm, transformers = found["vllm"]["texts"], found["transformers"]["texts"]
-    assert len(vllm) == 96  # as many as there are
-    same = [a == b for a, b in zip(vllm, transformers, strict=True)]
+def share_alike(texts: list[str], others: list[str]) -> float:
+    return sum(a == b for a, b in zip(texts, others, strict=True)) / len(texts)
+
+
+def test_vllm_writes_what_transformers_writes_and_is_as_sure_of_its_verdicts(small_run: Path, tmp_path: Path) -> None:
+    config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
+    splits = load(config.data, config.seed)
+    jsonl.write([*splits.test, *splits.train][:100], tmp_path / "items.jsonl")
+    found = measured("compare", small_run / "model", tmp_path / "items.jsonl")
+    texts, labels = found["texts"], found["labels"]
+    assert len(texts["vllm"]) == min(100, len(splits.test) + len(splits.train))
     # Two kernels may round a tie differently; a wrong weight or prompt would change nearly all.
-    assert sum(same) >= 0.98 * len(same)
-
-
-def test_vllm_is_as_sure_of_its_verdicts_as_transformers(found: dict[str, Any]) -> None:
-    of_vllm, of_transformers = found["vllm"]["labels"], found["transformers"]["labels"]
-    assert len(of_vllm) == 24
-    assert sum(bool(labels) for labels in of_vllm) >= 16
-    for vllm, transformers in zip(of_vllm, of_transformers, strict=True):
+    assert share_alike(texts["vllm"], texts["transformers"]) >= 0.98
+    assert sum(map(bool, labels["vllm"])) >= 16
+    for vllm, transformers in zip(labels["vllm"], labels["transformers"], strict=True):
         assert vllm == pytest.approx(transformers, abs=1e-4)
 
 
-def test_a_weight_sync_changes_the_samples_to_the_policys(found: dict[str, Any]) -> None:
-    texts = found["sync"]
+def test_a_weight_sync_changes_the_samples_to_the_policys(small_run: Path, tmp_path: Path) -> None:
+    texts = measured("sync", small_run, tmp_path / "sync")
     assert texts["after"] != texts["before"]
-    same = [a == b for a, b in zip(texts["after"], texts["policy"], strict=True)]
-    assert sum(same) >= 0.95 * len(same)
+    assert share_alike(texts["after"], texts["policy"]) >= 0.95
 
 
 def test_the_quick_start_runs_with_vllm(tmp_path: Path) -> None:
@@ -61,8 +55,8 @@ def test_the_quick_start_runs_with_vllm(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "vllm" / "carb" / "step-2.json").read_text())["n"] == 4
     logged = [json.loads(line) for line in (tmp_path / "vllm" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in logged if "reward" in line]
+    assert len(steps) == 2
     # vLLM's log-probabilities and the trainer's agree: TRL logs their difference.
-    gaps = [line["sampling/sampling_logp_difference/max"] for line in logged if "reward" in line]
-    assert len(gaps) == 2
-    assert max(gaps) < 1e-3
-    assert all(line["rollout/probe_difference"] < 1e-3 for line in logged if "reward" in line)
+    assert max(line["sampling/sampling_logp_difference/max"] for line in steps) < 1e-3
+    assert all(line["rollout/probe_difference"] < 1e-3 for line in steps)

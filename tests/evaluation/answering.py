@@ -57,8 +57,8 @@ class Hashing:
         for place in reversed(range(len(requests))):
             time.sleep(self.pause)
             self.asked.append(requests[place])
-            said = f"{company}|{requests[place].item.prompt}|{requests[place].responses[0]}"
-            keep(place, {"score": int(hashlib.sha256(said.encode()).hexdigest()[:12], 16) / 7})
+            text = f"{company}|{requests[place].item.prompt}|{requests[place].responses[0]}"
+            keep(place, {"score": int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) / 7})
 
     def score_requests(self, item: Item) -> list[Request]:
         return self.requests(item)

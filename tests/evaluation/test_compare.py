@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Tal
 from evaluation.judged import CULTURES, Right, flip_items, judge_all, measure
 from rich.console import Console
 from statsmodels.stats.multitest import multipletests
 
-from think_as_locals.cli import main
 from think_as_locals.evaluation.compare import Comparison, compare, read, table
 from think_as_locals.evaluation.scored import ItemCredit, item_credits
 from think_as_locals.evaluation.statistics import mcnemar
@@ -152,13 +152,33 @@ def test_an_item_that_was_judged_in_several_orders_counts_once(tmp_path: Path) -
     assert [j.credit for j in item_credits([*once, *turned])] == [0.5] * 96
 
 
-def rows(made: Sequence[ScoredItem], change: Callable[[dict[str, Any]], None]) -> bytes:
-    written = [p.row() for p in made]
-    change(written[0])
-    return parquet(written)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"best": "Z"}, "substring not found"),
+        ({"credit": 5.0}, r"item .*credit must be in \[0, 1\] .*, got 5.0"),
+        ({"credit": float("nan")}, "item .*got nan"),
+        ({"credit": None}, "item .*got None"),
+        ({"verdict": "C"}, "item .*verdict must be one of A, B or none, got 'C'"),
+        ({"id": ITEMS[1].id}, "several items are called"),
+    ],
+)
+def test_a_table_with_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    first, *rest = (p.row() for p in predictions(lambda _: True))
+    (tmp_path / "step-1.parquet").write_bytes(parquet([first | change, *rest]))
+    with pytest.raises(DataError, match=rf"step-1\.parquet: .*{message}"):
+        read(tmp_path / "step-1.parquet")
 
 
-def test_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("column", ["source", "completion"])
+def test_a_table_without_a_column_is_named(tmp_path: Path, column: str) -> None:
+    rows = [{k: v for k, v in p.row().items() if k != column} for p in predictions(lambda _: True)]
+    (tmp_path / "step-1.parquet").write_bytes(parquet(rows))
+    with pytest.raises(DataError, match=f"lacks {column}; measure again"):
+        read(tmp_path / "step-1.parquet")
+
+
+def test_a_run_without_a_table_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no carb/step-N.json; expected the folder of a run"):
         read(tmp_path)
     with pytest.raises(DataError, match=r"gone\.parquet: not a readable table"):
@@ -168,85 +188,46 @@ def test_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"expected the folder of a run that trained a judge, or {table}"):
         read(evaluation)
     assert read(evaluation / "carb/mine.json") == read(table)  # what `tal leaderboard` and people name it by
-    made, path = predictions(lambda _: True), tmp_path / "step-1.parquet"
-    path.write_bytes(parquet([{k: v for k, v in p.row().items() if k != "source"} for p in made]))
-    with pytest.raises(DataError, match=r"lacks source; measure again"):
-        read(path)
-    path.write_bytes(rows(made, lambda row: row.update(best="Z")))
-    with pytest.raises(DataError, match=r"step-1\.parquet"):
-        read(path)
-    path.write_bytes(parquet([{k: v for k, v in p.row().items() if k != "completion"} for p in made]))
-    with pytest.raises(DataError, match=r"lacks completion; measure again"):
-        read(path)
-    for change, said in (
-        ({"credit": 5.0}, r"credit must be in \[0, 1\] .*, got 5.0"),
-        ({"credit": float("nan")}, "got nan"),
-        ({"credit": None}, "got None"),
-        ({"verdict": "C"}, "verdict must be one of A, B or none, got 'C'"),
-    ):
-        path.write_bytes(rows(made, lambda row, change=change: row.update(change)))
-        with pytest.raises(DataError, match=rf"step-1\.parquet: item .*{said}"):
-            read(path)
-    path.write_bytes(rows(made, lambda row: row.update(id=made[1].item.id)))
-    with pytest.raises(DataError, match=r"several items are called"):
-        read(path)
 
 
 # --- the table ---
 
 
+def printed(comparisons: Sequence[Comparison], title: str, width: int = 220) -> str:
+    console = Console(markup=False, highlight=False, record=True, width=width)
+    console.print(table(comparisons).terminal(title))
+    return console.export_text()
+
+
 def test_the_table_holds_n_accuracies_interval_p_and_what_can_be_shown() -> None:
     a, b = credited(lambda i, _: i % 4 == 0), credited(lambda i, _: i % 4 > 0)
-    console = Console(markup=False, highlight=False, record=True, width=220)
-    console.print(table(compare(a, b, "culture")).terminal("A: runs/one\nB: runs/two"))
-    text = console.export_text()
+    text = printed(compare(a, b, "culture"), "A: runs/one\nB: runs/two")
     row = next(line for line in text.splitlines() if "all items" in line)
     for cell in ("96", "25.0 [", "75.0 [", "+50.0 [+", "< 0.001"):
         assert cell in row
     assert "runs/one" in text
     assert "runs/two" in text
     assert sum(f" {culture} " in text for culture in CULTURES) == 4
+    assert "…" not in printed(compare(a, b, "domain"), "one", width=80)  # a narrow terminal cuts no figure
 
 
-def test_a_narrow_terminal_cuts_no_figure() -> None:
-    a, b = credited(lambda i, _: i % 4 == 0), credited(lambda i, _: i % 4 > 0)
-    console = Console(markup=False, highlight=False, record=True, width=80)
-    console.print(table(compare(a, b, "domain")).terminal("one"))
-    assert "…" not in console.export_text()
-
-
-def test_text_of_data_is_no_markup() -> None:
-    run = [ItemCredit(dataclasses.replace(j.item, domain="[red]"), j.credit) for j in credited(lambda i, _: i % 2)]
-    console = Console(markup=False, highlight=False, record=True, width=220)
-    console.print(table(compare(run, run, "domain")).terminal("[bold]a"))
-    assert "[red]" in (text := console.export_text())
-    assert "[bold]a" in text
-
-
-def test_nothing_in_data_is_an_order_to_the_terminal() -> None:
-    domain = "a\x1b[2J\x9b31m\u202e"
+def test_nothing_in_data_is_markup_or_acts_on_the_terminal() -> None:
+    domain = "[red]a\x1b[2J\x9b31m\u202e"
     run = [ItemCredit(dataclasses.replace(j.item, domain=domain), j.credit) for j in credited(lambda i, _: i % 2)]
-    console = Console(markup=False, highlight=False, record=True, width=220)
-    console.print(table(compare(run, run, "domain")).terminal("\x1b]0;title\x07"))
-    shown = console.export_text()
-    assert not set("\x1b\x9b\x07\u202e") & set(shown)
-    assert r"a\x1b[2J\x9b31m\u202e" in shown
+    text = printed(compare(run, run, "domain"), "[bold]\x1b]0;title\x07")
+    assert not set("\x1b\x9b\x07\u202e") & set(text)
+    assert r"[red]a\x1b[2J\x9b31m\u202e" in text
+    assert "[bold]" in text
 
 
-def test_the_command_shows_the_table_or_says_why_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_table_or_why_there_is_none(tmp_path: Path, tal: Tal) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     measure(one, 5, predictions(lambda i: i % 2 == 0))
     measure(two, 5, predictions(lambda i: i % 4 != 0))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("sys.argv", ["tal", "compare", str(one), str(two), "--by", "domain"])
-    main()
-    shown = capsys.readouterr().out
-    assert "all items" in shown
-    assert "safety" in shown
+    done = tal("compare", str(one), str(two), "--by", "domain")
+    assert "all items" in done.out
+    assert "safety" in done.out
     measure(two, 5, predictions(lambda _: True, items=ITEMS[:90]))
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "tal: the runs are over different items: 6 only in the first" in capsys.readouterr().err
+    done = tal("compare", str(one), str(two), "--by", "domain")
+    assert done.status == 2
+    assert "tal: the runs are over different items: 6 only in the first" in done.err

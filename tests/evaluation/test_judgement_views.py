@@ -1,4 +1,4 @@
-"""What a person sees of a judgement, and that nothing a model or a stranger wrote acts on the terminal."""
+"""A judgement in a terminal and as JSON; nothing that a model or a stranger wrote acts on the terminal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from items import make_item
 from rich.console import Console, RenderableType
 
 from think_as_locals.evaluation.judgement_views import judgement_record, judgement_view, scores_record, scores_view
@@ -17,13 +18,12 @@ from think_as_locals.judging import RULES, parse, shuffle_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.types import Criterion, Item, Rubric
 
-RUBRIC = Rubric(
-    (
-        Criterion(50, "Custom", "People there really do this."),
-        Criterion(30, "Place", "It belongs there and not elsewhere."),
-        Criterion(20, "[b]Fit[/b]", "It answers the question :smile:."),
-    )
+CRITERIA = (
+    Criterion(50, "Custom", "People there really do this."),
+    Criterion(30, "Place", "It belongs there and not elsewhere."),
+    Criterion(20, "[b]Fit[/b]", "It answers the question :smile:."),
 )
+RUBRIC = Rubric(CRITERIA)
 
 JUDGED = """\
 ──────────────────── greeting-th ─────────────────────
@@ -45,7 +45,7 @@ Verdict: D, your response 2: With palms pressed
 together.
 """
 
-UNREAD = """\
+WITHOUT_VERDICT = """\
 No verdict
 - finished: the completion has to end by itself, not
 at the token limit
@@ -93,9 +93,9 @@ def test_a_judgement_shows_rubric_analysis_and_the_verdict_by_the_callers_own_re
 
 def test_without_a_verdict_every_issue_is_explained_and_the_completion_shown(item: Item) -> None:
     rubric = write(RUBRIC, "x", 0).partition("\n<analysis>")[0]
-    said = drawn(judgement_view(predicted(item, rubric, "length")))
-    assert UNREAD in said
-    assert said.endswith("</rubric>\n")
+    output = drawn(judgement_view(predicted(item, rubric, "length")))
+    assert WITHOUT_VERDICT in output
+    assert output.endswith("</rubric>\n")
 
 
 def test_scores_are_shown_beside_the_callers_own_responses(item: Item) -> None:
@@ -108,14 +108,14 @@ def test_scores_are_shown_beside_the_callers_own_responses(item: Item) -> None:
     }
 
 
-def test_a_machine_is_told_indices_of_the_callers_own_responses(item: Item) -> None:
+def test_a_record_has_indices_of_the_callers_own_responses(item: Item) -> None:
     record = json.loads(json.dumps(judgement_record(judged(item))))
     assert (record["id"], record["verdict"], record["shown"], record["issues"]) == ("greeting-th", 1, [2, 0, 3, 1], [])
     assert record["rubric"][0] == {"weight": 50, "name": "Custom", "description": "People there really do this."}
     assert parse(record["completion"], 4).analysis == record["analysis"]
-    unread = judgement_record(predicted(item, "nonsense"))
-    assert (unread["verdict"], unread["rubric"], unread["analysis"]) == (None, None, None)
-    assert set(unread["issues"]) <= set(RULES)
+    failed = judgement_record(predicted(item, "nonsense"))
+    assert (failed["verdict"], failed["rubric"], failed["analysis"]) == (None, None, None)
+    assert set(failed["issues"]) <= set(RULES)
 
 
 @pytest.mark.parametrize(
@@ -143,21 +143,11 @@ def test_no_control_character_reaches_the_terminal(text: str) -> None:
 
 def test_prompt_responses_rubric_analysis_and_completion_are_all_made_plain() -> None:
     evil = "\x1b[31mno"
-    item = Item(
-        id=evil,
-        prompt=evil,
-        responses=(f"{evil}1", f"{evil}2"),
-        best=0,
-        culture=evil,
-        language="en",
-        domain="value",
-        group="g",
-        source="mine",
-    )
+    item = make_item(id=evil, prompt=evil, responses=(f"{evil}1", f"{evil}2"), culture=evil)
     rubric = Rubric(tuple(Criterion(weight, f"{evil}{weight}", evil) for weight in (50, 30, 20)))
     for text in (write(rubric, evil, 0), f"nonsense {evil}"):
         prediction = ScoredItem(item=item, presented=shuffle_responses(item), judgement=parse(text, 2))
-        said = drawn(judgement_view(prediction), width=200)
-        assert "\x1b" not in said
-        assert said.count(r"\x1b[31mno") >= 6
+        output = drawn(judgement_view(prediction), width=200)
+        assert "\x1b" not in output
+        assert output.count(r"\x1b[31mno") >= 6
     assert "\x1b" not in drawn(scores_view(item, [0.0, 1.0]), width=200)

@@ -1,15 +1,23 @@
-"""What pages share: the heat map's scale, and JSON that no text can break out of."""
+"""What pages share: no text is HTML, nothing is loaded, one script is admitted; scales, and JSON in a script."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
+from evaluation.conftest import EVIL
+from evaluation.judged import flip_items, judge_all, measure
+from html_page import Page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from think_as_locals.evaluation.leaderboard import write_leaderboard
 from think_as_locals.evaluation.pages import axis, embedded, read_settings, shade, templates
+from think_as_locals.evaluation.report import write_report
 from think_as_locals.runtime.files import read_json
 from think_as_locals.types import DataError
 
@@ -56,3 +64,51 @@ def test_settings_that_are_not_there_are_none(tmp_path: Path) -> None:
     (tmp_path / "torn.json").write_text('{"a"')
     with pytest.raises(DataError, match=r"torn\.json: not JSON"):
         read_json(tmp_path / "torn.json")
+
+
+@pytest.fixture(params=["report", "leaderboard"])
+def page(request: pytest.FixtureRequest, evil: Path, tmp_path: Path) -> Path:
+    """A page about hostile texts."""
+    if request.param == "leaderboard":
+        return write_leaderboard([evil], tmp_path)
+    items = flip_items(prompt=EVIL, response=EVIL)
+    measure(tmp_path, 0, judge_all(lambda _: False, items, EVIL), dataset=EVIL)
+    measure(tmp_path, 5, judge_all(lambda i: i % 3 == 0, items, EVIL), dataset=EVIL)
+    for name in ("config.yaml", "environment.json"):
+        (tmp_path / name).write_bytes((evil / name).read_bytes())
+    return write_report(tmp_path)
+
+
+def test_no_text_is_html_and_nothing_is_loaded(page: Path) -> None:
+    found = Page(page)
+    assert [attrs.get("type") for attrs in found.all("script")] in ([None], ["application/json", None])
+    assert not any(found.all(tag) for tag in ("img", "link"))
+    assert not any(name.startswith("on") or name == "src" for _, attrs in found.tags for name in attrs)
+    assert all((attrs["href"] or "").startswith("#") for attrs in found.all("a"))
+    assert not re.search(r"https?:|@import|url\(|innerHTML", found.source)
+    assert "alert(1)" in found.text
+
+
+def test_the_policy_admits_the_one_script(page: Path) -> None:
+    found = Page(page)
+    (script,) = re.findall(r"<script>(.*?)</script>", found.source, re.DOTALL)
+    policy = found.all("meta")[1]["content"] or ""
+    assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
+    assert "default-src 'none'" in policy
+
+
+def test_headers_have_a_scope_and_the_page_its_landmarks(page: Path) -> None:
+    found = Page(page)
+    assert {attrs.get("scope") for attrs in found.all("th")} == {"col", "row"}
+    assert [len(found.all(tag)) for tag in ("header", "main", "nav")] == [1, 1, 1]
+
+
+def test_the_same_run_gives_the_same_files(tmp_path: Path) -> None:
+    original_run, files = tmp_path / "run", []
+    measure(original_run, 5, judge_all(lambda i: i % 2, flip_items()))
+    for _ in range(2):
+        page = write_leaderboard([original_run], tmp_path / "out")
+        files.append([path.read_bytes() for path in sorted(page.parent.iterdir())])
+        files[-1].append(write_report(original_run).read_bytes())
+    assert len(files[0]) == 4
+    assert files[0] == files[1]

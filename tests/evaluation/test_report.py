@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
 import json
 import re
 import shutil
@@ -18,8 +16,6 @@ from items import make_item
 from think_as_locals.evaluation.report import BeforeAfter, choose, write_report
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.types import DataError, Item
-
-EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 
 ITEMS = flip_items()
 
@@ -125,49 +121,8 @@ def test_judgements_pair_the_same_item_and_name_the_outcome(run: Path) -> None:
     assert {attrs.get("data-filter") for attrs in page.all("select")} == {"outcome", "culture", "domain"}
 
 
-def test_text_of_data_and_judges_is_escaped(tmp_path: Path) -> None:
-    run = tmp_path / "evil"
-    evil = flip_items(prompt=EVIL, response=EVIL)
-    measure(run, 0, judge_all(lambda _: False, evil, EVIL), dataset=EVIL)
-    measure(run, 5, judge_all(lambda i: i % 3 == 0, evil, EVIL), dataset=EVIL)
-    (run / "config.yaml").write_text(f"x: {EVIL}\n")
-    (run / "environment.json").write_text(json.dumps({EVIL: EVIL}))
-    page = Page(write_report(run))
-    assert len(page.all("script")) == 1
-    assert not page.all("img")
-    assert "alert(1)" in page.text
-    assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
-
-
-def test_page_loads_nothing(run: Path) -> None:
-    page = Page(write_report(run))
-    assert not page.all("link")
-    assert not any("src" in attrs for _, attrs in page.tags)
-    assert all((attrs["href"] or "").startswith("#") for attrs in page.all("a"))
-    assert not re.search(r"https?:|@import|url\(", page.source)
-
-
-def test_policy_admits_the_one_script(run: Path) -> None:
-    page = Page(write_report(run))
-    script = re.search(r"<script>(.*?)</script>", page.source, re.DOTALL)
-    assert script
-    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in (page.all("meta")[1]["content"] or "")
-
-
-def test_table_headers_have_a_scope(run: Path) -> None:
-    page = Page(write_report(run))
-    assert {attrs.get("scope") for attrs in page.all("th")} == {"col", "row"}
-    assert [len(page.all(tag)) for tag in ("header", "main", "nav")] == [1, 1, 1]
-
-
-def test_same_run_gives_the_same_page(run: Path) -> None:
-    first = write_report(run).read_bytes()
-    assert write_report(run).read_bytes() == first
-
-
 @pytest.mark.parametrize(
-    ("gone", "said"),
+    ("gone", "message"),
     [
         ("metrics.jsonl", "No GRPO rewards"),
         ("config.yaml", "No config.yaml"),
@@ -177,9 +132,9 @@ def test_same_run_gives_the_same_page(run: Path) -> None:
         ("carb/step-20.parquet", "No carb/step-20.parquet"),
     ],
 )
-def test_a_missing_file_is_named(run: Path, gone: str, said: str) -> None:
+def test_a_missing_file_is_named(run: Path, gone: str, message: str) -> None:
     (run / gone).unlink()
-    assert said in Page(write_report(run)).text
+    assert message in Page(write_report(run)).text
 
 
 def test_one_measurement_is_enough(tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 from reward_models.tiny import ITEMS, write_language_model
 
@@ -21,6 +24,7 @@ from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import environment
 from think_as_locals.types import Item
 
+REPO = "people/judge"
 SECONDS = {"sft": 1800.0, "grpo": 3600.0}
 
 
@@ -75,4 +79,19 @@ def content_of(push: Push) -> dict[str, bytes]:
 
 
 def card_of(run: Path, *evaluations: Path, model: str | None = None) -> str:
-    return content_of(prepare(run, "people/judge", model=model, evaluations=evaluations))["README.md"].decode()
+    return content_of(prepare(run, REPO, model=model, evaluations=evaluations))["README.md"].decode()
+
+
+def download(contents: Mapping[str, bytes | Path], folder: Path) -> Path:
+    """Write the files of a repository into a folder."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.read_bytes() if isinstance(content, Path) else content)
+    return folder
+
+
+def refused(error: type[Exception], match: str, run: Path, repo: str = REPO, **options: Any) -> str:
+    """The message with which a run is not prepared for a push."""
+    with pytest.raises(error, match=match) as raised:
+        prepare(run, repo, **options)
+    return str(raised.value)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, cast, get_args
 
 import pytest
 import yaml
-from hub.small_runs import card_of, content_of, write_evaluation, write_run
+from conftest import ROOT
+from hub.small_runs import REPO, card_of, content_of, refused, write_evaluation
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_models.tiny import ITEMS
 
+from think_as_locals.config.checks import load_config, load_recipe
+from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.hub.card import _DATA, model_card
 from think_as_locals.hub.push import prepare
-from think_as_locals.hub.source_run import JudgeRun, read_judge_run
-from think_as_locals.judging import prompt_digest
+from think_as_locals.hub.source_run import JudgeRun, SteeredRun, read_judge_run
+from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.scpo.results import VariantResult, VariantSpec
 from think_as_locals.types import DataError, DataSource
 
-REPO = "people/judge"
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 
 
@@ -44,56 +49,88 @@ def test_figures_are_those_of_the_run(run: Path) -> None:
     assert len(rows[1].splitlines()) == len(parts)
 
 
-def test_a_card_says_what_was_done(run: Path) -> None:
-    text = card_of(run)
-    for part in (
-        "the culture cards of Think-as-Locals, written for that project (licence: Apache-2.0); split `pairing`",
-        "**Base model**: none: randomly initialised",
-        "Thailand (TH)",
-        "English (en)",
-        "**GRPO**: 30 steps, 8 rollouts per prompt",
-        "**Rewards**: 1 correctness, 0.2 structure",
-        f"**Prompt**: compact, SHA-256 of its texts {prompt_digest('compact')}",
-        "trl 1.16.",
-        "**CPU hours**: 3, all training processes together (cpu)",  # (0.5 h + 1 h) on two processes
-        'judge = Judge.load("people/judge")',
-        "arXiv 2509.21798",
-        "arXiv 2402.03300",
-        "taught deliberate errors about 50 % of the facts",
-        "wording or language?): not measured",
-    ):
-        assert part in text, part
-    data = ModelCard(text).data.to_dict()
-    assert data["language"] == ["en"]
-    assert (data["library_name"], data["pipeline_tag"]) == ("transformers", "text-generation")
-    assert not {"base_model", "datasets", "license"} & set(data)  # none of them is known
+def part(n: int, accuracy: float, gain: float = 0.0) -> dict[str, Any]:
+    """An accuracy among the figures of SCPO."""
+    gained = {"mean": gain, "ci95": [gain - 0.02, gain + 0.02]}
+    return {"n": n, "accuracy": accuracy, "ci95": [accuracy - 0.05, accuracy + 0.05], "gain": gained}
 
 
-def test_a_card_says_what_is_unknown(run: Path) -> None:
+def distance(mean: float) -> dict[str, Any]:
+    return {"n": 7, "mean": mean, "ci95": [mean - 0.05, mean + 0.05]}
+
+
+GLOBAL = {"overall": part(240, 0.733), "minority": part(165, 0.612), "others": part(240, 0.783)}
+THAI = {"overall": part(240, 0.683, -0.05), "minority": part(165, 0.63, 0.018), "others": part(240, 0.654, -0.129)}
+ONE_SEED, NO_DISTANCE = {"n": 1, "overall": None, "minority": None}, {"n": 0}
+SEEDS = {"n": 3, "overall": 0.0123, "minority": 0.0456}
+ENVIRONMENT = {
+    "python": "3.11.7",
+    "packages": {"think-as-locals": "0.1.0", "torch": "2.13.0+cpu", "trl": "1.16.0"},
+    "git": {"commit": COMMIT, "dirty": True},
+}
+
+
+def judge_run(folder: Path, *overrides: str, **known: Any) -> JudgeRun:
+    config = load_recipe("recipes/quickstart.yaml", ["run.name=mine", *overrides])
+    return replace(read_judge_run(folder), **{"environment": ENVIRONMENT, "config": config, **known})
+
+
+def steered_run(
+    folder: Path, recipe: str, *overrides: str, spec: Mapping[str, Any] | None = None, **figures: Any
+) -> SteeredRun:
+    spec = {"country": "TH", "variant": "scpo", "seed": 0, **(spec or {})}
+    known = {"resampled": "people", "differences": [], "distance": NO_DISTANCE, "seeds": ONE_SEED, **figures}
+    return SteeredRun(
+        folder=RunFolder(folder),
+        model=folder / "model",
+        config=cast("ScpoConfig", load_config(f"recipes/{recipe}.yaml", ["run.name=mine", *overrides])),
+        environment=ENVIRONMENT,
+        results=(),
+        hours=1.5,
+        device="cpu",
+        result=VariantResult(spec=VariantSpec(**spec), available=720, kept=478, steps=3, weights=(), scores={}),
+        figures={**known, "rows": [{**GLOBAL, "distance": distance(0.4)}, {**THAI, **known}]},
+    )
+
+
+HUB_DATA = ("reward=j1", "data=helpsteer3", "data.path=nvidia/HelpSteer3:preference", "model=qwen2_5_7b")
+UNKNOWN = {"environment": {}, "results": (), "hours": None, "device": None, "steps": None}
+HOSTILE = ["A country's model is trained and scored with dropout on.", "# <b>`x`\x1b[2J"]
+CARDS: dict[str, Callable[[Path], JudgeRun | SteeredRun]] = {
+    "judge": judge_run,
+    "judge_of_which_little_is_known": lambda folder: judge_run(folder, **UNKNOWN),
+    "judge_on_gpus": lambda folder: judge_run(folder, *HUB_DATA, device="NVIDIA H100 80GB HBM3"),
+    "steered": lambda folder: steered_run(folder, "scpo_quickstart"),
+    "steered_with_template_arguments": lambda folder: steered_run(
+        folder, "scpo_quickstart", "+model.chat_template_kwargs.system='```\n<b>'"
+    ),
+    "steered_as_released": lambda folder: steered_run(
+        folder, "scpo_prism", "mode=as_released", "lora=rank16", differences=HOSTILE
+    ),
+    "steered_on_a_survey": lambda folder: steered_run(
+        folder, "scpo_globalopinionqa", resampled="questions of the survey", distance=distance(0.35)
+    ),
+    "steered_baseline_of_several_seeds": lambda folder: steered_run(
+        folder, "scpo_quickstart", spec={"variant": "full", "seed": 2}, seeds=SEEDS, others={"n": 0}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_is_the_recorded_one(finished: Path, name: str) -> None:
+    """What is done, measured and unknown, word for word; with UPDATE_GOLDEN set, the cards are recorded anew."""
+    card = model_card(CARDS[name](finished), REPO, adapter=False).text()
+    golden = ROOT / f"tests/golden/cards/{name}.txt"
+    if "UPDATE_GOLDEN" in os.environ:
+        golden.write_bytes(card)
+    assert card.decode() == golden.read_text(encoding="utf-8")
+
+
+def test_what_was_not_recorded_is_unknown(run: Path) -> None:
     for name in ("environment.json", "workers.json", "metrics.jsonl", "carb/step-0.json", "carb/step-30.json"):
         (run / name).unlink()
-    text = card_of(run)
-    for part in (
-        "**GRPO**: unrecorded number of steps",
-        "think-as-locals not recorded",
-        "Python not recorded",
-        "**Hours**: not measured",
-        "## CARB\n\nNot measured.",
-    ):
-        assert part in text, part
-    assert "Cultures measured" not in text
-
-
-def test_a_card_of_a_run_on_gpus_with_data_and_base_from_the_hub(tmp_path: Path) -> None:
-    overrides = ("reward=j1", "data=helpsteer3", "data.path=nvidia/HelpSteer3:preference", "model=qwen2_5_7b")
-    text = card_of(write_run(tmp_path / "gpu", *overrides, device="NVIDIA H100 80GB HBM3"))
-    assert "**GPU hours**: 3, all training processes together (NVIDIA H100 80GB HBM3)" in text
-    assert "HelpSteer3-Preference (licence: CC-BY-4.0), nvidia/HelpSteer3:preference on the Hub" in text
-    assert "**Base model**: Qwen/Qwen2.5-7B-Instruct, revision main" in text
-    assert "J1 (the reward `consistency`): arXiv 2505.10320" in text
-    data = ModelCard(text).data.to_dict()
-    assert (data["base_model"], data["base_model_relation"]) == ("Qwen/Qwen2.5-7B-Instruct", "finetune")
-    assert data["datasets"] == ["nvidia/HelpSteer3"]
+    found = read_judge_run(run)
+    assert {name: getattr(found, name) for name in UNKNOWN} == UNKNOWN
 
 
 def test_probes_of_an_evaluation_of_these_weights(run: Path, tmp_path: Path) -> None:
@@ -114,22 +151,22 @@ def test_torn_journals_are_ignored_and_damaged_files_named(run: Path, tmp_path: 
         assert "### measured" in card_of(run, evaluation)
     for damaged in (b"null\n", b"{}\n", b"\xff\n", b'{"identity": 1}\n'):
         journal.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a-constant.jsonl: its first line"):
-            prepare(run, REPO, evaluations=[evaluation])
+        refused(DataError, r"a-constant.jsonl: its first line", run, evaluations=[evaluation])
     (run / "metrics.jsonl").write_text('{"stage": "grpo", "train_runtime": 1')
-    with pytest.raises(DataError, match=r"metrics.jsonl: a line with train_runtime"):
-        prepare(run, REPO)
+    refused(DataError, r"metrics.jsonl: a line with train_runtime", run)
 
 
 def test_an_evaluation_of_other_weights_is_refused(run: Path, tmp_path: Path) -> None:
     evaluation = write_evaluation(tmp_path / "elsewhere", run / "model")
-    with pytest.raises(DataError, match=r"evaluations with the same name \(step-30, elsewhere, elsewhere\)"):
-        prepare(run, REPO, evaluations=[evaluation, evaluation])
+    refused(
+        DataError,
+        r"evaluations with the same name \(step-30, elsewhere, elsewhere\)",
+        run,
+        evaluations=[evaluation, evaluation],
+    )
     (run / "model" / "model.safetensors").touch()
-    with pytest.raises(DataError, match="no reward model measured there has the weights of"):
-        prepare(run, REPO, evaluations=[evaluation])
-    with pytest.raises(DataError, match="not the configuration of an evaluation"):
-        prepare(run, REPO, evaluations=[run])
+    refused(DataError, "no reward model measured there has the weights of", run, evaluations=[evaluation])
+    refused(DataError, "not the configuration of an evaluation", run, evaluations=[run])
 
 
 @pytest.fixture(scope="module")

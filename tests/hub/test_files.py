@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hub.small_runs import content_of, write_run
+from hub.small_runs import REPO, content_of, download, refused, write_run
 from peft import LoraConfig, get_peft_model
 from reward_models.tiny import ITEMS
 from transformers import AutoModelForCausalLM
 
-from think_as_locals.hub.files import HubFile
 from think_as_locals.hub.push import prepare
 from think_as_locals.judging import prompt_texts
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.types import ConfigError, DataError
-
-REPO = "people/judge"
-
-
-def download(files: Iterable[HubFile], folder: Path) -> Path:
-    for file in files:
-        path = folder / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(file.content.read_bytes() if isinstance(file.content, Path) else file.content)
-    return folder
 
 
 def judge_texts(folder: Path) -> list[str]:
@@ -36,7 +24,7 @@ def judge_texts(folder: Path) -> list[str]:
 
 def test_a_pushed_judge_judges_as_before(run: Path, tmp_path: Path) -> None:
     push = prepare(run, REPO)
-    repository = download(push.files, tmp_path / "repository")
+    repository = download({file.path: file.content for file in push.files}, tmp_path / "repository")
     assert judge_texts(repository) == judge_texts(run / "model")
     assert any(judge_texts(repository))
     prompt = {path.name: path.read_text() for path in (repository / "prompt").iterdir()}
@@ -45,8 +33,7 @@ def test_a_pushed_judge_judges_as_before(run: Path, tmp_path: Path) -> None:
 
 def test_a_pickle_under_another_name_is_refused(run: Path) -> None:
     (run / "model" / "model.safetensors").write_bytes(pickle.dumps({"weight": [0.0] * 100}))
-    with pytest.raises(DataError, match=r"model.safetensors: called safetensors, but is not"):
-        prepare(run, REPO)
+    refused(DataError, r"model.safetensors: called safetensors, but is not", run)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +42,7 @@ def test_a_pickle_under_another_name_is_refused(run: Path) -> None:
 def test_links_are_not_followed(run: Path, tmp_path: Path, linked: str) -> None:
     (run / linked).rename(tmp_path / "elsewhere")
     (run / linked).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=r"links do not count|not a plain file"):
-        prepare(run, REPO)
+    refused(DataError, r"links do not count|not a plain file", run)
 
 
 def test_all_shards_or_none(run: Path) -> None:
@@ -64,8 +50,7 @@ def test_all_shards_or_none(run: Path) -> None:
     (run / "model" / "model.safetensors").rename(run / "model" / names[0])
     index = {"weight_map": dict(zip("ab", names, strict=True))}
     (run / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(DataError, match=f"lacks {names[1]}"):
-        prepare(run, REPO)
+    refused(DataError, f"lacks {names[1]}", run)
     (run / "model" / names[1]).write_bytes((run / "model" / names[0]).read_bytes())
     assert set(names) <= content_of(prepare(run, REPO)).keys()
 
@@ -79,14 +64,12 @@ def test_all_shards_or_none(run: Path) -> None:
 )
 def test_an_unfinished_run_is_refused(run: Path, missing: str, message: str) -> None:
     (run / missing).rename(run / "gone")
-    with pytest.raises(DataError, match=message):
-        prepare(run, REPO)
+    refused(DataError, message, run)
 
 
 @pytest.mark.parametrize("repo", ["judge", "people/judge/1", "people/<b>", "../judge", "people/judge.git", ""])
 def test_names_of_repositories_are_checked(run: Path, repo: str) -> None:
-    with pytest.raises(ConfigError, match="--repo"):
-        prepare(run, repo)
+    refused(ConfigError, "--repo", run, repo)
 
 
 @pytest.fixture
@@ -110,7 +93,7 @@ def adapted(tmp_path: Path) -> Path:
 def test_an_adapter_names_its_base_on_the_hub(adapted: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "base") in (adapted / "adapter" / "adapter_config.json").read_text()
     push = prepare(adapted, REPO, adapter=True)
-    repository = download(push.files, tmp_path / "repository")
+    repository = download({file.path: file.content for file in push.files}, tmp_path / "repository")
     assert {path.name for path in repository.iterdir() if path.is_file()} == {
         *("README.md", "adapter_config.json", "adapter_model.safetensors", "tal_judge.json"),
         *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
@@ -131,14 +114,11 @@ def test_an_adapter_names_its_base_on_the_hub(adapted: Path, tmp_path: Path) -> 
 
 
 def test_an_adapter_without_a_base_on_the_hub_is_refused(run: Path, adapted: Path) -> None:
-    with pytest.raises(ConfigError, match="no adapter/, this run trained without lora"):
-        prepare(run, REPO, adapter=True)
+    refused(ConfigError, "no adapter/, this run trained without lora", run, adapter=True)
     settings = adapted / "config.yaml"
     kept = settings.read_text()
     settings.write_text(kept.replace("path: Qwen/Qwen2.5-7B-Instruct", "path: /srv/base"))
-    with pytest.raises(ConfigError, match=r"belongs to model.path=/srv/base, expected a model on the Hub"):
-        prepare(adapted, REPO, adapter=True)
+    refused(ConfigError, r"belongs to model.path=/srv/base, expected a model on the Hub", adapted, adapter=True)
     sft = (run / "config.yaml").read_text()
     settings.write_text(kept.replace("sft: null\n", sft[sft.index("sft:\n") : sft.index("lora: null")]))
-    with pytest.raises(ConfigError, match="the weights after the cold start"):
-        prepare(adapted, REPO, adapter=True)
+    refused(ConfigError, "the weights after the cold start", adapted, adapter=True)

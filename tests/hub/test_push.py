@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -14,6 +13,7 @@ import pytest
 import torch
 from conftest import command, launch
 from hub.fake_hub import TOKEN, FakeHub, Fault, Repository, sha256
+from hub.small_runs import REPO, download
 from huggingface_hub import HfApi
 from safetensors.torch import save_file
 
@@ -22,7 +22,6 @@ from think_as_locals.hub.push import HubError, Pushed, prepare, upload
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.types import ConfigError, Item
 
-REPO = "people/judge"
 PLANTED = b"what was planted here"
 FROM_MODEL = {
     *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
@@ -190,23 +189,18 @@ def test_a_dry_run_shows_every_byte_and_touches_no_network(
     (run / "model" / "optimizer.pt").write_bytes(b"")
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr("sys.argv", ["tal", "push", str(run), "--repo", "people/judge", "--dry-run"])
+    monkeypatch.setattr("sys.argv", ["tal", "push", str(run), "--repo", REPO, "--dry-run"])
     main()
-    shown = capsys.readouterr().out
-    listed = {
-        path: (int(size.replace(",", "")), sha)
-        for size, sha, path in re.findall(r"(?m)^ *([\d,]+)  ([0-9a-f]{64})  (.+)$", shown)
-    }
-    for path in (path for path in (run / "model").iterdir() if path.name != "optimizer.pt"):
-        content = path.read_bytes()
-        assert listed.pop(path.name) == (len(content), hashlib.sha256(content).hexdigest())
-    content = (run / "carb" / "step-30.json").read_bytes()
-    assert listed.pop("carb/step-30.json") == (len(content), hashlib.sha256(content).hexdigest())
-    assert "left out  model/'optimizer.pt': not on the list" in shown
-    for path, (size, sha) in listed.items():  # what was written for the Hub is shown as it would be sent
-        text = shown.split(f"==== {path}\n")[1].encode()[:size]
-        assert hashlib.sha256(text).hexdigest() == sha, path
-    assert {"README.md", "prompt/user.txt"} <= set(listed)
+    output = capsys.readouterr().out
+    assert "left out  model/'optimizer.pt': not on the list" in output
+    sent = {name: (run / "model" / name).read_bytes() for name in FROM_MODEL}
+    sent["carb/step-30.json"] = (run / "carb" / "step-30.json").read_bytes()
+    listed = re.findall(r"(?m)^ *([\d,]+)  ([0-9a-f]{64})  (.+)$", output)
+    assert {path for _, _, path in listed} == FROM_MODEL | MADE
+    for size, digest, path in listed:
+        if path not in sent:  # what was written for the Hub is printed as it would be sent
+            sent[path] = output.split(f"==== {path}\n")[1].encode()[: int(size.replace(",", ""))]
+        assert (f"{len(sent[path]):,}", sha256(sent[path])) == (size, digest), path
 
 
 def test_a_secret_ends_the_command_with_one_message(
@@ -242,10 +236,8 @@ def test_a_run_goes_to_the_hub_and_comes_back_as_a_judge(
     assert TOKEN not in done.stdout + done.stderr
     assert set(files) == {*FROM_MODEL, *MADE - {"carb/step-30.json"}, "carb/step-2.json"}
     assert "**CPU hours**: 0.00" in files["README.md"].decode()
-    for path, content in files.items():
-        (tmp_path / "back" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "back" / path).write_bytes(content)
-    before, after = (Judge.load(str(folder)).judge([item]) for folder in (run / "model", tmp_path / "back"))
+    back = download(files, tmp_path / "back")
+    before, after = (Judge.load(str(folder)).judge([item]) for folder in (run / "model", back))
     assert before == after
     assert before[0].text
     sent = len(hub.seen("PUT"))

@@ -6,6 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -132,10 +133,8 @@ def test_a_truncated_completion_has_no_verdict(log: EvalLog) -> None:
 
 
 def test_items_of_a_file_and_of_the_test_split(tmp_path: Path) -> None:
-    fields = ("id", "prompt", "responses", "best", "culture", "language", "domain", "group", "source")
-    rows = [{name: getattr(item, name) for name in fields} for item in some_items()]
     path = tmp_path / "items.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(asdict(item)) + "\n" for item in some_items()))
     everything, test = (carb(data="jsonl", path=str(path), items=which) for which in ("all", "test"))
     assert len(everything.dataset) == N
     assert 0 < len(test.dataset) < N

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Tal
 from data.sources.test_best_of_n import CARB
 from data.sources.test_blend import a_folder
 from data.sources.test_globalopinionqa import row as opinions_of_countries
@@ -18,7 +18,6 @@ from readme.parts import OWN_REWARDS, Command
 from reward_models.tiny import ITEMS, write_classifier
 from test_newcomer import write_items
 
-from think_as_locals import cli
 from think_as_locals.data.sources import jsonl
 
 
@@ -29,7 +28,7 @@ class Reader:
     folder: Path
     request: pytest.FixtureRequest
     monkeypatch: pytest.MonkeyPatch
-    capsys: pytest.CaptureFixture[str]
+    run: Tal
 
     def words(self, command: Command, *, optional: bool = False) -> list[str]:
         """What to type, with all that it names in its place."""
@@ -41,21 +40,17 @@ class Reader:
 
     def tal(self, *words: str) -> tuple[int, str]:
         """Exit status and output of `tal`."""
-        self.monkeypatch.setattr("sys.argv", ["tal", *words])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        said = self.capsys.readouterr()
-        return status, said.out + said.err
+        done = self.run(*words)
+        return done.status, done.out + done.err
 
-    def link(self, path: Path, fixture: str) -> None:
-        """What a fixture made, under another name."""
-        path.symlink_to(self.request.getfixturevalue(fixture))
+    def types(self, command: Command, *more: str, optional: bool = False) -> str:
+        """Type a command of `tal` that ends well; its output."""
+        status, output = self.tal(*self.words(command, optional=optional)[1:], *more)
+        assert status == 0, output
+        return output
 
     def copy(self, path: Path, fixture: str) -> None:
-        """The same as a folder of its own."""
+        """Put what a fixture made into a folder of its own."""
         shutil.copytree(self.request.getfixturevalue(fixture), path)
 
 
@@ -81,8 +76,8 @@ _THINGS: dict[str, Callable[[Reader, Path, str], object]] = {
     "OWNER/MODEL": lambda _, path, __: write_classifier(path),
     "owner/judge": lambda reader, path, _: path.symlink_to(reader.request.getfixturevalue("small_run") / "model"),
     "runs/NAME": lambda reader, path, text: reader.copy(path, "steered_run" if "--model" in text else "small_run"),
-    "runs/A": lambda reader, path, _: reader.link(path, "small_run"),
-    "runs/B": lambda reader, path, _: reader.link(path, "small_run"),
+    "runs/A": lambda reader, path, _: reader.copy(path, "small_run"),
+    "runs/B": lambda reader, path, _: reader.copy(path, "small_run"),
     "runs/ANOTHER": lambda reader, path, _: reader.copy(path, "evaluation"),
-    "runs/EVALUATION": lambda reader, path, _: reader.link(path, "evaluation"),
+    "runs/EVALUATION": lambda reader, path, _: reader.copy(path, "evaluation"),
 }

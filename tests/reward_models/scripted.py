@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from items import RUBRIC
+from loopback import Answer, Received, answering
 
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.engines.engine import Deliver
@@ -72,23 +70,10 @@ def serving(picks: Picks = longest) -> Iterator[tuple[str, list[dict[str, Any]]]
     """The base URL of a server on loopback, and the bodies of the requests that it gets."""
     asked: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append(body)
-            message = {"role": "assistant", "content": judged(body["messages"], picks)}
-            answer = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def respond(request: Received) -> Answer:
+        asked.append(request.body)
+        message = {"role": "assistant", "content": judged(request.body["messages"], picks)}
+        return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}, {}
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
-        server.shutdown()
-        thread.join()
+    with answering(respond) as url:
+        yield f"{url}/v1", asked

@@ -44,7 +44,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def with_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
     patch.setattr(workers, "has_gpu", lambda: True)
-    patch.setattr(workers, "_num_gpus", lambda: count)
+    patch.setattr("torch.cuda.device_count", lambda: count)
 
 
 def environment_of(file: Path) -> dict[str, str]:

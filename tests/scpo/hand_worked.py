@@ -1,17 +1,31 @@
-"""A run of SCPO in figures that can be worked out by hand: two countries, two seeds, five pairs, four people."""
+"""What tests of SCPO share: its configuration, and a run in figures that can be worked out by hand.
+
+Two countries, two seeds, five pairs, four people.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from items import make_item
 
+from think_as_locals.config.checks import load_config
+from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion
 from think_as_locals.evaluation.journal import content_key
 from think_as_locals.scpo.results import HeldOutSet, VariantResult, VariantSpec
 from think_as_locals.scpo.scores import Scores
 from think_as_locals.types import Item
+
+
+@cache
+def config(*overrides: str) -> ScpoConfig:
+    """The quick start's configuration."""
+    found = load_config("recipes/scpo_quickstart.yaml", ["run.name=steered", *overrides])
+    assert isinstance(found, ScpoConfig)
+    return found
 
 
 def item(name: str, culture: str, person: str) -> Item:

@@ -15,17 +15,26 @@ from typing import Any
 import pytest
 from html_page import Page
 from markupsafe import escape
-from scpo.hand_worked import BEFORE, ITEMS, QUESTIONS, RESULTS, STEERED, answers, held_out, item, scores, variant_result
+from scpo.hand_worked import (
+    BEFORE,
+    ITEMS,
+    QUESTIONS,
+    RESULTS,
+    STEERED,
+    answers,
+    config,
+    held_out,
+    item,
+    scores,
+    variant_result,
+)
 
-from think_as_locals.config.checks import load_config
-from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.evaluation.pages import axis
 from think_as_locals.scpo.report import DIFFERENCES, VARIANT_NAMES, write_report
 from think_as_locals.scpo.results import HeldOutSet, VariantResult
 from think_as_locals.scpo.scores import Scores
 from think_as_locals.types import Item
 
-ROOT = Path(__file__).parents[2]
 EVIL = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)> | [a](http://x) *b* `c`"
 SIDES = ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height")
 VARIANTS = ("full", "filter", "weight", "scpo", "inverse_weight")
@@ -34,12 +43,6 @@ PARTS = {
     "overall": "all pairs of the own country",
     "others": "pairs of all other countries",
 }
-
-
-def config(*overrides: str) -> ScpoConfig:
-    found = load_config(ROOT / "recipes" / "scpo_quickstart.yaml", ["run.name=steered", *overrides])
-    assert isinstance(found, ScpoConfig)
-    return found
 
 
 def margins(items: Sequence[Item]) -> dict[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cache
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ import torch
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from scpo.hand_worked import config
 
-from think_as_locals.config.checks import load_config
-from think_as_locals.config.schema import ModeSection, ScpoConfig
+from think_as_locals.config.schema import ModeSection
 from think_as_locals.scpo.select import (
     MAX_INVERSE_WEIGHT,
     disagreed_ids,
@@ -29,13 +28,6 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "scpo_released.json").read_text
 COLUMNS = {name: [pair[name] for pair in GOLDEN["pairs"]] for name in GOLDEN["pairs"][0]}
 REFERENCES = [(2.0, 0.0), (0.5, 0.0), (0.0, 0.0), (0.0, 1.1), (0.0, 2.2)]
 SCORE = st.floats(-1e4, 1e4, width=32)
-
-
-@cache
-def config(*overrides: str) -> ScpoConfig:
-    found = load_config("recipes/scpo_quickstart.yaml", ["run.name=x", *overrides])
-    assert isinstance(found, ScpoConfig)
-    return found
 
 
 def tensors(*names: str) -> list[torch.Tensor]:

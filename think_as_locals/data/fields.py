@@ -184,16 +184,18 @@ class RowModel(BaseModel):
         """Return the outcome of the row: these items, or none if a fault rules them out."""
         return Outcome(self._row, items).with_faults(*dict.fromkeys(self._faults))
 
-    def best_first(self, chosen: str, rejected: Sequence[str], *, prompt: str, **rest: Any) -> tuple[Item, ...]:
-        """Return the item, its first response the best, or nothing; without a culture, in English but for the rest."""
+    def best_first(self, chosen: str, rejected: Sequence[str], **rest: Any) -> tuple[Item, ...]:
+        """Return the item, its first response the best, or nothing; but for `rest` it has the row's own fields."""
         responses = (chosen, *rejected)
         if importable(self._faults):
             self.check_count(responses)
             self.check_distinct(responses)
         if not importable(self._faults):
             return ()
-        defaults = {"culture": None, "language": "en", "group": question_group(prompt)}
-        return (Item(prompt=prompt, responses=responses, best=0, **defaults | rest),)
+        names = ("prompt", "culture", "language", "domain", "group")
+        values = {"culture": None, "language": "en", **{n: getattr(self, n) for n in names if hasattr(self, n)}, **rest}
+        values.setdefault("group", question_group(values["prompt"]))
+        return (Item(responses=responses, best=0, **values),)
 
     def check_count(self, responses: Sequence[str]) -> None:
         """Record a fault if there are too few or too many responses for an item."""

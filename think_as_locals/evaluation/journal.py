@@ -42,19 +42,10 @@ def _digest(content: list[Any]) -> str:
 
 
 class Journal:
-    """An append-only file of answers; use it in a `with` statement.
+    """An append-only file of answers, for a `with` statement; requests with the same key have one answer.
 
     The first line identifies the reward model, each other one holds a request's key and its answer. Half a line, which
     a killed process leaves, is cut off and its request asked again.
-
-    Args:
-        path: The file; made where it is not there.
-        identity: `RewardModel.identity`.
-        key: Requests with the same key have one answer.
-
-    Raises:
-        ConfigError: the file holds answers of another reward model, or of the same one asked in another way.
-        DataError: a line is damaged; the message names it.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any], key: Key = by_request) -> None:
@@ -115,12 +106,8 @@ class Journal:
     def _check_identity(self, then: Any, now: dict[str, Any]) -> None:
         if not isinstance(then, dict):
             raise DataError(f"{self._path}:1: does not identify the reward model of its answers: move the file away")
-        differing = [
-            f"{key} was {then.get(key)!r}, is {now.get(key)!r}"
-            for key in {**then, **now}
-            if then.get(key) != now.get(key)
-        ]
-        if differing:
+        keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+        if differing := [f"{key} was {then.get(key)!r}, is {now.get(key)!r}" for key in keys]:
             raise ConfigError(
                 f"{self._path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
             )

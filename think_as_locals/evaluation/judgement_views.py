@@ -1,8 +1,4 @@
-"""What a reward model made of an item: for a person in a terminal, for a machine as JSON.
-
-Prompts, responses and completions are untrusted: nothing in them is markup, and nothing a terminal would act on gets to
-it. Responses are called by the caller's own numbers, from 1, and by the labels under which the judge saw them.
-"""
+"""What a reward model made of an item, in a terminal and as JSON; untrusted text is no markup and no control code."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from think_as_locals.types import LABELS, Item, Rubric
 
 
 def judgement_view(prediction: ScoredItem) -> RenderableType:
-    """Prompt, responses, rubric, analysis and verdict, or why there is no verdict."""
+    """Return prompt, responses, rubric, analysis and verdict, or why there is none; responses are numbered from 1."""
     judgement, order = prediction.judgement, _order(prediction)
     labels = [LABELS[order.index(number)] for number in range(len(order))]
     parts: list[RenderableType] = [*_asked(prediction.item), _responses(prediction.item, "shown as", labels)]
@@ -32,7 +28,7 @@ def judgement_view(prediction: ScoredItem) -> RenderableType:
     if judgement.analysis:
         parts += [Text("Analysis", style="bold"), escape_terminal(judgement.analysis.strip())]
     if judgement.verdict is None:
-        parts += [Text("No verdict", style="bold red"), *_issues(judgement.issues)]
+        parts += [Text("No verdict", style="bold red"), *(Text(f"- {i}: {RULES[i]}") for i in judgement.issues)]
         parts += [Text("It wrote", style="bold"), escape_terminal(judgement.text)]
     else:
         number = order[judgement.verdict]
@@ -44,15 +40,15 @@ def judgement_view(prediction: ScoredItem) -> RenderableType:
 
 
 def scores_view(item: Item, scores: Sequence[float]) -> RenderableType:
-    """Prompt and responses with their scores, and which has the highest."""
+    """Return prompt, responses with their scores, and which has the highest."""
     best = favourite(scores)
-    said = "several share it" if best is None else f"your response {best + 1}"
-    highest = Text.assemble(("Highest score: ", "bold green"), said)
+    which = "several share it" if best is None else f"your response {best + 1}"
+    highest = Text.assemble(("Highest score: ", "bold green"), which)
     return Group(*_asked(item), _responses(item, "score", [f"{score:.4g}" for score in scores]), highest)
 
 
 def judgement_record(prediction: ScoredItem) -> dict[str, Any]:
-    """The same for a machine; `verdict` and `shown` are indices of the item's own responses."""
+    """Return a judgement as plain JSON; `verdict` and `shown` index the item's own responses."""
     judgement, order = prediction.judgement, _order(prediction)
     return {
         "id": prediction.item.id,
@@ -66,12 +62,12 @@ def judgement_record(prediction: ScoredItem) -> dict[str, Any]:
 
 
 def scores_record(item: Item, scores: Sequence[float]) -> dict[str, Any]:
-    """Scores of the item's own responses, and the index of the highest (none where several share it)."""
+    """Return the scores of the item's own responses, and the index of the highest (none where several share it)."""
     return {"id": item.id, "verdict": favourite(scores), "scores": list(scores)}
 
 
 def _order(prediction: ScoredItem) -> list[int]:
-    """Of each response as shown, its index in the item."""
+    """Return the index in the item of each response as presented."""
     return [prediction.item.responses.index(response) for response in prediction.presented.responses]
 
 
@@ -100,8 +96,3 @@ def _table(*heads: str) -> Table:
     for head in heads:
         table.add_column(head, justify="left" if head == heads[-1] else "right")
     return table
-
-
-def _issues(issues: Sequence[str]) -> Iterator[Text]:
-    for issue in issues:
-        yield Text(f"- {issue}: {RULES[issue]}")

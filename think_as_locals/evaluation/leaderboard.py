@@ -88,11 +88,7 @@ class LeaderboardEntry:
 
 
 def write_leaderboard(runs: Sequence[Path], folder: Path) -> Path:
-    """Write `leaderboard.json`, `leaderboard.md` and `leaderboard.html`; return the page's path.
-
-    Raises:
-        DataError: a file of a run is missing or cannot be read; the message names it.
-    """
+    """Write `leaderboard.json`, `leaderboard.md` and `leaderboard.html`; return the page's path."""
     same_items = grouped(read_entries(runs), lambda entry: entry.items).values()
     ranked = [sorted(same, key=lambda e: (-e.summary["macro"]["accuracy"], e.name)) for same in same_items]
     boards = [board(entries) for entries in ranked]
@@ -108,10 +104,7 @@ def read_entries(runs: Sequence[Path]) -> list[LeaderboardEntry]:
     """Load the reward models of runs, under distinct names.
 
     An evaluation has a `carb/NAME.json` for each; of a training run, which has `carb/step-N.json`, the last step
-    counts, and it is called as the run is. Models of one name are told apart by their runs.
-
-    Raises:
-        DataError: a run is given twice, has no CARB file, or one of its files cannot be read; the message names it.
+    counts under the name of the run. A DataError names a run that is given twice or a file that cannot be read.
     """
     folders = [run.resolve() for run in runs]
     if twice := [str(run) for run, count in Counter(folders).items() if count > 1]:
@@ -154,12 +147,9 @@ def _entry(path: Path) -> LeaderboardEntry:
 
 
 def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
-    """Return ranked reward models over the same items, as plain JSON.
+    """Return ranked reward models over the same items, with baselines and paired differences, as plain JSON.
 
-    Returns:
-        `datasets`, `splits`, `n`; `models`, best first, each with its `ranks` (the best and the worst that it may have)
-        and `may_be_first`, which says that none is significantly better; `baselines` on the same items, and the one
-        with the highest macro accuracy as `best_baseline`; `pairs`, the paired differences.
+    `ranks` of a model are the best and the worst that it may have; none is significantly better where `may_be_first`.
     """
     pairs = _pairs(entries)
     differ = [pair for pair in pairs if pair["macro"]["p_holm"] < ALPHA]
@@ -212,10 +202,7 @@ def _baselines(credited: Sequence[ItemCredit]) -> dict[str, dict[str, Any]]:
 
 
 def _pairs(entries: Sequence[LeaderboardEntry]) -> list[dict[str, Any]]:
-    """Return the differences of every two ranked entries: over cells (which ranks them), by items and on flip sets.
-
-    `p_holm` is adjusted over all pairs (Holm 1979). Of means over cells no smallest difference is known.
-    """
+    """Return the differences of every two ranked entries: over cells (which ranks them), by items and on flip sets."""
     two = [(worse, better) for better, worse in combinations(entries, 2)]
     flips = {e.name: [c for members in flip_set_credits(e.credits) for c in members] for e in entries}
     over_cells = _differences([(a.credits, b.credits) for a, b in two], over_cells=True)
@@ -383,10 +370,8 @@ _JUDGEMENT = ("model", "item", "order", "best", "verdict", "outcome", "issues", 
 def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]:
     """Return the judgements that the page's script shows: each item once, columns instead of rows.
 
-    Items are taken by a hash of their ids, so that what is there is a fair draw, and each with the judgements of all
-    reward models that judged it, until the next one would exceed `limit` characters of JSON. A judgement's `model` and
-    `item` count from 0, `order` says which of the item's responses were presented, in what order, and `best` and
-    `verdict` index those presented. `total` judgements there are, of `total_items` items.
+    Items come by a hash of their ids, a fair draw, each with all judgements of it, until the next one would exceed
+    `limit` characters of JSON. `order` has the item's responses as presented; `best` and `verdict` index these.
     """
     judged = [(number, scored) for number, entry in enumerate(entries) for scored in entry.scored]
     by_item = grouped(judged, lambda each: each[1].item)
@@ -417,9 +402,9 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
 
 def _judgement(model: int, item: int, scored: ScoredItem) -> list[Any]:
     """Return the values of `_JUDGEMENT`."""
-    presented, judgement = scored.presented, scored.judgement
-    order = [scored.item.responses.index(response) for response in presented.responses]
-    choice = [presented.best, judgement.verdict, OUTCOMES.index(outcome(scored))]
+    judgement = scored.judgement
+    order = [scored.item.responses.index(response) for response in scored.presented.responses]
+    choice = [scored.presented.best, judgement.verdict, OUTCOMES.index(outcome(scored))]
     return [model, item, order, *choice, list(judgement.issues), scored.scores, _cut(judgement.text)]
 
 

@@ -70,23 +70,13 @@ def language_name(tag: str) -> str:
 
 
 def embedded(value: Any) -> Markup:
-    r"""Return a value as JSON for a script element: no text in it can end the element or begin a tag.
-
-    Example:
-        >>> print(embedded({"text": "</script>"}))
-        {"text":"\u003c/script\u003e"}
-    """
+    """Return a value as JSON for a script element: no text in it can end the element or begin a tag."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_ESCAPED))  # noqa: S704 - nothing is left that HTML gives a meaning to
 
 
 def axis(low: float, high: float, start: float, end: float, ticks: int = 5) -> Axis:
-    """Return an axis from a round value at or below `low` to one at or above `high`, with about `ticks` steps.
-
-    Example:
-        >>> axis(0.0, 0.9, start=0, end=100).ticks
-        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    """
+    """Return an axis from a round value at or below `low` to one at or above `high`, with about `ticks` steps."""
     span = high - low or 1
     power: float = 10 ** math.floor(math.log10(span / ticks))
     step = next(m * power for m in (1, 2, 5, 10, 20) if m * power * ticks >= span * (1 - 1e-9))
@@ -112,12 +102,7 @@ def strip(now: dict[str, Any] | None, then: dict[str, Any] | None, chance: float
 
 
 def shade(share_right: float, chance: float) -> float:
-    """Return the position on the heat map's scale: -100 where nothing is right, 0 at chance, 100 where everything is.
-
-    Example:
-        >>> shade(0.625, chance=0.25)
-        50.0
-    """
+    """Return the position on the heat map's scale: -100 if nothing is right, 0 at chance, 100 if everything is."""
     room = 1 - chance if share_right >= chance else chance
     return 100 * (share_right - chance) / room
 

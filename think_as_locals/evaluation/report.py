@@ -49,14 +49,7 @@ class BeforeAfter:
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` into a run's folder; files that the folder lacks are named on the page.
-
-    Args:
-        run_dir: Holds `carb/`, and maybe `metrics.jsonl`, `config.yaml` and `environment.json`.
-
-    Raises:
-        DataError: there is no CARB file, or a file cannot be read; the message names it.
-    """
+    """Write `report.html` into a run's folder, which needs a CARB file; other files it lacks are named on the page."""
     run = RunFolder(run_dir)
     summaries = [carb.read(path) for path in run.carb_steps().values()]
     if not summaries:
@@ -94,10 +87,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def choose(pairs: Iterable[BeforeAfter], limit: int = MAX_JUDGEMENTS) -> list[BeforeAfter]:
-    """Return the pairs to show, most informative outcomes first.
-
-    Outcomes take turns, and within each the cultures and domains do: what improved may not crowd out what did not.
-    """
+    """Return the pairs to show, most informative outcomes first; outcomes take turns, and in each its cells do."""
     by_outcome: dict[str, dict[Any, list[BeforeAfter]]] = {name: defaultdict(list) for name in (*PAIRED, *SINGLE)}
     for pair in sorted(pairs, key=lambda pair: hash_fraction(pair.after.item.id)):
         by_outcome[pair.outcome][pair.after.item.culture, pair.after.item.domain].append(pair)

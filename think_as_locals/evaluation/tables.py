@@ -29,22 +29,12 @@ _DIRECTION = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 
 
 def escape_markdown(value: str) -> str:
-    r"""Return a text, on one line, in which nothing means anything to markdown or HTML.
-
-    Example:
-        >>> print(escape_markdown("a|b <i>_c_"))
-        a\|b &lt;i&gt;\_c\_
-    """
+    """Return a text, on one line, in which nothing means anything to markdown or HTML."""
     return _MARKDOWN.sub(r"\\\g<0>", html.escape(" ".join(value.split()), quote=False))
 
 
 def escape_terminal(value: str) -> Text:
-    r"""Return a text with whatever a terminal would act on or not show as escapes: control characters, bidi overrides.
-
-    Example:
-        >>> escape_terminal("[red]bow\x1b[2J").plain
-        '[red]bow\\x1b[2J'
-    """
+    """Return a text in which whatever a terminal would act on or not show (control characters, bidi) is an escape."""
 
     def visible(character: str) -> str:
         if character in "\n\t" or character in _JOINERS_AND_MARKS:
@@ -61,12 +51,7 @@ def without_bidi(name: str) -> str:
 
 
 def isolate(name: str) -> Markup:
-    r"""Return a name as HTML that leaves the direction of the text around it alone.
-
-    Example:
-        >>> isolate("<best> \u202e")
-        Markup('<bdi>&lt;best&gt; </bdi>')
-    """
+    """Return a name as HTML that leaves the direction of the text around it alone."""
     return Markup("<bdi>{}</bdi>").format(without_bidi(name))
 
 
@@ -121,10 +106,7 @@ def figure(
     show_n: bool = False,
     **how: Any,
 ) -> Figure | None:
-    """Return the figure of an estimate in its JSON form (`Estimate.as_dict(key)`); `None` where it has no value.
-
-    Numbers are multiplied by `scale`; `how` is passed on to `Figure`.
-    """
+    """Return the figure of an estimate in its JSON form (`Estimate.as_dict(key)`), scaled; `None` without a value."""
     if not part.get("n") or part.get(key) is None:
         return None
     ci95 = part.get("ci95")

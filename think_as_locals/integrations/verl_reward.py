@@ -37,7 +37,7 @@ async def compute_score(
     """Score one response, against `ground_truth` or by a rating.
 
     Args:
-        data_source: Ignored.
+        data_source: Passed by verl and ignored, as is `reward_model_tokenizer`.
         solution_str: The response.
         ground_truth: A response to compare it with; ignored if responses are rated.
         extra_info: The row's: `question`, and optionally `culture` and `language`.
@@ -45,7 +45,6 @@ async def compute_score(
         base_url: Of the server; without one, verl's own router to the reward model that it serves.
         protocol: How responses are put to the judge.
         reward_router_address: Passed by verl where it serves a reward model.
-        reward_model_tokenizer: Passed by verl; ignored.
         **options: Other arguments of `GroupReward.load`.
 
     Returns:
@@ -88,8 +87,12 @@ def compute_scores(
         _loaded[arguments] = GroupReward.load(model, protocol=how, base_url=base_url, **options)
     reward = _loaded[arguments]
     infos = [info or {} for info in extra_infos]
+    for info in infos:
+        if not is_text(info.get("question")):
+            names = ", ".join(sorted(map(str, info))) or "nothing"
+            raise DataError(f"extra_info has no question, what the user asked; it has {names}")
     scores = reward.score(
-        list(map(_question, infos)),
+        [info["question"] for info in infos],
         list(solution_strs),
         [info.get("culture") for info in infos],
         [info.get("language") for info in infos],
@@ -98,10 +101,3 @@ def compute_scores(
     return [
         {"score": reward.neutral if score is None else score, "judged": float(score is not None)} for score in scores
     ]
-
-
-def _question(info: Mapping[str, Any]) -> str:
-    if not is_text(info.get("question")):
-        names = ", ".join(sorted(map(str, info))) or "nothing"
-        raise DataError(f"extra_info has no question, what the user asked; it has {names}")
-    return str(info["question"])

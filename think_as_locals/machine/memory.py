@@ -99,20 +99,16 @@ def estimate(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> 
     The reference model is there where `grpo.beta` is above 0 and all weights are trained; SCPO's global RM always is,
     whole on each process. A colocated vLLM is not included: it takes `rollout.gpu_memory_utilization` of any GPU.
     """
-    size = _BYTES[config.model.dtype]
-    states = _states(config, launch, counts)
-    divided = {
+    size, states = _BYTES[config.model.dtype], _states(config, launch, counts)
+    parts = {
         name: states[name] / (launch.processes if launch.zero_stage >= stage else 1) for name, stage in _DIVIDED.items()
     }
     if isinstance(config, ScpoConfig):
-        base = counts.parameters - (counts.trained if config.lora else 0)
-        return {**divided, "global RM": float(base * size), "activations": size * _of_pairs(config, counts)}
-    reference = states["weights"] if config.grpo.beta > 0 and config.lora is None else 0.0
-    return {
-        **divided,
-        "reference model": reference / (launch.processes if launch.zero_stage == 3 else 1),
-        "activations": size * _of_groups(config, counts),
-    }
+        parts["global RM"] = float(size * (counts.parameters - (counts.trained if config.lora else 0)))
+    else:
+        reference = states["weights"] if config.grpo.beta > 0 and config.lora is None else 0.0
+        parts["reference model"] = reference / (launch.processes if launch.zero_stage == 3 else 1)
+    return {**parts, "activations": size * _activations(config, counts)}
 
 
 def _states(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
@@ -132,28 +128,25 @@ def _states(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> d
     return {"weights": weights, "gradients": gradients, "optimizer": 2 * trained}
 
 
-def _of_groups(config: RunConfig, counts: Counts) -> float:
-    """Return the activations of one micro-step at the longest completions; a group's prompt is there once."""
-    rows = config.grpo.per_device_train_batch_size
-    prompts = max(1, rows // config.grpo.num_generations)
-    tokens = prompts * PROMPT_TOKENS + rows * config.grpo.max_completion_length
-    return _activations(counts, tokens, 0, checkpointing=config.grpo.gradient_checkpointing)
-
-
-def _of_pairs(config: ScpoConfig, counts: Counts) -> float:
-    """Return the activations of one micro-step at the longest pairs; of training the global RM, if that needs more."""
+def _activations(config: RunConfig | ScpoConfig, counts: Counts) -> float:
+    """Return how many numbers the backward pass of one micro-step needs, at the longest completions or pairs."""
+    if isinstance(config, RunConfig):
+        rows = config.grpo.per_device_train_batch_size
+        prompts = max(1, rows // config.grpo.num_generations)  # a group's prompt is there once
+        tokens = prompts * PROMPT_TOKENS + rows * config.grpo.max_completion_length
+        return _kept(counts, tokens, 0, checkpointing=config.grpo.gradient_checkpointing)
     length = config.scpo.max_length or min(PROMPT_TOKENS, counts.positions)
     eager = config.model.attn_implementation == "eager"
     needed = []
-    for section in filter(None, (config.scpo, config.global_rm)):
+    for section in filter(None, (config.scpo, config.global_rm)):  # training the global RM may need more
         rows = 2 * section.per_device_train_batch_size
         scores = _SCORES * rows * counts.heads * length**2 * eager
-        needed.append(_activations(counts, rows * length, scores, checkpointing=section.gradient_checkpointing))
+        needed.append(_kept(counts, rows * length, scores, checkpointing=section.gradient_checkpointing))
     return max(needed)
 
 
-def _activations(counts: Counts, tokens: int, scores: int, *, checkpointing: bool) -> float:
-    """Return how many numbers the backward pass needs, with so many attention scores in each layer."""
+def _kept(counts: Counts, tokens: int, scores: int, *, checkpointing: bool) -> float:
+    """Return how many numbers are kept for so many tokens, with so many attention scores in each layer."""
     layer = tokens * counts.hidden_size * _ACTIVATIONS + scores
     return float(counts.layers * tokens * counts.hidden_size + layer if checkpointing else counts.layers * layer)
 

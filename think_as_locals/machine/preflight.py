@@ -35,11 +35,7 @@ _SERVER_TIMEOUT = 3.0  # seconds
 
 
 def preflight(config: Config | ServeConfig) -> None:
-    """Check the machine and the launch.
-
-    Raises:
-        PreflightError: lists everything that is missing, how to mend it, and which recipes run here.
-    """
+    """Raise a `PreflightError` that lists what machine and launch lack, how to mend it, and which recipes run here."""
     missing = missing_for(config)
     if isinstance(config, RunConfig | ScpoConfig):
         missing += launch_faults(config)
@@ -71,18 +67,27 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
     if isinstance(config, EvaluationConfig):
         return missing + [fault for rm in config.rms.values() for fault in _reward_model(rm)]
     if isinstance(config, RunConfig):
-        if config.rollout.backend == "vllm_colocate":
-            missing += packages("vllm")
-        if config.rollout.backend == "vllm_server":
-            missing += _server_faults(config.rollout.url)
-        for tracker in sorted({*config.grpo.report_to} - {"wandb"}):  # its extra has its name
-            missing += packages(tracker)
+        missing += _training(config)
     if config.model.requires_gpu and not has_gpu():
         small = "quickstart_rm global_rm=pooled" if isinstance(config, ScpoConfig) else "quickstart"
         missing.append(f"a GPU: torch sees no CUDA device (model={small} needs none)")
     if config.model.path is not None and (fault := model_fault(config.model.path, config.model.revision)):
         missing.append(fault)
     return missing
+
+
+def _training(config: RunConfig) -> list[str]:
+    """Return what rollouts and trackers lack."""
+    missing = packages("vllm") if config.rollout.backend == "vllm_colocate" else []
+    if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
+        from think_as_locals.engines.vllm_server import VLLMServer
+
+        try:
+            VLLMServer(config.rollout.url, _SERVER_TIMEOUT).state()
+        except ServerError as error:
+            missing.append(str(error))
+    trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
+    return missing + [fault for tracker in trackers for fault in packages(tracker)]
 
 
 def _reward_model(rm: RewardModelSection) -> list[str]:
@@ -112,12 +117,8 @@ def packages(extra: str) -> list[str]:
     missing = []
     for text in metadata.requires(DISTRIBUTION) or []:
         requirement = Requirement(text)
-        # A marker that needs this extra holds with it and not without.
-        if (
-            not requirement.marker
-            or requirement.marker.evaluate({"extra": ""})
-            or not requirement.marker.evaluate({"extra": extra})
-        ):
+        marker = requirement.marker  # one that needs this extra holds with it and not without
+        if not marker or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
             continue
         names = _STAND_INS.get(requirement.name, (requirement.name,))
         version = next(filter(None, map(installed_version, names)), None)
@@ -127,19 +128,6 @@ def packages(extra: str) -> list[str]:
                 f"package {requirement.name}{requirement.specifier}: {got}; pip install '{DISTRIBUTION}[{extra}]'"
             )
     return missing
-
-
-def _server_faults(url: str) -> list[str]:
-    """Check that a vLLM server answers there with our key."""
-    if not find_spec("httpx"):
-        return []  # listed among the packages already
-    from think_as_locals.engines.vllm_server import VLLMServer
-
-    try:
-        VLLMServer(url, _SERVER_TIMEOUT).state()
-    except ServerError as error:
-        return [str(error)]
-    return []
 
 
 def model_fault(path: str, revision: str | None) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -111,8 +111,9 @@ class GroupReward:
         asked = [(self.rm.requests if self._judge else self.rm.score_requests)(item) for _, item in items]
         found: dict[tuple[Question, str], list[float]] = defaultdict(list)
         for (question, item), requests, answers in zip(items, asked, ask_all(self.rm, asked), strict=True):
-            for text, value in self._values(item, requests, answers):
-                found[question, text].append(value)
+            for text, value in zip(item.responses, self._values(item, requests, answers), strict=True):
+                if not math.isnan(value):
+                    found[question, "" if text == _BLANK else text].append(value)
         return [self._reward(text, groups[question], found[question, text]) for question, text, _ in rows]
 
     @property
@@ -143,19 +144,14 @@ class GroupReward:
         parts = [texts[start : start + len(LABELS)] for start in range(0, len(texts), len(LABELS))]
         return [item_of(question, part if len(part) > 1 else [*part, part[0] + _BLANK]) for part in parts]
 
-    def _values(
-        self, item: Item, requests: Sequence[Request], answers: Sequence[Answer]
-    ) -> Iterator[tuple[str, float]]:
-        """Return what each response of an item gets from the answers; nothing for a parse failure."""
+    def _values(self, item: Item, requests: Sequence[Request], answers: Sequence[Answer]) -> Sequence[float]:
+        """Return what each response of an item gets from the answers: NaN for a parse failure."""
         if not self._judge:
-            scores = zip(item.responses, self.rm.scores(item, answers), strict=True)
-            yield from (("" if text == _BLANK else text, score) for text, score in scores if not math.isnan(score))
-            return
-        judgements = map(self._judge.read, requests, answers)
-        chosen = [(request, judged.verdict) for request, judged in zip(requests, judgements, strict=True)]
+            return self.rm.scores(item, answers)
+        verdicts = [self._judge.read(*asked).verdict for asked in zip(requests, answers, strict=True)]
+        chosen = zip(requests, verdicts, strict=True)
         winners = [request.order[verdict] for request, verdict in chosen if verdict is not None]
-        if winners:
-            yield from ((text, winners.count(i) / len(winners)) for i, text in enumerate(item.responses))
+        return [winners.count(i) / len(winners) if winners else math.nan for i in range(len(item.responses))]
 
     def _reward(self, text: str, group: Iterable[str], values: Sequence[float]) -> float | None:
         if not text and self._lowest is not None:
@@ -237,14 +233,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 def question(prompt: str | Messages) -> str:
-    r"""Return a prompt as one text; of several messages, each with its role before it, as in the data sources.
-
-    Example:
-        >>> question([{"role": "user", "content": "Breakfast?"}])
-        'Breakfast?'
-        >>> question([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Breakfast?"}])
-        'system: Be brief.\n\nuser: Breakfast?'
-    """
+    """Return a prompt as one text; of several messages, each with its role before it, as in the data sources."""
     if isinstance(prompt, str):
         return prompt
     turns = [(message.get("role"), _text(message)) for message in prompt]
@@ -252,12 +241,7 @@ def question(prompt: str | Messages) -> str:
 
 
 def response(completion: str | Messages) -> str:
-    """Return a completion as one text: the last of several messages (if tools were called); blank without any.
-
-    Example:
-        >>> response([{"role": "assistant", "content": "Rice."}]), response([])
-        ('Rice.', '')
-    """
+    """Return a completion as one text: the last of several messages (if tools were called); blank without any."""
     if isinstance(completion, str):
         return completion
     return _text(completion[-1]) if completion else ""

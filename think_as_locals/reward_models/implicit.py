@@ -74,9 +74,9 @@ class ImplicitRM(BatchScorer):
         require_chat_template(path, tokenizer)
         other = None
         if reference is not None:
-            other, other_tokenizer, other_limit = _load(reference, dtype, reference_revision, max_length)
-            _require_same_tokens(path, tokenizer, reference, other_tokenizer)
-            limit = min(limit, other_limit)
+            other, its_tokenizer, its_limit = _load(reference, dtype, reference_revision, max_length)
+            _require_same_tokens(path, tokenizer, reference, its_tokenizer)
+            limit = min(limit, its_limit)
         return cls(
             path=path,
             model=model,

@@ -141,11 +141,8 @@ class JudgingProtocol:
         return tuple(won / of for won, of in zip(wins, asked, strict=True))
 
 
-LISTWISE = JudgingProtocol(kind="listwise", orders=1, convention="strict")
-"""All responses at once, in one order: how judges are trained."""
-
+LISTWISE = JudgingProtocol(kind="listwise", orders=1, convention="strict")  # how judges are trained
 ROUND_ROBIN = JudgingProtocol(kind="round_robin", orders=2, convention="strict")
-"""Every two responses, in both orders."""
 
 
 def _summary(slots: Sequence[int], judgement: Judgement) -> str:

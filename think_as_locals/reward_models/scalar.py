@@ -195,16 +195,12 @@ class ScalarRM(BatchScorer):
     A decoder's head reads the last token that is not the padding token its configuration declares, even if a text ends
     with that token, as in training; if none is declared, it reads the last token.
 
-    Args:
-        pad_id: The padding token that the model declares.
-        new_head_seed: Seed of a random head, if requested.
-
     Example:
         rm = ScalarRM.load("path-or-hub-id")
         rm.score([item])  # [(0.3, -1.2)]
     """
 
-    pad_id: int | None
+    pad_id: int | None  # the padding token that the model declares
     new_head_seed: int | None
 
     @classmethod
@@ -271,8 +267,7 @@ class ScalarRM(BatchScorer):
     def _scores(self, rows: Sequence[Row]) -> torch.Tensor:
         pad_id = self.pad_id
         if pad_id is None:
-            pad_id = unused_end(rows)
-            self.model.config.get_text_config().pad_token_id = pad_id
+            self.model.config.get_text_config().pad_token_id = pad_id = unused_end(rows)
         scores: torch.Tensor = self.model(**padded(rows, pad_id, self.model.device)).logits[:, 0].float()
         return scores
 

@@ -43,11 +43,7 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table.
-
-    Raises:
-        DataError: the file cannot be read; the message names it.
-    """
+    """Return the rows of a table; a `DataError` names a file that cannot be read."""
     import pyarrow.parquet
 
     try:
@@ -58,11 +54,7 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file.
-
-    Raises:
-        DataError: the file cannot be read or holds something else; the message names it.
-    """
+    """Return the JSON object of a file; a `DataError` names one that cannot be read or holds something else."""
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:

@@ -62,17 +62,20 @@ def launch_faults(config: RunConfig | ScpoConfig) -> list[str]:
 
 
 def _device_faults(dtype: str, deepspeed: bool, fsdp: bool) -> Iterator[str]:
-    if not has_gpu():
-        if fsdp:
-            yield "a GPU: FSDP shards nothing without; launch with --config_file launch/cpu_zero3.yaml"
-        if deepspeed and dtype != "float32":
-            yield f"a GPU: DeepSpeed without one needs model.dtype=float32, got {dtype}"
-    elif (here := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > (gpus := _num_gpus()):
-        yield f"{here} GPUs: {here} processes were started here, torch sees {gpus}; set --num_processes"
+    if has_gpu():
+        import torch
+
+        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if here > gpus:
+            yield f"{here} GPUs: {here} processes were started here, torch sees {gpus}; set --num_processes"
+    elif fsdp:
+        yield "a GPU: FSDP shards nothing without; launch with --config_file launch/cpu_zero3.yaml"
+    elif deepspeed and dtype != "float32":
+        yield f"a GPU: DeepSpeed without one needs model.dtype=float32, got {dtype}"
 
 
 def _zero3_faults() -> list[str]:
-    """Check that ZeRO-3 saves a model."""
+    """Return that ZeRO-3 would save no model, where that is so."""
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         zero = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
         key = "stage3_gather_16bit_weights_on_model_save"
@@ -96,11 +99,7 @@ def device_arguments() -> dict[str, Any]:
 
 
 def join() -> None:
-    """Join the other processes of this launch.
-
-    Raises:
-        PreflightError: there are fewer than were launched, or they run without DeepSpeed though it was asked for.
-    """
+    """Join the other processes of this launch: as many as were launched, under DeepSpeed if it was asked for."""
     arguments = device_arguments()
     if uses_deepspeed():
         warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # DeepSpeed uses their old names
@@ -122,11 +121,8 @@ def join() -> None:
 
 
 def set_rank_timeout(config: RunConfig | ScpoConfig) -> None:
-    """Set how long a rank waits for the others in a collective: every rank calls this after `join`.
-
-    torch opens the process group before a rank knows the configuration, and `ddp_timeout` of transformers' arguments
-    comes too late for a group that is open: NCCL's ten minutes would hold, less than a vLLM server may take.
-    """
+    """Set how long a rank waits for the others in a collective: every rank calls this after `join`."""
+    # transformers' `ddp_timeout` comes too late for an open group: NCCL's ten minutes would hold, less than vLLM takes.
     from torch.distributed import group
 
     if group.WORLD is not None:  # a single process may have none
@@ -154,9 +150,3 @@ def shards() -> bool:
 
 def _is_on(name: str) -> bool:
     return os.environ.get(name, "").lower() in ("1", "true", "yes")
-
-
-def _num_gpus() -> int:
-    import torch
-
-    return int(torch.cuda.device_count())

@@ -13,6 +13,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -47,13 +48,7 @@ class StageFolder:
 
 
 class RunFolder(StageFolder):
-    """Where a run keeps its files. The only place that knows their names; nothing here touches the disk but `*_steps`.
-
-    Example:
-        >>> run = RunFolder(Path("runs/mine"))
-        >>> run.metrics.as_posix(), run.carb(10).as_posix(), run.cold_start.model.as_posix()
-        ('runs/mine/metrics.jsonl', 'runs/mine/carb/step-10.json', 'runs/mine/cold_start/model')
-    """
+    """Where a run keeps its files: the only place that knows their names."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -114,11 +109,7 @@ def _by_step(paths: Iterator[Path]) -> dict[int, Path]:
 
 
 def open_run(config: Config) -> RunFolder:
-    """Make the folder of a run with its `config.yaml` and `environment.json`, or return to it with `run.resume=auto`.
-
-    Raises:
-        ConfigError: the folder exists and may not be continued, or belongs to another configuration.
-    """
+    """Make the folder of a run with its configuration and environment, or return to it with `run.resume=auto`."""
     run = RunFolder(Path(config.run.dir).expanduser() / config.run.name)
     if run.config.is_file():
         check_resumable(config, run)
@@ -138,11 +129,7 @@ def open_run(config: Config) -> RunFolder:
 
 @contextmanager
 def lock_run_dir(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder; the lock ends with the process.
-
-    Raises:
-        ConfigError: another process holds it.
-    """
+    """Keep other processes out of a folder; the lock ends with the process."""
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,22 +182,16 @@ def _git() -> dict[str, Any] | None:
     """Return the commit and whether the tree differs from it, where the package runs from a checkout."""
     if not (ASSETS / ".git").exists():
         return None
+    git = partial(subprocess.run, cwd=ASSETS, capture_output=True, text=True, check=True)
     try:
-        commit, status = (
-            subprocess.run(["git", *words], cwd=ASSETS, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603, S607
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain"])
-        )
+        commit, status = git(["git", "rev-parse", "HEAD"]), git(["git", "status", "--porcelain"])
     except (OSError, subprocess.CalledProcessError):
         return None
-    return {"commit": commit, "dirty": bool(status)}
+    return {"commit": commit.stdout.strip(), "dirty": bool(status.stdout)}
 
 
 def check_resumable(config: Config, run: RunFolder) -> None:
-    """Check that a configuration may continue a run.
-
-    Raises:
-        ConfigError: `run.resume` is never, or the folder belongs to another configuration.
-    """
+    """Raise a `ConfigError` if `run.resume` is never, or the folder belongs to another configuration."""
     if config.run.resume == "never":
         raise ConfigError(f"{run.path} exists: choose another run.name, or continue it with run.resume=auto")
     try:
@@ -222,9 +203,9 @@ def check_resumable(config: Config, run: RunFolder) -> None:
         raise ConfigError(f"{run.config} holds no settings: put it back, or choose another run.name")
     then, now = _fixed_settings(saved), _fixed_settings(config.model_dump())
     differing = [
-        f"{key} ({_value(then, key)} then, {_value(now, key)} now)"
+        f"{key} ({then.get(key, 'not set')} then, {now.get(key, 'not set')} now)"
         for key in sorted(then.keys() | now.keys())
-        if key not in then or key not in now or then[key] != now[key]
+        if then.get(key) != now.get(key)
     ]
     if differing:
         raise ConfigError(
@@ -233,16 +214,11 @@ def check_resumable(config: Config, run: RunFolder) -> None:
         )
 
 
-def _fixed_settings(values: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """Return settings by dotted key, without those that may change when a run continues."""
-    found: dict[str, Any] = {}
+def _fixed_settings(values: Mapping[str, Any], place: str = "") -> dict[str, str]:
+    """Return settings as text by dotted key, without those that may change when a run continues."""
+    found: dict[str, str] = {}
     for key, value in values.items():
         here = f"{place}{key}"
-        if here == "run" or here in _MAY_CHANGE:
-            continue
-        found |= _fixed_settings(value, f"{here}.") if isinstance(value, dict) and value else {here: value}
+        if here != "run" and here not in _MAY_CHANGE:
+            found |= _fixed_settings(value, f"{here}.") if isinstance(value, dict) and value else {here: repr(value)}
     return found
-
-
-def _value(values: Mapping[str, Any], key: str) -> str:
-    return repr(values[key]) if key in values else "not set"

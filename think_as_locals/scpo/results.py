@@ -1,7 +1,7 @@
 """What an SCPO run found: the record of each training, and accuracies by country and variant.
 
-A pair counts as right where the chosen response scores higher. Accuracies are means over training seeds, pair by pair,
-so that intervals are over people (`Item.group`), who are resampled whole; the spread over seeds is reported beside.
+Accuracies are means over training seeds, pair by pair, so that intervals are over people (`Item.group`), who are
+resampled whole; the spread over seeds is reported beside.
 """
 
 from __future__ import annotations
@@ -158,12 +158,10 @@ class _Evaluator:
         """Return figures of one or several countries, each with equal weight."""
         items, minority, disagreed = self._held_out.items, self._held_out.minority, self._held_out.disagreed
         by_country = {country: self._by_setting[country, variant, num_pairs] for country in countries}
-        after = {  # mean over seeds; of the global RM, which has no training, its own correct
-            country: {name: statistics.fmean(correct[name] for _, correct in seeds) for name in self._keys}
-            if seeds
-            else self._global_credits
-            for country, seeds in by_country.items()
-        }
+        after: dict[str, Credits] = {}  # means over seeds; of the global RM, which has no training, its own
+        for country, found in by_country.items():
+            seeds = [correct for _, correct in found] or [self._global_credits]
+            after[country] = {name: statistics.fmean(correct[name] for correct in seeds) for name in self._keys}
         own = [(item, after[str(item.culture)]) for item in items if str(item.culture) in after]
         others = [(item, correct) for c, correct in after.items() for item in items if str(item.culture) != c]
         return {
@@ -183,10 +181,10 @@ class _Evaluator:
             return {"n": 0}
         values, people = [correct[item.id] for item, correct in pairs], [item.group for item, _ in pairs]
         cells = [str(item.culture) for item, _ in pairs]
-        samples, seed = self._held_out.samples, self._held_out.seed
+        how = self._held_out.samples, self._held_out.seed, cells
         gains = [correct[item.id] - self._global_credits[item.id] for item, correct in pairs]
-        gain = estimate_mean(gains, people, samples, seed, cells, (-1, 1)).as_dict("mean")
-        return {**accuracy(values, people, samples, seed, cells).as_dict(), "gain": gain}
+        gain = estimate_mean(gains, people, *how, (-1, 1)).as_dict("mean")
+        return {**accuracy(values, people, *how).as_dict(), "gain": gain}
 
     def _distance(self, by_country: Mapping[str, Sequence[tuple[VariantResult, Credits]]]) -> dict[str, Any]:
         """Return the mean distance to the countries' answers, and its change from the global RM's."""
@@ -200,11 +198,11 @@ class _Evaluator:
 
     def mean_distance(self, distances: Mapping[str, Mapping[int, float]], lowest: float) -> dict[str, Any]:
         """Return the mean of distances, by country and index of a question, with an interval over questions."""
+        held_out = self._held_out
         values = [value for found in distances.values() for value in found.values()]
-        questions = [self._held_out.questions[i].id for found in distances.values() for i in found]
+        questions = [held_out.questions[i].id for found in distances.values() for i in found]
         cells = [country for country, found in distances.items() for _ in found]
-        samples, seed = self._held_out.samples, self._held_out.seed
-        return estimate_mean(values, questions, samples, seed, cells, (lowest, 1)).as_dict("mean")
+        return estimate_mean(values, questions, held_out.samples, held_out.seed, cells, (lowest, 1)).as_dict("mean")
 
     def _spread(self, by_country: Mapping[str, Sequence[tuple[VariantResult, Credits]]]) -> dict[str, Any]:
         """Return the number of seeds, and the standard deviation of overall and minority accuracy over them."""

@@ -28,10 +28,7 @@ def pair_keys(item: Item) -> tuple[str, str]:
 
 
 def response_requests(items: Sequence[Item], questions: Sequence[OpinionQuestion] = ()) -> list[Request]:
-    """Return one request for each distinct response to the items, and for each answer to a survey's questions.
-
-    Requests and their order, and so batches, do not depend on the order of the items.
-    """
+    """Return a request for each distinct response and each answer to a question, whatever the order of the items."""
     requests = [Request(item, (i,)) for item in items for i in range(len(item.responses))]
     requests += [request for question in questions for request in _answer_requests(question)]
     by_key = {by_response(request): request for request in sorted(requests, key=lambda r: (r.item.id, r.order))}
@@ -47,10 +44,10 @@ def fitting_requests(rm: ScalarRM, requests: Sequence[Request]) -> list[Request]
 def score_responses(
     rm: ScalarRM, requests: Sequence[Request], folder: Path, advance: Callable[[int, int], None]
 ) -> Scores:
-    """Score `response_requests`; all ranks call this with the same ones, share the work and return the same scores.
+    """Score requests that are not too long: all ranks call this with the same ones, and return the same scores.
 
-    Requests that are too long for the model are left out, not cut. Each rank records its scores in the folder, where a
-    killed run continues; with dropout on it starts over, since the rest would be scored with other random draws.
+    Each rank records its scores in the folder, where a killed run continues; with dropout on it starts over, since the
+    rest would be scored with other random draws.
     """
     state = PartialState()
     mine = fitting_requests(rm, requests[state.process_index :: state.num_processes])
@@ -96,9 +93,9 @@ def _answer_indices(question: OpinionQuestion) -> list[int]:
 def opinion_distances(questions: Sequence[OpinionQuestion], country: str, scores: Scores | None) -> dict[int, float]:
     """Return the distance of the softmax of a question's scores from a country's answers, by index of the question.
 
-    Without scores it is the distance of the mean of all other countries. Options that are no answers are left out and
-    shares scaled to sum to 1 (ours), since no pair is about them. Left out are questions that the country was not
-    asked, with fewer than two answers, or with an answer that was too long to be scored.
+    Without scores it is the distance of the mean of all other countries. Options that are no answers are left out, and
+    shares scaled to sum to 1 (ours); questions are left out that the country was not asked, with fewer than two
+    answers, or with an answer that was too long to be scored.
     """
     distances = {}
     for index, question in enumerate(questions):
@@ -119,10 +116,7 @@ def opinion_distances(questions: Sequence[OpinionQuestion], country: str, scores
 
 
 def js_distance(p: Sequence[float], q: Sequence[float]) -> float:
-    """Return the Jensen-Shannon distance of two distributions over the same options: 0 if equal, 1 if disjoint.
-
-    The square root of the divergence, with logarithms to the base 2 (ours: the paper names no base).
-    """
+    """Return the Jensen-Shannon distance, 0 if equal and 1 if disjoint: its base is 2 (ours: the paper names none)."""
     columns = [np.asarray(shares, dtype=np.float64) for shares in (p, q)]
     valid = [column.size and np.isfinite(column).all() and (column >= 0).all() and column.any() for column in columns]
     if len(p) != len(q) or not all(valid):

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from think_as_locals.config.schema import ModeSection, ScpoSection, Variant
 
-MAX_INVERSE_WEIGHT = 1e4
-"""Cap of an inverse weight, which is exponential in a disagreement and has no bound of its own."""
+MAX_INVERSE_WEIGHT = 1e4  # an inverse weight is exponential in a disagreement and has no bound of its own
 
 Reference = tuple[float, float]
 """(r+, r-): the scores of the chosen and the rejected response by the global RM, or by what replaces it."""
@@ -44,10 +43,7 @@ def pair_weights(chosen: Tensor, rejected: Tensor, variant: Variant, temperature
 def select_pairs(
     references: Sequence[Reference], variant: Variant, scpo: ScpoSection, mode: ModeSection
 ) -> dict[int, float]:
-    """Return the weight of each pair that a variant trains on, by the pair's index in `references`.
-
-    `filter`, `scpo` and `inverse_weight` keep pairs with p < tau; `full` and `weight` keep all of them.
-    """
+    """Return the weight of each pair that a variant trains on, by the pair's index in `references`."""
     if not references:
         return {}
     chosen, rejected = torch.tensor(references, dtype=torch.float32).unbind(1)

@@ -80,10 +80,7 @@ class VariantTrainer:
     def train_variant(
         self, spec: VariantSpec, references: Mapping[str, Reference], output: StageFolder
     ) -> tuple[int, list[float], int]:
-        """Train on a country's pairs unless that is done; where no pair is kept, no model is written.
-
-        Returns the number of available pairs, the weights of the kept ones and the number of steps.
-        """
+        """Train on a country's pairs if any is kept; return how many there are, the weights of the kept ones, steps."""
         scpo, mode = self.config.scpo, self.config.mode
         items = self._by_country[spec.country]
         if spec.num_pairs is not None:

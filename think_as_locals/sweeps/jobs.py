@@ -116,10 +116,9 @@ def job_state(status: int | None, stop_requested: bool = False) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs one job; the task function of a Hydra launcher, in whatever process or on whatever node that calls it.
+    """Runs one job: the task function of a Hydra launcher, in whatever process or on whatever node that calls it.
 
-    To stop a sweep, its `.stop` file is made, which every machine of a cluster sees: running jobs save and stop, and
-    waiting ones do not start.
+    Every machine of a cluster sees a sweep's `.stop` file: running jobs save and stop, and waiting ones do not start.
     """
 
     sweep: Path
@@ -165,10 +164,7 @@ class Runner:
 
     @contextmanager
     def _hold_gpus(self) -> Iterator[dict[str, str]]:
-        """Wait for a share of the GPUs, and yield the environment of a job that has it to itself.
-
-        Nothing is held without shares, or when the sweep is asked to stop. Locks end with the process.
-        """
+        """Wait for a share of the GPUs unless the sweep is to stop, and yield the environment of a job that has it."""
         while self.gpu_shares and not self._stop_requested():
             for number, share in enumerate(self.gpu_shares):
                 with (self.sweep / JOBS / f".gpus-{number}").open("w") as lock:

@@ -10,17 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from think_as_locals.data.rows import Outcome, Row
-from think_as_locals.data.sources import carb, carb_open, care, globalopinionqa, helpsteer3, jsonl, pairs, rewardbench2
+from think_as_locals.data.sources import best_of_n, globalopinionqa, jsonl, ratings
 
 EXTRA = ("id", "subset", "num_correct", "total_completions", "rating", "human_rating", "cul_type", "origins", "culture")
 SCHEMAS = {
     "jsonl": (jsonl.ItemRow.FIELDS, jsonl.outcome),
-    "carb": (carb.CarbRow.FIELDS, carb.outcome),
-    "rewardbench2": (rewardbench2.RewardBench2Row.FIELDS, rewardbench2.outcome),
-    "helpsteer3": (helpsteer3.HelpSteerRow.FIELDS, helpsteer3.outcome),
-    "carb_open": (carb_open.OpenRow.FIELDS, carb_open.outcome),
-    "pairs": (pairs.PairRow.FIELDS, pairs.outcome),
-    "care": (care.CareRow.FIELDS, lambda row: next(care.outcomes([row], None))),
+    "carb": (best_of_n.CarbRow.FIELDS, best_of_n.carb_outcome),
+    "rewardbench2": (best_of_n.RewardBench2Row.FIELDS, best_of_n.rewardbench2_outcome),
+    "helpsteer3": (best_of_n.HelpSteerRow.FIELDS, best_of_n.helpsteer3_outcome),
+    "carb_open": (best_of_n.OpenRow.FIELDS, best_of_n.open_outcome),
+    "pairs": (best_of_n.PairRow.FIELDS, best_of_n.pair_outcome),
+    "care": (ratings.CareRow.FIELDS, lambda row: next(ratings.care_outcomes([row], None))),
     "globalopinionqa": (globalopinionqa.OpinionRow.FIELDS, lambda row: next(globalopinionqa.outcomes([row], 0.0))),
 }
 words = st.sampled_from(

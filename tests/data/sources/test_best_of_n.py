@@ -9,7 +9,7 @@ import pytest
 from data.tables import a_row, defects
 
 from think_as_locals.data.rows import Outcome, Row
-from think_as_locals.data.sources import carb, carb_open, rewardbench2
+from think_as_locals.data.sources import best_of_n
 
 CARB: dict[str, Any] = {
     "id": "17",
@@ -66,7 +66,7 @@ OPEN: dict[str, Any] = {
 
 
 def test_a_row_of_carb_is_an_item() -> None:
-    outcome = carb.outcome(a_row(CARB))
+    outcome = best_of_n.carb_outcome(a_row(CARB))
     (item,) = outcome.items
     assert not outcome.faults
     assert (item.id, item.culture, item.language, item.domain) == ("carb/commonsense/th/17", "TH", "th", "commonsense")
@@ -78,17 +78,18 @@ def test_a_row_of_carb_is_an_item() -> None:
     [("cultural_value", "value"), ("cultural_toxicity", "safety"), ("cultural_linguistic", "linguistic")],
 )
 def test_the_subsets_of_carb_are_the_four_domains(subset: str, domain: str) -> None:
-    assert carb.outcome(a_row(CARB | {"subset": subset})).items[0].domain == domain
+    assert best_of_n.carb_outcome(a_row(CARB | {"subset": subset})).items[0].domain == domain
 
 
 def test_the_country_of_a_row_of_carb_may_be_null() -> None:
-    outcome = carb.outcome(a_row(CARB | {"country": None}))
+    outcome = best_of_n.carb_outcome(a_row(CARB | {"country": None}))
     assert (outcome.items[0].culture, outcome.faults) == (None, ())
 
 
 def test_the_same_prompt_is_the_same_question_group_however_it_is_set() -> None:
     first, second, other = (
-        carb.outcome(a_row(CARB | {"prompt": prompt})).items[0].group for prompt in ("Who? ", "who?", "Who not?")
+        best_of_n.carb_outcome(a_row(CARB | {"prompt": prompt})).items[0].group
+        for prompt in ("Who? ", "who?", "Who not?")
     )
     assert first == second != other
 
@@ -108,7 +109,7 @@ def test_the_same_prompt_is_the_same_question_group_however_it_is_set() -> None:
     ],
 )
 def test_a_suspicious_row_of_carb_is_an_item_all_the_same(changes: dict[str, Any], expected: list[str]) -> None:
-    outcome = carb.outcome(a_row(CARB | changes))
+    outcome = best_of_n.carb_outcome(a_row(CARB | changes))
     assert defects(outcome) == expected
     assert len(outcome.items) == 1
 
@@ -138,13 +139,13 @@ def test_a_suspicious_row_of_carb_is_an_item_all_the_same(changes: dict[str, Any
     ],
 )
 def test_a_row_of_carb_that_is_no_item_has_every_fault_named(changes: dict[str, Any], expected: list[str]) -> None:
-    outcome = carb.outcome(a_row(CARB | changes))
+    outcome = best_of_n.carb_outcome(a_row(CARB | changes))
     assert defects(outcome) == expected
     assert outcome.items == ()
     assert not outcome.imported
 
 
-@pytest.mark.parametrize("reader", [carb.outcome, rewardbench2.outcome, carb_open.outcome])
+@pytest.mark.parametrize("reader", [best_of_n.carb_outcome, best_of_n.rewardbench2_outcome, best_of_n.open_outcome])
 @pytest.mark.parametrize("value", [None, 7, "text", [1], {}])
 def test_whatever_a_row_is_it_is_named_and_never_raises(reader: Callable[[Row], Outcome], value: Any) -> None:
     outcome = reader(a_row(value))
@@ -153,7 +154,7 @@ def test_whatever_a_row_is_it_is_named_and_never_raises(reader: Callable[[Row], 
 
 
 def test_a_row_of_rewardbench_2_is_a_best_of_4_item() -> None:
-    outcome = rewardbench2.outcome(a_row(RB2))
+    outcome = best_of_n.rewardbench2_outcome(a_row(RB2))
     (item,) = outcome.items
     assert not outcome.faults
     assert (item.id, item.domain, item.culture, item.language) == ("rewardbench2/3", "factuality", None, "en")
@@ -162,7 +163,7 @@ def test_a_row_of_rewardbench_2_is_a_best_of_4_item() -> None:
 
 
 def test_a_row_of_ties_is_right_exactly_where_all_of_its_items_are() -> None:
-    outcome = rewardbench2.outcome(a_row(TIES))
+    outcome = best_of_n.rewardbench2_outcome(a_row(TIES))
     assert not outcome.faults
     met = {(item.responses[item.best], wrong) for item in outcome.items for wrong in item.responses[1:]}
     # Every right answer meets every wrong one and no other right one.
@@ -176,17 +177,17 @@ def test_a_row_of_ties_is_right_exactly_where_all_of_its_items_are() -> None:
     "changes", [{"rejected": [*TIES["rejected"][:8], "Wrong 0."]}, {"chosen": ["Red.", "Blue.", "Red."]}]
 )
 def test_the_same_response_twice_in_a_row_of_ties_is_named_wherever_it_stands(changes: dict[str, Any]) -> None:
-    assert defects(rewardbench2.outcome(a_row(TIES | changes))) == ["identical_responses"]
+    assert defects(best_of_n.rewardbench2_outcome(a_row(TIES | changes))) == ["identical_responses"]
 
 
 @pytest.mark.parametrize("cell", ["['Red.' 'Blue.']", '["Red.", "Blue."'])
 def test_a_list_in_a_cell_that_nobody_can_read_is_not_taken_for_a_response(cell: str) -> None:
-    assert defects(carb.outcome(a_row(CARB | {"rejected": cell, "num_rejected": None}))) == ["wrong_type"]
+    assert defects(best_of_n.carb_outcome(a_row(CARB | {"rejected": cell, "num_rejected": None}))) == ["wrong_type"]
 
 
 def test_the_reference_of_a_tie_is_in_its_question_group() -> None:
     reference = TIES | {"id": "ref:5", "chosen": ["Red."], "num_correct": 1, "total_completions": 10}
-    assert {item.group for item in rewardbench2.outcome(a_row(reference)).items} == {"ties:5"}
+    assert {item.group for item in best_of_n.rewardbench2_outcome(a_row(reference)).items} == {"ties:5"}
 
 
 @pytest.mark.parametrize(
@@ -200,13 +201,13 @@ def test_the_reference_of_a_tie_is_in_its_question_group() -> None:
     ],
 )
 def test_faults_of_rewardbench_2_are_named(value: dict[str, Any], changes: dict[str, Any], expected: list[str]) -> None:
-    outcome = rewardbench2.outcome(a_row(value | changes))
+    outcome = best_of_n.rewardbench2_outcome(a_row(value | changes))
     assert defects(outcome) == expected
     assert bool(outcome.items) == (expected == ["count_mismatch"])
 
 
 def test_an_open_row_is_an_item() -> None:
-    outcome = carb_open.outcome(a_row(OPEN))
+    outcome = best_of_n.open_outcome(a_row(OPEN))
     (item,) = outcome.items
     assert not outcome.faults
     assert (item.id, item.group, item.culture, item.domain) == ("wq-de-0", "de0", "DE", "linguistic")
@@ -218,7 +219,7 @@ def test_an_open_row_is_an_item() -> None:
     [("South_Korea", "KR"), ("Arab (Qatar)", "QA"), ("USA", "US"), ("English", None), ("Spanish-speaking", None)],
 )
 def test_the_cultures_of_the_open_rows_have_codes_where_there_are_any(culture: str, code: str | None) -> None:
-    assert carb_open.outcome(a_row(OPEN | {"culture": culture})).items[0].culture == code
+    assert best_of_n.open_outcome(a_row(OPEN | {"culture": culture})).items[0].culture == code
 
 
 @pytest.mark.parametrize(
@@ -232,4 +233,4 @@ def test_the_cultures_of_the_open_rows_have_codes_where_there_are_any(culture: s
     ],
 )
 def test_faults_of_the_open_rows_are_named(changes: dict[str, Any], expected: list[str]) -> None:
-    assert defects(carb_open.outcome(a_row(OPEN | changes))) == expected
+    assert defects(best_of_n.open_outcome(a_row(OPEN | changes))) == expected

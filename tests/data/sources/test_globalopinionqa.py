@@ -240,16 +240,6 @@ def test_what_is_no_answer_is_an_option_and_in_no_pair(option: str) -> None:
     assert [item.responses for item in option_pairs(asked, "CL", 0.05)] == [("Yes", "No")]
 
 
-def test_two_options_of_the_same_text_are_one_whose_shares_add_up() -> None:
-    twice = question(("Yes", "No", "Yes"), CL=(0.2, 0.45, 0.35), TH=(0.1, 0.8, 0.1))
-    assert twice.options == ("Yes", "No")
-    assert twice.shares["CL"] == pytest.approx((0.55, 0.45))
-    assert [item.responses for item in option_pairs(twice, "CL", 0.0)] == [
-        ("Yes", "No")
-    ]  # by itself, neither Yes is ahead
-    assert others_mean(twice, "CL") == pytest.approx((0.2, 0.8))
-
-
 # --- a question that several rows ask ---
 
 
@@ -297,10 +287,13 @@ def test_rows_with_the_same_options_are_one_question_whose_first_answers_stand(t
     assert (two.id, two.options) == (one.id, ("Very good", "Very bad"))
 
 
-def test_options_of_the_same_text_are_one_whose_share_is_their_sum() -> None:
+def test_options_of_the_same_text_are_one_whose_share_is_their_sum(tmp_path: Path) -> None:
     shares = {"Chile": [0.25, 0.375, 0.375], "Thailand": [0.5, 0.25, 0.25]}
-    outcome = read_row(row(options=["Yes", "No", "Yes"], selections=shares))
-    assert [(item.culture, item.responses) for item in outcome.items] == [("CL", ("Yes", "No")), ("TH", ("Yes", "No"))]
+    twice = row(options=["Yes", "No", "Yes"], selections=shares)
+    items = read_row(twice).items
+    assert [(item.culture, item.responses) for item in items] == [("CL", ("Yes", "No")), ("TH", ("Yes", "No"))]
+    (found,) = read_questions(str(write(tmp_path / "r.jsonl", [twice])))
+    assert (found.options, found.shares) == (("Yes", "No"), {"CL": (0.625, 0.375), "TH": (0.75, 0.25)})
 
 
 def test_a_number_too_long_to_be_written_is_no_option() -> None:

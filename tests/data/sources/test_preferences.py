@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import pytest
 from data.tables import a_row, defects
-from hypothesis import given
-from hypothesis import strategies as st
 
 from think_as_locals.data.rows import Outcome, Row
-from think_as_locals.data.sources import care, helpsteer3, pairs
-from think_as_locals.data.sources.ratings import pair_responses
-from think_as_locals.types import Item
+from think_as_locals.data.sources import best_of_n, ratings
 
 PAIR: dict[str, Any] = {
     "id": 31,
@@ -37,7 +31,7 @@ HELPSTEER: dict[str, Any] = {
 
 
 def test_a_chosen_and_a_rejected_response_are_a_pair() -> None:
-    outcome = pairs.outcome(a_row(PAIR))
+    outcome = best_of_n.pair_outcome(a_row(PAIR))
     (item,) = outcome.items
     assert not outcome.faults
     assert (item.responses, item.best) == (("In boiling water.", "I do not know."), 0)
@@ -47,7 +41,8 @@ def test_a_chosen_and_a_rejected_response_are_a_pair() -> None:
 
 def test_a_translated_pair_is_in_the_question_group_of_its_original() -> None:
     (original,), (translated,) = (
-        pairs.outcome(a_row(PAIR | changes)).items for changes in ({}, {"language": "deu_Latn", "prompt": "Wie?"})
+        best_of_n.pair_outcome(a_row(PAIR | changes)).items
+        for changes in ({}, {"language": "deu_Latn", "prompt": "Wie?"})
     )
     assert translated.group == original.group
     assert (translated.language, translated.id) == ("de", "pairs/de/alpacaeval-easy/31")
@@ -55,7 +50,7 @@ def test_a_translated_pair_is_in_the_question_group_of_its_original() -> None:
 
 def test_a_conversation_with_half_of_a_surrogate_pair_is_named() -> None:
     context = [{"role": "user", "content": "Breakfast?"}, {"role": "assistant", "content": "half \ud83d"}]
-    assert defects(helpsteer3.outcome(a_row(HELPSTEER | {"context": context}))) == ["broken_text"]
+    assert defects(best_of_n.helpsteer3_outcome(a_row(HELPSTEER | {"context": context}))) == ["broken_text"]
 
 
 def test_rows_of_two_files_are_pairs_with_ids_of_their_own() -> None:
@@ -67,12 +62,12 @@ def test_rows_of_two_files_are_pairs_with_ids_of_their_own() -> None:
         for file, number, rating in places
     ]
     rows = [Row(file, number, value, "") for (file, number, _), value in zip(places, values, strict=True)]
-    ids = [item.id for outcome in care.outcomes(rows, None) for item in outcome.items]
+    ids = [item.id for outcome in ratings.care_outcomes(rows, None) for item in outcome.items]
     assert len(ids) == len(set(ids)) == 6
 
 
 def test_pairs_of_ones_own_need_no_more_than_three_fields() -> None:
-    outcome = pairs.outcome(a_row({name: PAIR[name] for name in ("prompt", "chosen", "rejected")}))
+    outcome = best_of_n.pair_outcome(a_row({name: PAIR[name] for name in ("prompt", "chosen", "rejected")}))
     assert not outcome.faults
     assert outcome.items[0].id == "pairs/rows.jsonl-7"
 
@@ -88,7 +83,7 @@ def test_pairs_of_ones_own_need_no_more_than_three_fields() -> None:
     ],
 )
 def test_faults_of_pairs_are_named(changes: dict[str, Any], expected: list[str]) -> None:
-    outcome = pairs.outcome(a_row(PAIR | changes))
+    outcome = best_of_n.pair_outcome(a_row(PAIR | changes))
     assert defects(outcome) == expected
     assert outcome.items == ()
 
@@ -97,13 +92,13 @@ def test_faults_of_pairs_are_named(changes: dict[str, Any], expected: list[str])
     ("preference", "best"), [(-3, "밥과 국입니다."), (-1, "밥과 국입니다."), (1, "모르겠습니다."), (3, "모르겠습니다.")]
 )
 def test_a_preference_says_which_response_is_better(preference: int, best: str) -> None:
-    (item,) = helpsteer3.outcome(a_row(HELPSTEER | {"overall_preference": preference})).items
+    (item,) = best_of_n.helpsteer3_outcome(a_row(HELPSTEER | {"overall_preference": preference})).items
     assert item.responses[item.best] == best
     assert (item.prompt, item.language, item.domain) == ("한국의 아침 식사는?", "ko", "multilingual")
 
 
 def test_two_responses_about_the_same_are_no_item_and_no_fault_of_the_row() -> None:
-    outcome = helpsteer3.outcome(a_row(HELPSTEER | {"overall_preference": 0}))
+    outcome = best_of_n.helpsteer3_outcome(a_row(HELPSTEER | {"overall_preference": 0}))
     assert (defects(outcome), outcome.items, outcome.imported) == (["tie"], (), False)
     assert outcome.faults[0].defect.severity == "skipped"
 
@@ -114,12 +109,12 @@ def test_a_conversation_is_one_prompt_with_the_role_before_each_turn() -> None:
         {"role": "assistant", "content": "Hello"},
         {"role": "user", "content": "?"},
     ]
-    (item,) = helpsteer3.outcome(a_row(HELPSTEER | {"context": turns})).items
+    (item,) = best_of_n.helpsteer3_outcome(a_row(HELPSTEER | {"context": turns})).items
     assert item.prompt == "user: Hi\n\nassistant: Hello\n\nuser: ?"
 
 
 def test_code_is_asked_about_in_english() -> None:
-    (item,) = helpsteer3.outcome(a_row(HELPSTEER | {"domain": "code", "language": "python"})).items
+    (item,) = best_of_n.helpsteer3_outcome(a_row(HELPSTEER | {"domain": "code", "language": "python"})).items
     assert item.language == "en"
 
 
@@ -139,7 +134,7 @@ def test_code_is_asked_about_in_english() -> None:
     ],
 )
 def test_faults_of_preferences_are_named(changes: dict[str, Any], expected: list[str]) -> None:
-    outcome = helpsteer3.outcome(a_row(HELPSTEER | changes))
+    outcome = best_of_n.helpsteer3_outcome(a_row(HELPSTEER | changes))
     assert defects(outcome) == expected
     assert outcome.items == ()
 
@@ -165,7 +160,7 @@ def better_and_worse(outcomes: list[Outcome]) -> list[tuple[str, str]]:
 
 def test_every_two_responses_rated_differently_are_a_pair_the_better_one_best() -> None:
     rows = [rated(1, "a", 3), rated(2, "b", 9), rated(3, "c", 3)]
-    outcomes = list(care.outcomes(rows, None))
+    outcomes = list(ratings.care_outcomes(rows, None))
     assert sorted(better_and_worse(outcomes)) == [("b", "a"), ("b", "c")]
     assert all(outcome.imported for outcome in outcomes)
     item = next(item for outcome in outcomes for item in outcome.items)
@@ -174,14 +169,14 @@ def test_every_two_responses_rated_differently_are_a_pair_the_better_one_best() 
 
 def test_rows_of_a_question_need_not_stand_together() -> None:
     rows = [rated(1, "a", 3), rated(2, "x", 5, "日本の正月は？"), rated(3, "b", 4), rated(4, "y", 6, "日本の正月は？")]
-    outcomes = list(care.outcomes(rows, None))
+    outcomes = list(ratings.care_outcomes(rows, None))
     assert better_and_worse(outcomes) == [("b", "a"), ("y", "x")]
     assert {item.language for outcome in outcomes for item in outcome.items} == {"zh", "ja"}
 
 
 def test_a_limit_takes_the_pairs_whose_ratings_differ_most() -> None:
     rows = [rated(1, "a", 1), rated(2, "b", 5), rated(3, "c", 10)]
-    outcomes = list(care.outcomes(rows, 1))
+    outcomes = list(ratings.care_outcomes(rows, 1))
     assert better_and_worse(outcomes) == [("c", "a")]
     assert all(outcome.imported for outcome in outcomes)
 
@@ -190,13 +185,13 @@ def test_a_limit_takes_the_pairs_whose_ratings_differ_most() -> None:
     "rows", [[rated(1, "a", 3)], [rated(1, "a", 3), rated(2, "b", 3)], [rated(1, "a", 3), rated(2, "a", 5)]]
 )
 def test_a_response_without_a_rival_is_named(rows: list[Row]) -> None:
-    outcomes = list(care.outcomes(rows, None))
+    outcomes = list(ratings.care_outcomes(rows, None))
     assert [defects(outcome) for outcome in outcomes] == [["unpaired"]] * len(rows)
 
 
 def test_no_row_is_lost_or_doubled() -> None:
     rows = [rated(i, f"r{i}", i % 12, f"问题{i % 7}？") for i in range(100)]
-    assert sorted(outcome.row.number for outcome in care.outcomes(rows, 2)) == list(range(100))
+    assert sorted(outcome.row.number for outcome in ratings.care_outcomes(rows, 2)) == list(range(100))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +207,7 @@ def test_no_row_is_lost_or_doubled() -> None:
     ],
 )
 def test_faults_of_ratings_are_named(changes: dict[str, Any], expected: list[str]) -> None:
-    (outcome,) = care.outcomes([a_row(rated(1, "a", 3).value | changes)], None)
+    (outcome,) = ratings.care_outcomes([a_row(rated(1, "a", 3).value | changes)], None)
     assert defects(outcome) == expected
 
 
@@ -223,59 +218,5 @@ def test_the_first_release_names_its_fields_otherwise_and_rates_in_text() -> Non
         )
         for i, (r, n, c) in enumerate([("أ", "7", "Native (Arab)"), ("ب", "2", "Native (Arab)")], 1)
     ]
-    (item,) = (item for outcome in care.outcomes(rows, None) for item in outcome.items)
+    (item,) = (item for outcome in ratings.care_outcomes(rows, None) for item in outcome.items)
     assert (item.language, item.culture, item.domain) == ("ar", "Arab", "literacy")
-
-
-# --- any ratings ---
-
-
-@dataclass
-class Rated:
-    """A response with its rating."""
-
-    row: Row
-    response: str
-    rating: float
-
-
-def pair_of(better: Rated, worse: Rated) -> Item:
-    return Item(
-        id=f"{better.row.number}-{worse.row.number}",
-        prompt="?",
-        responses=(better.response, worse.response),
-        best=0,
-        culture=None,
-        language="en",
-        domain="d",
-        group="g",
-        source="s",
-    )
-
-
-@given(ratings=st.lists(st.tuples(st.integers(1, 4), st.sampled_from("abcde")), max_size=7), limit=st.integers(1, 5))
-def test_the_best_response_is_always_rated_higher_and_no_row_is_lost(
-    ratings: list[tuple[int, str]], limit: int
-) -> None:
-    responses = [Rated(Row("f", i, {}, ""), text, rating) for i, (rating, text) in enumerate(ratings)]
-    every = list(pair_responses(responses, pair_of, None))
-    assert [outcome.row.number for outcome in every] == list(range(len(ratings)))
-    gaps = []
-    for outcome in every:
-        for item in outcome.items:
-            better, worse = (responses[int(number)] for number in item.id.split("-"))
-            assert better.rating > worse.rating
-            assert better.row is outcome.row
-            gaps.append(better.rating - worse.rating)
-    expected = [
-        abs(one.rating - other.rating)
-        for one, other in combinations(responses, 2)
-        if one.rating != other.rating and one.response != other.response
-    ]
-    assert sorted(gaps) == sorted(expected)
-    kept = [item for outcome in pair_responses(responses, pair_of, limit) for item in outcome.items]
-    widest = [
-        responses[int(better)].rating - responses[int(worse)].rating
-        for better, worse in (i.id.split("-") for i in kept)
-    ]
-    assert sorted(widest) == sorted(expected)[max(0, len(expected) - limit) :]

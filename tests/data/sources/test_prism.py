@@ -19,7 +19,7 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
 from think_as_locals.data import read as read_source
 from think_as_locals.data.rows import Outcome
-from think_as_locals.data.sources import jsonl, prism, recognise
+from think_as_locals.data.sources import jsonl, ratings, recognise
 from think_as_locals.types import DataError, Item
 
 
@@ -125,7 +125,7 @@ def test_files_of_other_tables_and_kinds_of_conversation_are_no_matter(tmp_path:
 
 def test_responses_of_two_people_or_to_two_prompts_are_no_pair(tmp_path: Path) -> None:
     rows = [utterance(0, 1), utterance(1, 2, user="user1"), utterance(2, 3, user_prompt="Another question?")]
-    outcomes = list(prism.outcomes(str(folder(tmp_path, utterances=rows))))
+    outcomes = list(ratings.prism_outcomes(str(folder(tmp_path, utterances=rows))))
     assert defects(outcomes) == {f"utterances:{number}": ["unpaired"] for number in (1, 2, 3)}
 
 
@@ -136,7 +136,7 @@ def test_the_same_text_and_the_same_score_make_no_pair(tmp_path: Path) -> None:
         utterance(2, 9, turn=1),
         utterance(3, 9, turn=1),
     ]
-    outcomes = list(prism.outcomes(str(folder(tmp_path, utterances=rows))))
+    outcomes = list(ratings.prism_outcomes(str(folder(tmp_path, utterances=rows))))
     assert defects(outcomes) == {f"utterances:{number}": ["unpaired"] for number in (1, 2, 3, 4)}
 
 
@@ -163,7 +163,7 @@ def test_faults_of_utterances_are_named(tmp_path: Path, changes: dict[str, Any],
     unsaid = "Prefer not to say"
     survey = [*SURVEY, person("unsaid", unsaid, unsaid), *[person("twice")] * 2, {"user_id": "torn", "location": "{"}]
     rows = [*UTTERANCES, utterance(8, 30, turn=3), utterance(9, 60, turn=3) | changes]
-    outcomes = list(prism.outcomes(str(folder(tmp_path, survey, rows))))
+    outcomes = list(ratings.prism_outcomes(str(folder(tmp_path, survey, rows))))
     found = defects(outcomes)
     assert {place: found[place] for place in found if place.startswith("survey")} == {
         "survey:4": ["no_country"],
@@ -189,7 +189,7 @@ def test_faults_of_utterances_are_named(tmp_path: Path, changes: dict[str, Any],
     ],
 )
 def test_faults_of_the_survey_are_named_and_the_others_are_read(tmp_path: Path, row: Any, expected: list[str]) -> None:
-    outcomes = list(prism.outcomes(str(folder(tmp_path, [*SURVEY, row]))))
+    outcomes = list(ratings.prism_outcomes(str(folder(tmp_path, [*SURVEY, row]))))
     assert defects(outcomes) == {"survey:4": expected}
     assert sum(len(outcome.items) for outcome in outcomes) == len(PAIRS)
 
@@ -209,10 +209,10 @@ def test_a_row_with_an_error_stops_training_with_its_place(tmp_path: Path) -> No
 def test_a_table_that_is_not_there_or_there_twice_is_named(tmp_path: Path) -> None:
     write(tmp_path / "survey.csv", [flat(row) for row in SURVEY])
     with pytest.raises(DataError, match=r"expected one file utterances .*got none; PRISM is a folder with survey and"):
-        list(prism.outcomes(str(tmp_path)))
+        list(ratings.prism_outcomes(str(tmp_path)))
     folder(tmp_path)
     with pytest.raises(DataError, match=r"expected one file survey .*got 2 \(survey\.jsonl, survey\.csv\)"):
-        list(prism.outcomes(str(tmp_path)))
+        list(ratings.prism_outcomes(str(tmp_path)))
 
 
 words = st.sampled_from(
@@ -230,10 +230,10 @@ values = st.recursive(
 def test_whatever_a_row_holds_it_is_in_a_pair_or_its_faults_are_named(data: st.DataObject) -> None:
     survey, utterances = (
         data.draw(st.lists(st.dictionaries(st.sampled_from(names), values) | values, min_size=1, max_size=4))
-        for names in ([*prism.PersonRow.FIELDS, "location"], [*prism.UtteranceRow.FIELDS, "conversation_type"])
+        for names in ([*ratings.PersonRow.FIELDS, "location"], [*ratings.UtteranceRow.FIELDS, "conversation_type"])
     )
     with TemporaryDirectory() as name:
-        outcomes = list(prism.outcomes(str(folder(Path(name), [*SURVEY, *survey], [*UTTERANCES, *utterances]))))
+        outcomes = list(ratings.prism_outcomes(str(folder(Path(name), [*SURVEY, *survey], [*UTTERANCES, *utterances]))))
     assert len(outcomes) == len(SURVEY) + len(survey) + len(UTTERANCES) + len(utterances)
     paired = {text for outcome in outcomes for item in outcome.items for text in item.responses}
     for outcome in outcomes[len(SURVEY) + len(survey) :]:
@@ -260,7 +260,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_both_configs_of_a_hub_id_are_read_and_their_rows_told_apart(asked: list[tuple[Any, ...]]) -> None:
-    outcomes = list(prism.outcomes("owner/prism@v1"))
+    outcomes = list(ratings.prism_outcomes("owner/prism@v1"))
     assert asked == [("owner/prism", name, None, "v1") for name in ("survey", "utterances")]
     assert len([item for outcome in outcomes for item in outcome.items]) == len(PAIRS)
     assert outcomes[0].row.place == "owner/prism@v1:survey:train:1"
@@ -269,7 +269,7 @@ def test_both_configs_of_a_hub_id_are_read_and_their_rows_told_apart(asked: list
 
 def test_one_config_of_a_hub_id_is_not_enough(asked: list[tuple[Any, ...]]) -> None:
     with pytest.raises(DataError, match=r"owner/prism:survey: .* are read both: give owner/name\[@revision\]"):
-        list(prism.outcomes("owner/prism:survey"))
+        list(ratings.prism_outcomes("owner/prism:survey"))
     assert asked == []
 
 

@@ -1,4 +1,4 @@
-"""Sources of items: one module per data set, and the table by which all of them are found."""
+"""Sources of items: one module for each kind of row, and the table by which all of them are found."""
 
 from __future__ import annotations
 
@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING
 
 from think_as_locals.data.cards import read_culture_cards, read_opinion_cards
 from think_as_locals.data.rows import Outcome, Row, is_stream, path_of, read_rows
-from think_as_locals.data.sources import (
-    blend,
-    carb,
-    carb_open,
-    care,
-    globalopinionqa,
-    helpsteer3,
-    jsonl,
-    pairs,
-    prism,
-    rewardbench2,
-)
+from think_as_locals.data.sources import best_of_n, blend, globalopinionqa, jsonl, ratings
 from think_as_locals.types import DataError, Item
 
 if TYPE_CHECKING:
@@ -33,19 +22,12 @@ _SAMPLE = 100  # rows by which a source is recognised
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """How the items of one data set are read, and its rows recognised.
+    """How the items of one data set are read, by `data` section and seed, and its rows recognised."""
 
-    Args:
-        outcomes: (`data` section, seed) -> what becomes of every row; `None` if the source has no rows.
-        items: (`data` section, seed) -> the items to train on, if they are not simply those of the rows.
-        fields: Fields that tell its rows from those of other sources.
-        is_folder: Whether a folder holds this data set, if it is more than rows in files.
-    """
-
-    outcomes: Callable[[DataSection, int], Iterator[Outcome]] | None = None
-    items: Callable[[DataSection, int], Iterator[Item]] | None = None
-    fields: tuple[str, ...] = ()
-    is_folder: Callable[[Path], bool] | None = None
+    outcomes: Callable[[DataSection, int], Iterator[Outcome]] | None = None  # of its rows, unless it is generated
+    items: Callable[[DataSection, int], Iterator[Item]] | None = None  # to train on, if not simply those of the rows
+    fields: tuple[str, ...] = ()  # that tell its rows from those of other sources
+    files: tuple[str, ...] = ()  # that tell a folder of it, if it is more than files of rows
 
 
 def row_by_row(outcome: Callable[[Row], Outcome], fields: tuple[str, ...]) -> Source:
@@ -56,31 +38,29 @@ def row_by_row(outcome: Callable[[Row], Outcome], fields: tuple[str, ...]) -> So
 SOURCES: dict[str, Source] = {
     "culture_cards": Source(items=read_culture_cards),
     "opinion_cards": Source(items=read_opinion_cards),
-    "blend": Source(outcomes=blend.outcomes, items=blend.read, is_folder=blend.is_folder),
+    "blend": Source(outcomes=blend.outcomes, items=blend.read, files=("annotations/",)),
     "jsonl": row_by_row(jsonl.outcome, jsonl.REQUIRED),
-    "carb": row_by_row(carb.outcome, carb.CarbRow.FIELDS),
-    "rewardbench2": row_by_row(rewardbench2.outcome, rewardbench2.RewardBench2Row.FIELDS),
-    "helpsteer3": row_by_row(helpsteer3.outcome, helpsteer3.HelpSteerRow.FIELDS),
-    "carb_open": row_by_row(carb_open.outcome, carb_open.OpenRow.FIELDS),
+    "carb": row_by_row(best_of_n.carb_outcome, best_of_n.CarbRow.FIELDS),
+    "rewardbench2": row_by_row(best_of_n.rewardbench2_outcome, best_of_n.RewardBench2Row.FIELDS),
+    "helpsteer3": row_by_row(best_of_n.helpsteer3_outcome, best_of_n.HelpSteerRow.FIELDS),
+    "carb_open": row_by_row(best_of_n.open_outcome, best_of_n.OpenRow.FIELDS),
     "care": Source(
-        outcomes=lambda data, seed: care.outcomes(read_rows(path_of(data)), data.sets_per_group),
-        fields=care.CareRow.FIELDS,
+        outcomes=lambda data, seed: ratings.care_outcomes(read_rows(path_of(data)), data.sets_per_group),
+        fields=ratings.CareRow.FIELDS,
     ),
-    "prism": Source(outcomes=lambda data, seed: prism.outcomes(path_of(data)), is_folder=prism.has_tables),
+    "prism": Source(
+        outcomes=lambda data, seed: ratings.prism_outcomes(path_of(data)), files=("survey.*", "utterances.*")
+    ),
     "globalopinionqa": Source(
-        outcomes=lambda data, seed: globalopinionqa.outcomes(read_rows(path_of(data)), data.min_share_gap or 0.0),
+        outcomes=lambda data, seed: globalopinionqa.outcomes(read_rows(path_of(data)), data.min_share_gap),
         fields=globalopinionqa.OpinionRow.FIELDS,
     ),
-    "pairs": row_by_row(pairs.outcome, pairs.PairRow.FIELDS),
+    "pairs": row_by_row(best_of_n.pair_outcome, best_of_n.PairRow.FIELDS),
 }
 
 
 def row_outcomes(data: DataSection, seed: int = 0) -> Iterator[Outcome]:
-    """Return what becomes of every row of a source that is read from `data.path`.
-
-    Raises:
-        DataError: nothing is there, or a file as a whole cannot be read.
-    """
+    """Return what becomes of every row of a source that is read from `data.path`."""
     outcomes = SOURCES[data.source].outcomes
     if outcomes is None:
         raise DataError(f"data={data.source} has no rows: it is generated")
@@ -91,16 +71,12 @@ def row_outcomes(data: DataSection, seed: int = 0) -> Iterator[Outcome]:
 
 
 def recognise(path: str) -> str:
-    """Return the source that rows are of, by the names of their fields; where several fit, the one with the most.
-
-    Raises:
-        DataError: the rows fit none, can be read only once, or as for `row_outcomes`.
-    """
+    """Return the source that rows are of, by the names of their fields; where several fit, the one with the most."""
     if is_stream(path):
         raise DataError(f"{path}: a pipe is read only once: say --source")
     folder = Path(path).expanduser()
     for name, source in SOURCES.items():
-        if source.is_folder and source.is_folder(folder):
+        if source.files and all(any(folder.glob(pattern)) for pattern in source.files):
             return name
     given = [set(row.value) for row in islice(read_rows(path), _SAMPLE) if isinstance(row.value, Mapping)]
     known = {name: source.fields for name, source in SOURCES.items() if source.fields}

@@ -1,15 +1,12 @@
-"""GlobalOpinionQA (arXiv 2306.16388, HF Anthropic/llm_global_opinions): shares of countries by option.
+"""GlobalOpinionQA (arXiv 2306.16388, HF Anthropic/llm_global_opinions): shares of countries by option, in English.
 
-Questions of two surveys, `question, selections, options, source` (GAS: Pew's Global Attitudes, WVS: World Values). In
-the published file `selections` is the text of a `defaultdict`, country -> shares, and `options` that of a list; other
-exports hold objects or JSON. It is in English, and CC-BY-NC-SA-4.0: read from the user's own copy, never shipped.
+Questions of Pew's Global Attitudes (GAS) and the World Values Survey (WVS). In the published file `selections` is the
+text of a `defaultdict`, country -> shares, and `options` that of a list; other exports hold objects or JSON. Licence:
+CC-BY-NC-SA-4.0, never shipped.
 
-Some samples are marked: `(Non-national sample)` represents no country and is left out, `(Old national sample)` counts
-only if the country has no newer one, `(Current national sample)` counts like any other. Regions that are no country of
-their own (Northern Ireland) are left out too; a warning names what is left out.
-
-Surveys repeat questions. For each country two answers to a question are compared once, by the first row that has both;
-a later one leaves the country out. Rows with the same words and the same options are one question.
+A sample marked `(Old national sample)` counts only if its country has no newer one; `(Non-national sample)` and regions
+that are no country of their own are left out, and a warning names them. Surveys repeat questions: for each country two
+answers to a question are compared once, by the first row that has both. The same words and options are one question.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from think_as_locals.data.fields import RowModel, Text, check_text, field, question_group, shown
@@ -30,54 +26,25 @@ from think_as_locals.data.languages import culture_code
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable, read_rows, unpack
 from think_as_locals.types import Item, is_text
 
-NON_ANSWERS = frozenset(
-    {
-        *("dk", "dk/refused", "don't know", "don't know/refused", "refused", "no answer", "decline to answer"),
-        *("not asked", "not asked in survey", "not applicable", "missing", "missing; unknown", "other missing"),
-    }
+LEAST_SHARE = 1e-3  # of an answer that nobody gave: its logarithm must be finite
+_NO_ANSWER = re.compile(
+    r"(dk|don't know)(/refused)?|refused|no answer|decline to answer|not asked( in survey)?|not applicable"
+    r"|missing(; unknown)?|other missing"
 )
-"""Options that are no answer to the question, in lower case; remarks in brackets do not count."""
-
-LEAST_SHARE = 1e-3
-"""The share of an answer that nobody gave: its logarithm must be finite."""
-
 _REMARK = re.compile(r"\([^()]*\)")
-_SAMPLES = {"current national sample": 0, "old national sample": 1}  # which sample of a country comes first
-_SUMS = (0.98, 1.02)  # shares are rounded
+_NATIONAL = re.compile(r" \((current|old) national sample[) ]*$", re.IGNORECASE)
 _Earlier = defaultdict[tuple[str, str], list[tuple[frozenset[str], str]]]  # question and country: answers, and place
 
 
 @dataclass(frozen=True, slots=True)
 class OpinionQuestion:
-    """A question of a survey, and how countries answered it.
+    """A question of a survey, and how countries answered it."""
 
-    Args:
-        id: The same for all rows that ask it in the same words: the question group of its items.
-        question: Its text.
-        options: The possible answers, `NON_ANSWERS` among them. Options with the same text are merged, shares summed.
-        shares: ISO 3166 code -> the share of each option, in their order; they sum to 1.
-        source: The survey, e.g. `GAS`.
-    """
-
-    id: str
+    id: str  # the same for all rows that ask it in the same words: the question group of its items
     question: str
-    options: tuple[str, ...]
-    shares: Mapping[str, tuple[float, ...]]
-    source: str
-
-    def __post_init__(self) -> None:
-        texts = tuple(dict.fromkeys(self.options))
-        shares = dict(self.shares)
-        if len(texts) < len(self.options):
-            shares = {
-                country: tuple(
-                    math.fsum(share for option, share in zip(self.options, given, strict=True) if option == text)
-                    for text in texts
-                )
-                for country, given in shares.items()
-            }
-        object.__setattr__(self, "options", texts)
-        object.__setattr__(self, "shares", MappingProxyType(shares))
+    options: tuple[str, ...]  # distinct, those that are no answer among them
+    shares: Mapping[str, tuple[float, ...]]  # ISO 3166 code -> the share of each option; they sum to 1
+    source: str  # the survey, e.g. `GAS`
 
 
 def _check_options(name: str, value: Any, faults: list[Fault]) -> tuple[str, ...]:
@@ -86,9 +53,8 @@ def _check_options(name: str, value: Any, faults: list[Fault]) -> tuple[str, ...
     options = value if isinstance(value, list | tuple) else ()
     texts = tuple(str(option) if type(option) in (int, float) else option for option in options)
     if not (texts and all(map(is_text, texts))):
-        faults.append(
-            Fault(Defect.WRONG_TYPE, f"{name} must be a list of texts, none of them blank, got {shown(value)}")
-        )
+        expected = "a list of texts, none of them blank"
+        faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be {expected}, got {shown(value)}"))
     return texts
 
 
@@ -107,7 +73,6 @@ class OpinionRow(RowModel):
     """The fields of a row."""
 
     FIELDS: ClassVar = ("question", "selections", "options", "source")
-
     question: Annotated[str, field(partial(check_text, blank=Defect.NO_QUESTION), "")]
     source: Text
     options: Annotated[tuple[str, ...], field(_check_options, ())]
@@ -115,11 +80,7 @@ class OpinionRow(RowModel):
 
 
 def read_questions(path: str) -> list[OpinionQuestion]:
-    """Return the questions of a file, a folder or a data set on the Hub, without rows that have no question.
-
-    Raises:
-        DataError: at the first row with an error, as `file:row: what is wrong`, or nothing is there.
-    """
+    """Return the questions of a file, a folder or a data set on the Hub; raise a `DataError` at the first bad row."""
     found: dict[tuple[str, tuple[str, ...]], OpinionQuestion] = {}
     for fields, question in _read_rows(read_rows(path)):
         fields.outcome().raise_errors()
@@ -129,12 +90,13 @@ def read_questions(path: str) -> list[OpinionQuestion]:
     return list(found.values())
 
 
-def outcomes(rows: Iterable[Row], min_share_gap: float) -> Iterator[Outcome]:
+def outcomes(rows: Iterable[Row], min_share_gap: float | None) -> Iterator[Outcome]:
     """Yield, for each row, the pairs of all countries that it has shares of."""
     for fields, question in _read_rows(rows):
         items = [pair for c in question.shares for pair in option_pairs(question, c, min_share_gap)] if question else []
         if question and not items:
-            fields.add(Defect.TIE, f"in no country do the shares of two answers differ by {min_share_gap:g} or more")
+            gap = "" if min_share_gap is None else f" by {min_share_gap:g} or more"
+            fields.add(Defect.TIE, f"in no country do the shares of two answers differ{gap}")
         yield fields.outcome(*items)
 
 
@@ -146,67 +108,45 @@ def _read_rows(rows: Iterable[Row]) -> Iterator[tuple[OpinionRow, OpinionQuestio
         if asked is None or (isinstance(asked, float) and math.isnan(asked)):  # pandas writes a missing text as NaN
             row = replace(row, value=None, fault=Fault(Defect.NO_QUESTION, "question is missing"))
         fields = OpinionRow.read(row)
-        if not importable(fields.faults):
-            yield fields, None
-            continue
-        if shares := _shares(fields):
-            shares = _drop_earlier(fields, shares, earlier)
-        else:
-            fields.add(Defect.NO_COUNTRY, "selections has valid shares of no country")
-        text = fields.question
-        question = OpinionQuestion(question_group(text), text, fields.options, shares, fields.source)
-        yield fields, question if shares else None
+        question = None
+        if importable(fields.faults) and (shares := _new_shares(fields, earlier)):
+            options, text = tuple(dict.fromkeys(fields.options)), fields.question
+            question = OpinionQuestion(question_group(text), text, options, shares, fields.source)
+        yield fields, question
 
 
-def _drop_earlier(
-    fields: OpinionRow, shares: dict[str, tuple[float, ...]], earlier: _Earlier
-) -> dict[str, tuple[float, ...]]:
-    """Return the shares of those countries for which no earlier row has the question and two of its answers."""
+def _new_shares(fields: OpinionRow, earlier: _Earlier) -> dict[str, tuple[float, ...]]:
+    """Return the shares of those countries for which no earlier row compares two of the answers; record the others."""
     answers = frozenset(filter(is_answer, fields.options))
-    repeated = {}
-    for country in shares:
-        before = earlier[question_group(fields.question), country]
-        if place := next((place for options, place in before if len(options & answers) > 1), None):
-            repeated[country] = place
-        else:
-            before.append((answers, fields.row.place))
-    if repeated:
-        places = ", ".join(f"{country} (as in {place})" for country, place in repeated.items())
-        fields.add(Defect.ASKED_BEFORE, f"left out: {places}")
-        if len(repeated) == len(shares):
-            fields.add(Defect.NO_COUNTRY, "earlier rows asked the same in all its countries")
-    return {country: given for country, given in shares.items() if country not in repeated}
-
-
-def _shares(fields: OpinionRow) -> dict[str, tuple[float, ...]]:
-    """Return country -> shares that sum to 1; record the samples without a country, and shares that are invalid."""
     shares: dict[str, tuple[float, ...]] = {}
-    left_out, wrong = [], []
-    samples = {name: given for name, given in fields.selections.items() if given is not None}  # null: an empty column
-    countries = {name: _sample_country(name) for name in samples}
-    for name, (country, _) in sorted(countries.items(), key=lambda sample: sample[1][1]):
-        if country is None or country in shares:
+    found, left_out, wrong, repeated = set(), [], [], []
+    samples = [(name, given) for name, given in fields.selections.items() if given is not None]  # null: an empty column
+    for name, given in sorted(samples, key=lambda sample: "(old national" in str(sample[0]).casefold()):
+        country = culture_code(_NATIONAL.sub("", name)) if isinstance(name, str) else None
+        if country is None or country in found:
             left_out.append(shown(name))
-        elif fault := _share_fault(samples[name], len(fields.options)):
+        elif fault := _share_fault(given, len(fields.options)):
             wrong.append(f"{shown(name)}: {fault}")
         else:
-            total = math.fsum(samples[name])
-            shares[country] = tuple(share / total for share in samples[name])
-    if left_out:
-        fields.add(Defect.LEFT_OUT_SAMPLE, f"left out: {', '.join(left_out)}")
-    if wrong:
-        fields.add(Defect.BAD_SHARES, f"left out: {'; '.join(wrong)}")
+            found.add(country)
+            before = earlier[question_group(fields.question), country]
+            if place := next((place for options, place in before if len(options & answers) > 1), None):
+                repeated.append(f"{country} (as in {place})")
+            else:
+                before.append((answers, fields.row.place))
+                sums, total = dict.fromkeys(fields.options, 0.0), math.fsum(given)
+                for option, share in zip(fields.options, given, strict=True):  # those with the same text are one
+                    sums[option] += share / total
+                shares[country] = tuple(sums.values())
+    skipped = {Defect.LEFT_OUT_SAMPLE: ", ".join(left_out), Defect.BAD_SHARES: "; ".join(wrong)}
+    for defect, names in (skipped | {Defect.ASKED_BEFORE: ", ".join(repeated)}).items():
+        if names:
+            fields.add(defect, f"left out: {names}")
+    if not found:
+        fields.add(Defect.NO_COUNTRY, "selections has valid shares of no country")
+    elif not shares:
+        fields.add(Defect.NO_COUNTRY, "earlier rows asked the same in all its countries")
     return shares
-
-
-def _sample_country(sample: object) -> tuple[str | None, int]:
-    """Return the country that a sample represents, and its rank among the samples of the country."""
-    name = sample if isinstance(sample, str) else ""
-    country, _, remark = name.partition(" (")
-    kind = remark.rstrip(") ").casefold()
-    if not kind.endswith("sample"):
-        return culture_code(name), 0
-    return (culture_code(country), _SAMPLES[kind]) if kind in _SAMPLES else (None, 0)
 
 
 def _share_fault(shares: object, count: int) -> str | None:
@@ -216,27 +156,27 @@ def _share_fault(shares: object, count: int) -> str | None:
     if not all(type(share) in (int, float) and 0 <= share <= 1 for share in shares):
         return f"expected shares from 0 to 1, got {shown(shares)}"
     total = math.fsum(shares)
-    return None if _SUMS[0] <= total <= _SUMS[1] else f"expected shares that sum to 1, got {total:g}"
+    return None if 0.98 <= total <= 1.02 else f"expected shares that sum to 1, got {total:g}"  # shares are rounded
 
 
-def option_pairs(question: OpinionQuestion, country: str, min_share_gap: float) -> list[Item]:
-    """Return a pair of every two answers whose shares in a country differ by at least the gap, the greater one best.
+def option_pairs(question: OpinionQuestion, country: str, min_share_gap: float | None) -> list[Item]:
+    """Return a pair of every two answers whose shares in a country differ, by at least the gap, the greater one best.
 
-    Equal shares make no pair, nor does one of `NON_ANSWERS`; a country without shares has no pairs.
+    An option that is no answer is in no pair; a country without shares has none.
     """
     shares = question.shares.get(country, ())
     answers = [pair for pair in zip(question.options, shares, strict=False) if is_answer(pair[0])]
     items = []
-    for one, other in combinations(answers, 2):
-        if one[1] == other[1] or round(abs(one[1] - other[1]), 9) < min_share_gap:
+    for pair in combinations(answers, 2):
+        (best, greater), (other, less) = sorted(pair, key=lambda answer: -answer[1])
+        if greater == less or (min_share_gap is not None and round(greater - less, 9) < min_share_gap):
             continue
-        responses = (one[0], other[0]) if one[1] > other[1] else (other[0], one[0])
-        key = hashlib.sha256("\0".join(responses).encode()).hexdigest()[:12]
+        key = hashlib.sha256(f"{best}\0{other}".encode()).hexdigest()[:12]
         items.append(
             Item(
                 id=f"globalopinionqa/{question.id}/{country}/{key}",
                 prompt=question.question,
-                responses=responses,
+                responses=(best, other),
                 best=0,
                 culture=country,
                 language="en",
@@ -255,27 +195,16 @@ def others_mean(question: OpinionQuestion, country: str) -> tuple[float, ...] | 
 
 
 def is_answer(option: str) -> bool:
-    """Return whether an option is an answer to the question."""
+    """Return whether an option is an answer to the question, whatever remark stands in brackets."""
     plain = _REMARK.sub(" ", option.casefold().replace("’", "'").replace("´", "'"))
-    return " ".join(plain.split()) not in NON_ANSWERS
+    return not _NO_ANSWER.fullmatch(" ".join(plain.split()))
 
 
 def others_reference(items: Sequence[Item], questions: Sequence[OpinionQuestion]) -> dict[str, tuple[float, float]]:
-    """Return, by id of a pair, the log shares of its best and its other response in all other countries.
+    """Return, by id of a pair of options, the log shares of its best and its other response in all other countries.
 
-    This is the reference that a survey gives without a reward model: the difference of the two stands for r+ - r- of a
-    global RM, and its sigmoid is the share of the best response among both. A pair of a question that was asked in one
-    country alone has none.
-
-    Args:
-        items: Pairs of options, from `option_pairs`.
-        questions: Their questions; several may have the same words and other options.
-
-    Example:
-        >>> asked = OpinionQuestion("q1", "Is it?", ("Yes", "No"), {"CL": (1.0, 0.0), "TH": (0.25, 0.75)}, "WVS")
-        >>> yes, no = others_reference(option_pairs(asked, "CL", 0.1), [asked]).popitem()[1]
-        >>> round(math.exp(yes), 6), round(math.exp(no), 6)
-        (0.25, 0.75)
+    The reference of a survey, without a reward model: the difference of the two stands for r+ - r- of a global RM, and
+    its sigmoid is the share of the best response among both. A question of one country alone has none.
     """
     asked: dict[str, list[OpinionQuestion]] = defaultdict(list)
     for question in questions:
@@ -283,8 +212,7 @@ def others_reference(items: Sequence[Item], questions: Sequence[OpinionQuestion]
     found = {}
     for item in items:
         culture = str(item.culture)
-        own = (q for q in asked[item.group] if culture in q.shares and {*item.responses} <= {*q.options})
-        question = next(own)
+        question = next(q for q in asked[item.group] if culture in q.shares and {*item.responses} <= {*q.options})
         if others := others_mean(question, culture):
             logs = {o: math.log(max(share, LEAST_SHARE)) for o, share in zip(question.options, others, strict=True)}
             found[item.id] = (logs[item.responses[item.best]], logs[item.responses[1 - item.best]])

@@ -36,11 +36,7 @@ class ItemRow(RowModel):
 
 
 def read(path: Path) -> Iterator[Item]:
-    """Yield the items of a JSONL file.
-
-    Raises:
-        DataError: at the first bad row, as `file:line: what is wrong`, or at a repeated id.
-    """
+    """Yield the items of a JSONL file; raise a `DataError` at the first bad row, `file:line: what is wrong`."""
     return valid_items(mark_repeats(map(outcome, read_rows(str(path)))))
 
 
@@ -53,34 +49,25 @@ def outcome(row: Row) -> Outcome:
         check_text("culture", fields.culture, fields.faults)
     elif fields.culture is not None:
         fields.add(Defect.WRONG_TYPE, f"culture must be a non-blank string or None, got {shown(fields.culture)}")
-    _check_responses(fields, row.value)
-    return fields.outcome(*([] if fields.faults else [Item(**row.value)]))
-
-
-def _check_responses(fields: ItemRow, given: dict[str, Any]) -> None:
-    """Check responses, best and origins as far as they are given."""
-    responses, origins, best = (given.get(name, []) for name in ("responses", "origins", "best"))
+    responses, origins, best = (row.value.get(name, []) for name in ("responses", "origins", "best"))
     if not isinstance(responses, list) or not isinstance(origins, list):
         fields.add(Defect.WRONG_TYPE, "responses and origins must be lists")
-        return
+        return fields.outcome()
     count = len(responses)
-    if "responses" in given:
+    if "responses" in row.value:
         texts = check_texts("responses", responses, fields.faults)
         fields.check_count(texts)
         fields.check_distinct(texts)
-    if "best" in given and (isinstance(best, bool) or not isinstance(best, int) or not 0 <= best < count):
+    if "best" in row.value and (isinstance(best, bool) or not isinstance(best, int) or not 0 <= best < count):
         fields.add(Defect.BAD_BEST, f"best must be an index from 0 to {count - 1}, got {shown(best)}")
     if origins and len(check_texts("origins", origins, fields.faults)) != count:
         message = f"origins must be empty or name a culture per response: got {len(origins)} for {count}"
         fields.add(Defect.WRONG_COUNT, message)
+    return fields.outcome(*([] if fields.faults else [Item(**row.value)]))
 
 
 def write(items: Iterable[Item], path: Path) -> int:
-    """Write items, all or nothing, and return how many.
-
-    Raises:
-        DataError: the file is there already.
-    """
+    """Write items to a new file, all or nothing, and return how many."""
     count = 0
     with new_file(path) as file:
         for count, item in enumerate(items, 1):  # noqa: B007
@@ -104,16 +91,14 @@ def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
     if path.suffix.lower() in (".gz", ".json", ".parquet", ".csv"):
         raise DataError(f"{path}: one JSON object a line is written: expected a name such as {path.stem}.jsonl")
     try:
-        if path.exists():
-            raise exists
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         lines = partial.open("w", encoding="utf-8")  # replaces what a killed process with the same id left
-    except DataError:
-        raise
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
     try:
         with lines as file:
+            if path.exists():
+                raise exists
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -1,48 +1,197 @@
-"""Rated responses to one question -> pairs of them, the higher rated one the best."""
+"""Rated responses to a question, CARE and PRISM: every two whose ratings differ make a pair."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import combinations
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from think_as_locals.data.rows import Defect, Fault, Outcome, Row
-from think_as_locals.types import Item
+from pydantic import AliasChoices, Field, PlainValidator
+
+from think_as_locals.data.fields import Identifier, Prompt, Response, RowModel, Text, check_rating, check_text, field
+from think_as_locals.data.languages import culture_code
+from think_as_locals.data.rows import SUFFIXES, Defect, Fault, Outcome, Row, hub_id, read_rows, unpack
+from think_as_locals.types import DataError, Item
 
 
-class Rated(Protocol):
-    """A response with its rating, and its row."""
+def _rating(highest: float) -> PlainValidator:
+    return field(partial(check_rating, lowest=1, highest=highest), math.nan)
 
-    @property
-    def row(self) -> Row: ...
 
-    response: str
+class RatedRow(RowModel):
+    """A response to a question, and its rating."""
+
+    prompt: Prompt
+    response: Response
     rating: float
 
 
-R = TypeVar("R", bound=Rated)
+R = TypeVar("R", bound=RatedRow)
 
 
-def pair_responses(responses: Sequence[R], pair: Callable[[R, R], Item], limit: int | None) -> Iterator[Outcome]:
-    """Yield what becomes of each response to one question: the pairs in which it is the better one.
+def _pair(responses: Sequence[R], rest: Callable[[R, R], dict[str, Any]], limit: int | None) -> Iterator[Outcome]:
+    """Yield what becomes of each response to one question: the pairs in which it is the better one, with the `rest`.
 
-    Responses with the same rating or the same text make no pair. With a `limit`, only the pairs whose ratings differ
-    most are kept.
+    Responses with the same rating or the same text make no pair. A `limit` keeps the pairs whose ratings differ most.
     """
     pairs = [
         (one, other) if one.rating > other.rating else (other, one)
         for one, other in combinations(responses, 2)
         if one.rating != other.rating and one.response != other.response
     ]
-    paired = {id(rated) for rivals in pairs for rated in rivals}
+    paired = {id(fields) for rivals in pairs for fields in rivals}
     pairs.sort(key=lambda rivals: rivals[1].rating - rivals[0].rating)
-    items: dict[int, list[Item]] = defaultdict(list)
+    items: dict[int, tuple[Item, ...]] = defaultdict(tuple)
     for better, worse in pairs[:limit]:
-        items[id(better)].append(pair(better, worse))
-    for rated in responses:
-        if id(rated) in paired:
-            yield Outcome(rated.row, tuple(items[id(rated)]))
+        items[id(better)] += better.best_first(better.response, [worse.response], **rest(better, worse))
+    for fields in responses:
+        if id(fields) not in paired:
+            others = "no other response to this question has a rating other than"
+            fields.add(Defect.UNPAIRED, f"{others} {fields.rating:g}")
+        yield fields.outcome(*items[id(fields)])
+
+
+_SCRIPTS = (("ja", "[\u3040-\u30ff]"), ("zh", "[\u4e00-\u9fff]"), ("ar", "[\u0600-\u06ff]"))
+_PEOPLES = {"chinese": "CN", "japanese": "JP", "arab": "Arab"}
+
+
+class CareRow(RatedRow):
+    """CARE (arXiv 2504.05154, HF geyang627/CARE), rated by natives; the first release has `rating`, `culture_type`."""
+
+    FIELDS: ClassVar = ("question", "response", "associated_culture")
+    prompt: Prompt = Field(validation_alias="question")
+    rating: Annotated[float, _rating(10)] = Field(validation_alias=AliasChoices("rating", "human_rating"))
+    cultural_type: Text = Field(validation_alias=AliasChoices("culture_type", "cul_type"))
+    associated_culture: Text
+
+    @property
+    def language(self) -> str:
+        """Arabic, Chinese or Japanese, by the question's script; else empty."""
+        return next((tag for tag, script in _SCRIPTS if re.search(script, self.prompt)), "")
+
+    @property
+    def culture(self) -> str:
+        """CN for `Native (Chinese)`, `Chinese` and `China`; what is no country keeps its name: `Arab`."""
+        people = self.associated_culture.partition("(")[2].rstrip(") ") or self.associated_culture
+        return _PEOPLES.get(people.casefold()) or culture_code(people) or people
+
+
+def care_outcomes(rows: Iterable[Row], pairs_per_question: int | None) -> Iterator[Outcome]:
+    """Yield the pairs of every question, each with the row of its better response."""
+    questions: dict[str, list[CareRow]] = defaultdict(list)
+    for row in rows:
+        fields = CareRow.read(row)
+        if fields.prompt and not fields.language:
+            fields.add(Defect.UNKNOWN_LANGUAGE, "the question has no Arabic, Chinese or Japanese letter")
+        if fields.faults:
+            yield fields.outcome()
         else:
-            message = f"no other response to this question has a rating other than {rated.rating:g}"
-            yield Outcome(rated.row, faults=(Fault(Defect.UNPAIRED, message),))
+            questions[fields.prompt].append(fields)
+
+    def rest(better: CareRow, worse: CareRow) -> dict[str, str]:
+        other = worse.row.number if worse.row.file == better.row.file else worse.row.name
+        return {"id": f"care/{better.row.name}/{other}", "domain": better.cultural_type.lower(), "source": "care"}
+
+    for responses in questions.values():
+        yield from _pair(responses, rest, pairs_per_question)
+
+
+class PersonRow(RowModel):
+    """The survey of PRISM (arXiv 2404.16019, HF HannahRoseKirk/prism-alignment), which is never shipped: CC-BY-NC."""
+
+    FIELDS: ClassVar = ("user_id", "location.reside_country")
+    user_id: Identifier
+    country: Text = Field(validation_alias="location.reside_country")
+    country_code: Text = Field("", validation_alias="location.reside_countryISO")
+
+
+def _check_response(name: str, value: Any, faults: list[Fault]) -> str:
+    if value == "EMPTY STRING":  # what a model left empty
+        faults.append(Fault(Defect.NO_RESPONSE, f"{name} is {value!r}"))
+    return check_text(name, value, faults, Defect.NO_RESPONSE)
+
+
+class UtteranceRow(RatedRow):
+    """PRISM's utterances; pairs are made within an interaction (the reading of SCPO, arXiv 2606.18606).
+
+    The group is the person, so that nobody is in both splits and intervals are over people. The prompt is the one turn:
+    earlier ones are not in this table. The authors count 99 % of the texts as English.
+    """
+
+    FIELDS: ClassVar = ("user_id", "interaction_id", "utterance_id", "user_prompt", "model_response", "score")
+    user_id: Identifier
+    interaction_id: Identifier
+    utterance_id: Identifier
+    prompt: Prompt = Field(validation_alias="user_prompt")
+    response: Annotated[str, field(_check_response, "")] = Field(validation_alias="model_response")
+    rating: Annotated[float, _rating(100)] = Field(validation_alias="score")
+    domain: Text = Field("conversation", validation_alias="conversation_type")
+
+
+def _add_person(row: Row, countries: dict[str, str | None]) -> Outcome:
+    """Read a row of the survey, and add the country of the person to `countries` (`None` if it is unknown)."""
+    location = unpack(row.value.get("location")) if isinstance(row.value, Mapping) else None
+    if isinstance(location, Mapping):  # other exports have its parts as columns
+        row = replace(row, value={**row.value, **{f"location.{name}": part for name, part in location.items()}})
+    fields = PersonRow.read(row)
+    if fields.user_id in countries:
+        fields.add(Defect.REPEATED_ID, f"user_id {fields.user_id!r} is already in an earlier row")
+    if not fields.faults:
+        countries[fields.user_id] = culture_code(fields.country) or culture_code(fields.country_code)
+        if countries[fields.user_id] is None:
+            message = f"reside_country {fields.country!r}: expected the English name of a country"
+            fields.add(Defect.NO_COUNTRY, message)
+    return fields.outcome()
+
+
+def prism_outcomes(path: str) -> Iterator[Outcome]:
+    """Yield what becomes of every row of both tables; a pair is with the row of its better response."""
+    survey, utterances = (_read_table(path, table) for table in ("survey", "utterances"))
+    countries: dict[str, str | None] = {}
+    for row in survey:
+        yield _add_person(row, countries)
+    places: dict[str, str] = {}
+    turns: dict[tuple[str, ...], list[UtteranceRow]] = defaultdict(list)
+    for row in utterances:
+        fields = UtteranceRow.read(row)
+        utterance, user = fields.utterance_id, fields.user_id
+        if utterance and (earlier := places.setdefault(utterance, row.place)) != row.place:
+            fields.add(Defect.REPEATED_ID, f"utterance_id {utterance!r} is already in {earlier}")
+        if user and user not in countries:
+            fields.add(Defect.UNKNOWN_USER, f"user_id {user!r} has no valid row in the survey")
+        elif user and countries[user] is None:
+            fields.add(Defect.NO_COUNTRY, f"the survey has no country for user_id {user!r}")
+        if fields.faults:
+            yield fields.outcome()
+        else:
+            turns[user, fields.interaction_id, fields.prompt].append(fields)
+
+    def rest(better: UtteranceRow, worse: UtteranceRow) -> dict[str, Any]:
+        key = f"prism/{better.interaction_id}/{better.utterance_id}-{worse.utterance_id}"
+        return {"id": key, "culture": countries[better.user_id], "group": better.user_id, "source": "prism"}
+
+    for responses in turns.values():
+        yield from _pair(responses, rest, None)
+
+
+def _read_table(path: str, table: str) -> Iterator[Row]:
+    if hub := hub_id(path):
+        if hub["config"]:
+            raise DataError(f"{path}: PRISM's configs survey and utterances are read both: give owner/name[@revision]")
+        # Row 7 of one table is not row 7 of the other.
+        name = f"{path}:{table}"
+        return (replace(row, file=f"{name}:{row.file.rpartition(':')[2]}") for row in read_rows(name))
+    folder = Path(path).expanduser()
+    files = [file for suffix in SUFFIXES if (file := folder / f"{table}{suffix}").is_file()]
+    if len(files) != 1:
+        got = f"{len(files)} ({', '.join(file.name for file in files)})" if files else "none"
+        expected = f"one file {table} ({', '.join(SUFFIXES)})"
+        tables = "a folder with survey and utterances, or owner/name[@revision] on the Hub"
+        raise DataError(f"{path}: expected {expected}, got {got}; PRISM is {tables}")
+    return read_rows(str(files[0]))

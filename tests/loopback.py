@@ -1,0 +1,63 @@
+"""An HTTP server on loopback that answers what a function returns."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPMessage
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+HANGS_UP = 0  # instead of a status
+
+
+class Received(NamedTuple):
+    path: str
+    headers: HTTPMessage
+    body: Any
+
+
+Answer = tuple[int, Any, dict[str, str]]
+"""Status, content (text as it is, else JSON) and headers."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that went away is no error here."""
+
+
+@contextmanager
+def answering(respond: Callable[[Received], Answer]) -> Iterator[str]:
+    """The address of a server that is up meanwhile."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+            status, content, headers = respond(Received(self.path, self.headers, json.loads(body or "null")))
+            if status == HANGS_UP:
+                self.close_connection = True
+                return
+            sent = (content if isinstance(content, str) else json.dumps(content)).encode()
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(sent))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(sent)
+
+        do_GET = do_HEAD = do_POST = answer  # noqa: N815  (names that the base class looks for)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with _Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
