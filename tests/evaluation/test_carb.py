@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,11 @@ def an_item(number: int, group: str, culture: str | None, best: int, **changes: 
 
 
 def predict(item: Item, right: bool | None, turned: bool = False) -> ScoredItem:
-    """A prediction on an item shown as it is or turned round; `None` for a completion that cannot be parsed."""
-    shown = reorder_responses(item, (1, 0)) if turned else item
-    verdict = shown.best if right else 1 - shown.best
+    """A prediction on an item presented as it is or turned round; `None` for a completion that cannot be parsed."""
+    presented = reorder_responses(item, (1, 0)) if turned else item
+    verdict = presented.best if right else 1 - presented.best
     text = UNPARSED if right is None else write(RUBRIC, "A: yes. B: no.", verdict)
-    return ScoredItem(item=item, presented=shown, judgement=parse(text, 2))
+    return ScoredItem(item=item, presented=presented, judgement=parse(text, 2))
 
 
 #  Three flip sets of two and two single items, in five question groups; 5 of 8 right, one parse failure.
@@ -50,16 +51,12 @@ PREDICTIONS = (
 )
 
 
-def summary(predictions: tuple[ScoredItem, ...] = PREDICTIONS, **changes: Any) -> dict[str, Any]:
-    asked: dict[str, Any] = {
-        "dataset": "cards",
-        "split": "group",
-        "model": "judge",
-        "seed": 3,
-        "step": 50,
-        "bootstrap_samples": 500,
-    }
-    return summarise(predictions, **asked | changes)
+def summary(predictions: Sequence[ScoredItem] = PREDICTIONS) -> dict[str, Any]:
+    about = {"dataset": "cards", "split": "group", "model": "judge", "seed": 3, "step": 50}
+    return summarise(predictions, **about, bootstrap_samples=500)
+
+
+FOUND = summary()
 
 
 def part(measured: dict[str, Any]) -> tuple[int, float]:
@@ -70,19 +67,18 @@ def parts(by: dict[str, Any]) -> dict[str, tuple[int, float]]:
     return {name: part(measured) for name, measured in by.items()}
 
 
-def test_it_says_what_was_measured_and_how() -> None:
-    found = summary()
-    expected = {"dataset": "cards", "split": "group", "model": "judge", "seed": 3, "step": 50}
-    assert expected.items() <= found.items()
-    assert "listwise" in found["protocol"]
-    assert set(KEYS) == set(found)
+def test_it_says_what_was_measured_and_counts_a_parse_failure_as_wrong_and_apart() -> None:
+    about = {"dataset": "cards", "split": "group", "model": "judge", "seed": 3, "step": 50}
+    assert about.items() <= FOUND.items()
+    assert "listwise" in FOUND["protocol"]
+    assert set(KEYS) == set(FOUND)
+    assert part(FOUND) == (8, 5 / 8)
+    assert FOUND["ci_method"] == "cluster_bootstrap"
+    low, high = FOUND["parse_failure_ci95"]
+    assert 0 <= low < FOUND["parse_failure"] == 1 / 8 < high <= 1
 
 
-def test_accuracy_counts_a_parse_failure_as_wrong_and_apart() -> None:
-    found = summary()
-    assert part(found) == (8, 5 / 8)
-    assert found["parse_failure"] == 1 / 8
-    assert found["ci_method"] == "cluster_bootstrap"
+CELLS = {"JP/safety": (1, 0.0), "JP/value": (2, 1 / 2), "TH/safety": (1, 1.0), "TH/value": (3, 1.0)}
 
 
 @pytest.mark.parametrize(
@@ -91,16 +87,7 @@ def test_accuracy_counts_a_parse_failure_as_wrong_and_apart() -> None:
         ("culture", {"JP": (3, 1 / 3), "TH": (4, 1.0), "none": (1, 0.0)}),
         ("domain", {"safety": (2, 1 / 2), "value": (6, 4 / 6)}),
         ("language", {"en": (7, 4 / 7), "th": (1, 1.0)}),
-        (
-            "cell",
-            {
-                "JP/safety": (1, 0.0),
-                "JP/value": (2, 1 / 2),
-                "TH/safety": (1, 1.0),
-                "TH/value": (3, 1.0),
-                "none/value": (1, 0.0),
-            },
-        ),
+        ("cell", CELLS | {"none/value": (1, 0.0)}),
         ("resource_class", {"3": (1, 1.0), "5": (7, 4 / 7)}),
         ("family", {"Indo-European": (7, 4 / 7), "Tai-Kadai": (1, 1.0)}),
         ("script", {"Latn": (7, 4 / 7), "Thai": (1, 1.0)}),
@@ -109,7 +96,7 @@ def test_accuracy_counts_a_parse_failure_as_wrong_and_apart() -> None:
     ],
 )
 def test_parts_have_their_own_n_and_accuracy(by: str, expected: dict[str, tuple[int, float]]) -> None:
-    assert parts(summary()[f"by_{by}"]) == expected
+    assert parts(FOUND[f"by_{by}"]) == expected
 
 
 def test_a_language_that_nobody_knows_is_unknown() -> None:
@@ -117,35 +104,28 @@ def test_a_language_that_nobody_knows_is_unknown() -> None:
     assert parts(unknown["by_resource_class"]) == parts(unknown["by_family"]) == {"unknown": (1, 1.0)}
 
 
-def test_every_cell_stands_beside_the_baselines_on_its_own_items() -> None:
-    found = summary()
-    assert found["by_language"]["th"]["baselines"]["label_match"]["accuracy"] == 1.0
-    assert found["by_language"]["en"]["baselines"]["label_match"]["accuracy"] == 1 / 2
-    for name in (name for name in found if name.startswith("by_")):
-        for cell in found[name].values():
+def test_every_cell_stands_beside_the_baselines_on_its_own_items_and_counts_every_item_once() -> None:
+    assert FOUND["by_language"]["th"]["baselines"]["label_match"]["accuracy"] == 1.0
+    assert FOUND["by_language"]["en"]["baselines"]["label_match"]["accuracy"] == 1 / 2
+    for name in (name for name in FOUND if name.startswith("by_")):
+        for cell in FOUND[name].values():
             assert {beside["n"] for beside in cell["baselines"].values()} == {cell["n"]}
+        assert sum(cell["n"] for cell in FOUND[name].values()) == 8
+        assert sum(cell["n"] * cell["accuracy"] for cell in FOUND[name].values()) == pytest.approx(5)
 
 
 def test_the_macro_mean_is_that_of_cells_and_the_micro_mean_that_of_items() -> None:
-    found = summary()
-    assert part(found["micro"]) == part(found)
-    assert part(found["macro"]) == (8, pytest.approx((0 + 1 / 2 + 1 + 1 + 0) / 5))
-    assert found["macro"]["cells"] == 5
-    assert summary(PREDICTIONS[:2])["macro"]["accuracy"] == summary(PREDICTIONS[:2])["accuracy"]
-
-
-def test_parse_failure_has_an_interval_of_its_own() -> None:
-    low, high = summary()["parse_failure_ci95"]
-    assert 0 <= low < 1 / 8 < high <= 1
+    assert part(FOUND["micro"]) == part(FOUND)
+    assert part(FOUND["macro"]) == (8, pytest.approx((0 + 1 / 2 + 1 + 1 + 0) / 5))
+    assert FOUND["macro"]["cells"] == 5
+    two = summary(PREDICTIONS[:2])
+    assert two["macro"]["accuracy"] == two["accuracy"]
 
 
 def test_slots_are_counted_where_there_is_a_verdict() -> None:
-    bias = summary()["slot_bias"]
-    # Seven verdicts as shown: A, A, B, A (wrong), B, A, B (wrong); the best lay in A, A, B, B, B, A, A.
-    assert {label: (slot["n"], slot["chosen"], slot["best"]) for label, slot in bias.items()} == {
-        "A": (7, 4 / 7, 4 / 7),
-        "B": (7, 3 / 7, 3 / 7),
-    }
+    # Seven verdicts as presented: A, A, B, A (wrong), B, A, B (wrong); the best lay in A, A, B, B, B, A, A.
+    bias = {label: (slot["n"], slot["chosen"], slot["best"]) for label, slot in FOUND["slot_bias"].items()}
+    assert bias == {"A": (7, 4 / 7, 4 / 7), "B": (7, 3 / 7, 3 / 7)}
 
 
 def test_an_item_that_was_judged_in_both_orders_counts_once_with_the_mean_of_both() -> None:
@@ -156,7 +136,7 @@ def test_an_item_that_was_judged_in_both_orders_counts_once_with_the_mean_of_bot
     assert found["order_consistency"]["consistent"] == pytest.approx(1 / 5)
     assert sum(slot["n"] for slot in found["by_position"].values()) == 10
     assert found["flips"]["all_right"] == 0
-    assert summary()["order_consistency"] == {"n": 0}
+    assert FOUND["order_consistency"] == {"n": 0}
 
 
 def test_calibration_is_of_the_judgements_that_have_a_margin() -> None:
@@ -164,27 +144,23 @@ def test_calibration_is_of_the_judgements_that_have_a_margin() -> None:
     found = summary(sure)["calibration"]
     assert (found["n"], found["accuracy"], found["confidence"]) == (4, 3 / 4, 1 / 2)
     assert (found["brier"], found["ece"]) == (pytest.approx(1 / 4), pytest.approx(1 / 4))
-    assert summary()["calibration"] == {"n": 0}
+    assert FOUND["calibration"] == {"n": 0}
 
 
 def test_flips_are_the_whole_sets_and_how_many_are_right_throughout() -> None:
-    flips = summary()["flips"]
-    assert part(flips) == (6, 4 / 6)
-    assert flips["sets"] == 3
+    flips = FOUND["flips"]
+    assert (*part(flips), flips["sets"]) == (6, 4 / 6, 3)
     assert flips["all_right"] == pytest.approx(1 / 3)
     assert part(flips["by_set"]) == (3, pytest.approx(1 / 3))
-
-
-def test_without_whole_flip_sets_there_is_no_accuracy_of_them() -> None:
-    found = summary(PREDICTIONS[6:])
-    assert found["flips"] == {"n": 0, "sets": 0}
-    assert "carb/flips" not in metrics(found)
+    without = summary(PREDICTIONS[6:])
+    assert without["flips"] == {"n": 0, "sets": 0}
+    assert "carb/flips" not in metrics(without)
 
 
 def test_a_judge_blind_to_the_culture_scores_one_in_n_on_flips() -> None:
     blind = tuple(predict(p.item, right=p.item.responses[p.item.best].endswith("tea")) for p in PREDICTIONS[:6])
-    assert summary(blind)["flips"]["accuracy"] == 1 / 2
-    assert summary(blind)["flips"]["all_right"] == 0
+    flips = summary(blind)["flips"]
+    assert (flips["accuracy"], flips["all_right"]) == (1 / 2, 0)
 
 
 def test_a_judge_that_reads_the_responses_alone_scores_exactly_a_quarter_on_sets_of_four() -> None:
@@ -194,15 +170,12 @@ def test_a_judge_that_reads_the_responses_alone_scores_exactly_a_quarter_on_sets
         for group in range(7)
         for i, culture in enumerate(cultures)
     ]
-    favourites = [min(item.responses, key=lambda text: text[::-1]) for item in items]
-    blind = tuple(
-        ScoredItem(
-            item=item,
-            presented=(shown := shuffle_responses(item)),
-            judgement=parse(write(RUBRIC, "A: no. B: no. C: no. D: no.", shown.responses.index(favourite)), 4),
-        )
-        for item, favourite in zip(items, favourites, strict=True)
-    )
+    blind = []
+    for item in items:
+        presented = shuffle_responses(item)
+        favourite = presented.responses.index(min(item.responses, key=lambda text: text[::-1]))
+        judgement = parse(write(RUBRIC, "A: no. B: no. C: no. D: no.", favourite), 4)
+        blind.append(ScoredItem(item=item, presented=presented, judgement=judgement))
     found = summary(blind)
     assert (found["flips"]["n"], found["flips"]["sets"], found["flips"]["all_right"]) == (28, 7, 0)
     assert found["flips"]["accuracy"] == found["accuracy"] == 0.25
@@ -211,7 +184,7 @@ def test_a_judge_that_reads_the_responses_alone_scores_exactly_a_quarter_on_sets
 
 
 def test_baselines_are_measured_on_the_same_items() -> None:
-    baselines = summary()["baselines"]
+    baselines = FOUND["baselines"]
     assert set(baselines) == {"chance", "longest", "shortest", "label_match", "majority_answer", "tfidf"}
     assert {measured["n"] for measured in baselines.values()} == {8}
     assert baselines["chance"]["accuracy"] == 1 / 2
@@ -223,11 +196,9 @@ def test_baselines_are_measured_on_the_same_items() -> None:
 
 
 def test_every_accuracy_stands_beside_its_n_and_its_interval() -> None:
-    found = summary()
-    cells = [found, found["flips"], *found["baselines"].values()]
-    cells += [found["micro"], found["macro"], found["flips"]["by_set"]]
-    parts_of = [cell for name in found if name.startswith("by_") for cell in found[name].values()]
-    cells += parts_of + [beside for cell in parts_of for beside in cell["baselines"].values()]
+    cells = [FOUND, FOUND["flips"], FOUND["micro"], FOUND["flips"]["by_set"]]
+    cells += [cell for name in FOUND if name.startswith("by_") for cell in FOUND[name].values()]
+    cells += [beside for cell in cells for beside in cell.get("baselines", {}).values()] + [FOUND["macro"]]
     assert len(cells) > 100
     for cell in cells:
         low, high = cell["ci95"]
@@ -237,22 +208,8 @@ def test_every_accuracy_stands_beside_its_n_and_its_interval() -> None:
         assert cell["ci_method"] in {"wilson", "cluster_wilson", "cluster_bootstrap"}
 
 
-def test_every_item_is_counted_once_in_every_breakdown() -> None:
-    found = summary()
-    for name in (name for name in found if name.startswith("by_")):
-        assert sum(cell["n"] for cell in found[name].values()) == 8
-        assert sum(cell["n"] * cell["accuracy"] for cell in found[name].values()) == pytest.approx(5)
-
-
-def test_the_order_in_which_items_were_judged_does_not_change_an_accuracy() -> None:
-    there, back = summary(), summary(tuple(reversed(PREDICTIONS)))
-    for name in ("by_culture", "by_domain", "by_language", "by_cell", "by_position"):
-        assert parts(there[name]) == parts(back[name])
-    assert part(there["flips"]) == part(back["flips"])
-    assert summary() == there
-
-
 def test_ties_in_any_order_come_to_the_same_bits() -> None:
+    assert summary(PREDICTIONS[::-1]) == FOUND
     made = []
     for i in range(60):
         texts = tuple(f"{'x' * (i % 3)}answer {i}.{j}" for j in range(3 + i % 3))
@@ -260,10 +217,10 @@ def test_ties_in_any_order_come_to_the_same_bits() -> None:
         scores = tuple(float((i + j) % 2) for j in range(len(texts)))
         judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(), text="")
         made.append(ScoredItem(item=item, presented=item, judgement=judgement, scores=scores, margin=i / 7 - 4))
-    there = summary(tuple(made))
+    there = summary(made)
     for seed in range(3):
         random.Random(seed).shuffle(made)
-        assert summary(tuple(made)) == there
+        assert summary(made) == there
 
 
 def test_parse_failures_alone_have_no_accuracy_and_can_be_saved(tmp_path: Path) -> None:
@@ -280,7 +237,7 @@ def test_no_predictions_are_an_error() -> None:
 
 
 def test_metrics_are_finite_numbers_named_for_a_tracker() -> None:
-    followed = metrics(summary())
+    followed = metrics(FOUND)
     assert followed["carb/accuracy"] == 5 / 8
     assert followed["carb/macro"] == pytest.approx(1 / 2)
     assert followed["carb/parse_failure"] == 1 / 8
@@ -291,28 +248,18 @@ def test_metrics_are_finite_numbers_named_for_a_tracker() -> None:
     assert all(math.isfinite(value) for value in followed.values())
 
 
-def test_what_is_saved_is_read_back_and_nothing_else_is_left(tmp_path: Path) -> None:
-    found = summary()
+def test_what_is_saved_is_read_back_and_a_number_that_json_lacks_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "carb" / "step-50.json"
     save(summary(PREDICTIONS[:2]), PREDICTIONS[:2], path)  # is replaced
-    save(found, PREDICTIONS, path)
-    assert json.loads(path.read_text(encoding="utf-8")) == found
+    save(FOUND, PREDICTIONS, path)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        save(FOUND | {"accuracy": math.nan}, PREDICTIONS, path)
+    assert json.loads(path.read_text(encoding="utf-8")) == FOUND
     assert sorted(file.name for file in path.parent.iterdir()) == ["step-50.json", "step-50.parquet"]
     rows = parquet.read_table(path.with_suffix(".parquet")).to_pylist()
     assert rows == [prediction.row() for prediction in PREDICTIONS]
-    assert rows[5]["completion"] == UNPARSED
-    assert (rows[5]["verdict"], rows[5]["correct"]) == (None, False)
+    assert (rows[5]["completion"], rows[5]["verdict"], rows[5]["correct"]) == (UNPARSED, None, False)
     assert rows[6]["responses"] == ["ชาในไทย", "กาแฟเย็น"]
-
-
-def test_a_number_that_json_lacks_is_refused_and_the_old_file_stays(tmp_path: Path) -> None:
-    path = tmp_path / "step-50.json"
-    save(summary(), PREDICTIONS, path)
-    before = path.read_text()
-    with pytest.raises(ValueError, match="JSON compliant"):
-        save(summary() | {"accuracy": math.nan}, PREDICTIONS, path)
-    assert path.read_text() == before
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["step-50.json", "step-50.parquet"]
 
 
 def test_a_text_that_cannot_be_written_leaves_the_old_file_and_no_part_of_the_new(tmp_path: Path) -> None:

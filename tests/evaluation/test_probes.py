@@ -69,19 +69,17 @@ def test_a_constant_reward_model_has_0_everywhere() -> None:
     assert found["CL"]["consistency"]["relative"]["mean"] == 1.0
 
 
-def test_a_culture_blind_reward_model_does_not_miss_the_label() -> None:
+def test_a_culture_blind_reward_model_does_not_miss_the_label_and_moves_with_the_concept_as_often_up_as_down() -> None:
     found = probe(cards(), culture_blind)
     assert found["RC"]["applicable"] == 1.0
     for form in ("relative", "paper"):
         assert means(found, "RC", form) == (0.0, 0.0)
         assert found["RC"][form]["absolute"]["ci95"] == [0.0, 0.0]
-
-
-def test_a_culture_blind_reward_model_moves_with_the_concept_but_as_often_up_as_down() -> None:
-    concept = probe(cards(), culture_blind)["CC"]["relative"]
-    assert concept["absolute"]["mean"] > 50
-    low, high = concept["signed"]["ci95"]
+    assert found["CC"]["relative"]["absolute"]["mean"] > 50
+    low, high = found["CC"]["relative"]["signed"]["ci95"]
     assert low < 0 < high
+    assert means(found, "CL")[0] > 20
+    assert {name: found[name]["direction"] for name in NAMES} == {"CC": "up", "RC": "down", "CL": "down", "RP": "down"}
 
 
 def test_one_that_knows_the_culture_falls_with_the_concept_and_with_the_label() -> None:
@@ -103,16 +101,9 @@ def test_one_that_reads_the_prompt_alone_does_not_tell_responses_apart() -> None
 
 
 def test_one_that_adds_for_a_frame_moves_in_the_papers_form_alone() -> None:
-    scorer = by_response(lambda item, text: float(len(text)))
-    found = probe(cards(), scorer)
+    found = probe(cards(), by_response(lambda _item, text: float(len(text))))
     assert means(found, "RP") == pytest.approx((0, 0), abs=1e-9)
     assert means(found, "RP", "paper")[1] > 1
-
-
-def test_in_another_language_a_length_is_another_one_and_the_direction_is_by_id() -> None:
-    found = probe(cards(), culture_blind)
-    assert means(found, "CL")[0] > 20
-    assert {name: found[name]["direction"] for name in NAMES} == {"CC": "up", "RC": "down", "CL": "down", "RP": "down"}
 
 
 @settings(deadline=None, max_examples=15)
@@ -136,8 +127,8 @@ def by_id(scores: dict[str, tuple[float, ...]]) -> Scorer:
 
 
 def test_both_forms_by_hand() -> None:
-    scores = {"0": (3.0, 1.0), "0#RC": (2.0, 1.0), "0#RP": (3.0, 1.0), "1": (-2.0, 0.0), "1#RC": (-1.0, 0.0)}
-    scores["1#RP"] = (-2.0, 0.0)
+    scores = {"0": (3.0, 1.0), "0#RC": (2.0, 1.0), "0#RP": (3.0, 1.0)}
+    scores |= {"1": (-2.0, 0.0), "1#RC": (-1.0, 0.0), "1#RP": (-2.0, 0.0)}
     found = probe([an_item(0), an_item(1)], by_id(scores))
     # Every score lies 1 from its item's mean; the margins move from 2 to 1 and from -2 to -1.
     assert found["spread"] == 1.0
@@ -146,16 +137,12 @@ def test_both_forms_by_hand() -> None:
     assert means(found, "RP") == means(found, "RP", "paper") == (0.0, 0.0)
 
 
-def test_over_a_score_of_0_there_is_no_change_in_the_papers_form() -> None:
-    scores = {"0": (0.0, 1.0), "0#RC": (1.0, 1.0), "0#RP": (0.0, 1.0)}
-    found = probe([an_item()], by_id(scores))
+def test_over_a_score_or_a_spread_of_0_there_is_no_change_but_0() -> None:
+    found = probe([an_item()], by_id({"0": (0.0, 1.0), "0#RC": (1.0, 1.0), "0#RP": (0.0, 1.0)}))
     empty = {"n": 0, "mean": None, "ci95": None, "ci_method": "none"}
     assert found["RC"]["paper"] == {"absolute": empty, "signed": empty, "undefined": 1}
-    assert found["RP"]["paper"]["absolute"]["mean"] == 0.0  # 0 / 0: it did not move
     assert found["RC"]["relative"]["undefined"] == 0
-
-
-def test_without_any_spread_a_change_has_no_measure() -> None:
+    assert found["RP"]["paper"]["absolute"]["mean"] == 0.0  # 0 / 0: it did not move
     found = probe([an_item()], by_id({"0": (2.0, 2.0), "0#RC": (3.0, 2.0), "0#RP": (2.0, 2.0)}))
     assert found["RC"]["relative"]["undefined"] == 1
     assert means(found, "RP") == (0.0, 0.0)
@@ -163,10 +150,8 @@ def test_without_any_spread_a_change_has_no_measure() -> None:
 
 @pytest.mark.parametrize("k", [0.5, 2.0])
 def test_consistency_falls_with_k_and_names_it(k: float) -> None:
-    other = an_item(1, language="ja", prompt="日本では、何を食べますか。", group="breakfast 0")
-    scores = {"0": (3.0, 1.0), "0#CL": (3.0, 1.0), "1": (3.0, 1.0), "1#CL": (4.0, 1.0)}
-    items = [an_item(0), other]
-    scores |= {f"{i}#{name}": (3.0, 1.0) for i in (0, 1) for name in ("RC", "RP")}
+    items = [an_item(0), an_item(1, language="ja", prompt="日本では、何を食べますか。", group="breakfast 0")]
+    scores = {f"{i}{edit}": (3.0, 1.0) for i in (0, 1) for edit in ("", "#RC", "#RP", "#CL")} | {"1#CL": (4.0, 1.0)}
     found = probe(items, by_id(scores), k=k)["CL"]
     assert (found["n"], found["applicable"], found["consistency"]["k"]) == (1, 1.0, k)
     assert found["consistency"]["relative"]["mean"] == pytest.approx(math.exp(-k * 1.0))
@@ -229,7 +214,7 @@ def test_scores_that_are_not_one_for_each_response_are_an_error(scores: tuple[fl
         probe([an_item()], lambda items: [scores for _ in items])
 
 
-def test_what_could_not_be_read_is_left_out_and_counted() -> None:
+def test_a_parse_failure_is_left_out_and_counted() -> None:
     found = probe([an_item()], lambda items: [(math.nan, 1.0) if i else (2.0, 1.0) for i, _ in enumerate(items)])
     assert found["spread"] == pytest.approx(0.5)
     assert found["RP"]["n"] == found["RP"]["relative"]["undefined"] == 1

@@ -53,13 +53,9 @@ def test_a_slot_counts_only_where_it_was_on_offer_and_something_was_chosen() -> 
     assert found["D"]["chosen"] == 1.0
 
 
-def test_without_a_verdict_there_is_no_bias() -> None:
+def test_without_a_verdict_or_with_scores_which_see_no_slots_there_is_no_bias() -> None:
     assert slot_bias([judged(an_item(1), (0, 1), None)]) == {}
-
-
-def test_a_model_that_scores_sees_no_slots() -> None:
-    scored = replace(judged(an_item(1), (0, 1), 0), scores=(2.0, 1.0))
-    assert slot_bias([scored]) == {}
+    assert slot_bias([replace(judged(an_item(1), (0, 1), 0), scores=(2.0, 1.0))]) == {}
 
 
 def test_items_judged_in_one_order_say_nothing_of_consistency() -> None:

@@ -1,4 +1,4 @@
-"""Rewards that a user brings: what is loaded, what is refused and how that is said."""
+"""Rewards that a user brings: what is loaded, and what is refused with which message."""
 
 from __future__ import annotations
 
@@ -37,18 +37,16 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_function_in_a_file_is_a_component_of_judgement_and_item_as_presented(own: Path, item: Item) -> None:
-    component = load_custom_rewards({"brief": f"{own}:brief"})["brief"]
-    assert [component(parse(text, 4), item, Evidence()) for text in ("short", "much too long")] == [1.0, 0.0]
-
-
-def test_a_function_of_an_installed_module_is_one_too(own: Path, item: Item, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_in_a_file_or_module_is_a_component_of_judgement_and_item_as_presented(
+    own: Path, item: Item, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(own.parent)
-    assert load_custom_rewards({"mine": "own:brief"})["mine"](parse("short", 4), item, Evidence()) == 1.0
+    for component in load_custom_rewards({"brief": f"{own}:brief", "mine": "own:brief"}).values():
+        assert [component(parse(text, 4), item, Evidence()) for text in ("short", "much too long")] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         ("{own}:brif", "LookupError: no brif in it; functions there: dataclass, brief, no_item"),
         ("{own}:number", "expected a function, got 3"),
@@ -59,13 +57,12 @@ def test_a_function_of_an_installed_module_is_one_too(own: Path, item: Item, mon
         ("{raises}:brief", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_cannot_be_a_component_is_a_configuration_error(own: Path, reference: str, said: str) -> None:
-    raises = own.with_name("raises.py")
-    raises.write_text("1 / 0")
-    places = {"own": str(own), "raises": str(raises)}
+def test_what_cannot_be_a_component_is_a_configuration_error(own: Path, reference: str, message: str) -> None:
+    places = {"own": str(own), "raises": str(own.with_name("raises.py"))}
+    own.with_name("raises.py").write_text("1 / 0")
     with pytest.raises(ConfigError, match=r"^reward\.own\.mine: ") as caught:
         load_custom_rewards({"mine": reference.format(**places)})
-    assert said.format(**places) in str(caught.value)
+    assert message.format(**places) in str(caught.value)
 
 
 def test_the_code_of_a_run_is_kept_and_may_not_change_while_it_goes_on(own: Path, tmp_path: Path) -> None:
@@ -88,18 +85,18 @@ def test_an_own_component_is_named_and_weighed_in_a_recipe_or_an_override() -> N
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("override", "message"),
     [
-        (["brief=own.py:brief"], "reward.own.brief: has no weight: set reward.weights.brief"),
-        (["structure=own.py:brief"], "reward.own.structure: there is such a component already"),
-        (["brief=own.py"], "reward.own.brief: got 'own.py', expected path/to/file.py:function or package.module:func"),
-        (["Brief=own.py:brief"], "reward.own.Brief"),
-        (["brief=3"], "reward.own.brief: got 3, expected path/to/file.py:function"),
+        ("brief=own.py:brief", "reward.own.brief: has no weight: set reward.weights.brief"),
+        ("structure=own.py:brief", "reward.own.structure: there is such a component already"),
+        ("brief=own.py", "reward.own.brief: got 'own.py', expected path/to/file.py:function or package.module:func"),
+        ("Brief=own.py:brief", "reward.own.Brief"),
+        ("brief=3", "reward.own.brief: got 3, expected path/to/file.py:function"),
     ],
 )
-def test_a_reference_that_cannot_be_one_is_a_fault_of_the_recipe(overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        load_recipe(QUICKSTART, [f"reward.own.{override}" for override in overrides])
+def test_a_reference_that_cannot_be_one_is_a_fault_of_the_recipe(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_recipe(QUICKSTART, [f"reward.own.{override}"])
 
 
 def test_the_nearest_name_may_be_one_of_the_users_own() -> None:

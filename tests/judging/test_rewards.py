@@ -47,18 +47,14 @@ def test_the_order_of_storage_does_not_change_a_reward() -> None:
 @pytest.mark.parametrize("text", ["", "I cannot judge this.", "B", "<verdict>B</verdict>", completion(0)[:-1]])
 def test_no_verdict_is_as_bad_as_a_wrong_one(text: str) -> None:
     assert score(parse(text, 3), ITEM).parts["correctness"] == -1.0
-
-
-def test_a_right_verdict_of_a_completion_that_was_cut_off_is_not_paid() -> None:
     right = completion(shuffle_responses(ITEM).best)
-    assert score(parse(right, 3, "stop"), ITEM).parts["correctness"] == 1.0
-    assert score(parse(right, 3, "length"), ITEM).parts["correctness"] == -1.0
+    assert [score(parse(right, 3, end), ITEM).parts["correctness"] for end in ("stop", "length")] == [1.0, -1.0]
 
 
 def test_structure_is_the_share_of_rules_that_hold() -> None:
-    kept = [len(RULES) - len(parse(text, 3).issues) for text in (completion(0), completion(0) + " So B.", "")]
-    paid = [score(parse(text, 3), ITEM).parts["structure"] for text in (completion(0), completion(0) + " So B.", "")]
-    assert paid == pytest.approx([k / len(RULES) for k in kept])
+    judgements = [parse(text, 3) for text in (completion(0), completion(0) + " So B.", "")]
+    paid = [score(judgement, ITEM).parts["structure"] for judgement in judgements]
+    assert paid == pytest.approx([1 - len(judgement.issues) / len(RULES) for judgement in judgements])
     assert paid[0] == 1.0
     assert paid[1] == pytest.approx(1 - 1 / len(RULES))
     assert 0 <= paid[2] < 0.2
@@ -89,24 +85,23 @@ def part(name: str, text: str, evidence: Evidence, finish_reason: str = "stop") 
 
 
 @pytest.mark.parametrize(
-    ("prices", "paid"),
-    [((-0.25, -0.75), 0.5), ((-0.75, -0.25), -0.5), ((-0.1, -9.0), 2.0), ((-9.0, -0.1), -1.0), ((-3.0, -3.0), 0.0)],
+    ("log_probabilities", "paid"),
+    [
+        *(((-0.25, -0.75), 0.5), ((-0.75, -0.25), -0.5), ((-3.0, -3.0), 0.0)),
+        *(((-0.1, -9.0), 2.0), ((-9.0, -0.1), -1.0)),  # clipped
+        # Not finite: never clipped to a reward.
+        *((values, math.nan) for values in ((math.nan, -1.0), (-1.0, math.nan), (-math.inf, -1.0), (-1.0, -math.inf))),
+    ],
 )
-def test_criteria_gain_is_the_difference_clipped(prices: tuple[float, float], paid: float) -> None:
-    evidence = Evidence(gain_clip=(-1.0, 2.0), log_probabilities=prices)
-    assert part("criteria_gain", completion(0), evidence) == pytest.approx(paid)
+def test_criteria_gain_is_the_difference_clipped(log_probabilities: tuple[float, float], paid: float) -> None:
+    evidence = Evidence(gain_clip=(-1.0, 2.0), log_probabilities=log_probabilities)
+    assert part("criteria_gain", completion(0), evidence) == pytest.approx(paid, nan_ok=True)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "<rubric>\nno criterion\n</rubric>", "So: " + completion(0)])
 def test_without_a_rubric_to_score_criteria_gain_is_its_low_end(text: str) -> None:
     assert part("criteria_gain", text, GAIN) == -1.0
     assert part("criteria_gain", text, Evidence(gain_clip=(-1.0, 2.0), log_probabilities=(-0.1, -9.0))) == -1.0
-
-
-@pytest.mark.parametrize("prices", [(math.nan, -1.0), (-1.0, math.nan), (-math.inf, -1.0), (-1.0, -math.inf)])
-def test_a_log_probability_that_is_not_finite_is_never_clipped_to_a_reward(prices: tuple[float, float]) -> None:
-    evidence = Evidence(gain_clip=(-1.0, 2.0), log_probabilities=prices)
-    assert math.isnan(part("criteria_gain", completion(0), evidence))
 
 
 def test_consistency_is_one_only_where_both_orders_are_right() -> None:
@@ -131,11 +126,8 @@ def test_length_is_the_soft_overlong_penalty_of_dapo(tokens: int, paid: float) -
 
 @given(st.integers(1, 4000), st.integers(1, 2000), st.integers(0, 2000))
 def test_length_falls_within_its_range(tokens: int, cache: int, more: int) -> None:
-    evidence = [
-        Evidence(num_tokens=count, length_cache=cache, max_completion_length=cache + more)
-        for count in (tokens, tokens + 1)
-    ]
-    shorter, longer = (part("length", completion(0), one) for one in evidence)
+    limits = {"length_cache": cache, "max_completion_length": cache + more}
+    shorter, longer = (part("length", "", Evidence(num_tokens=n, **limits)) for n in (tokens, tokens + 1))
     assert -1.0 <= longer <= shorter <= 0.0
 
 

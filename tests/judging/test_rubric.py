@@ -1,9 +1,10 @@
-"""What is measured of a rubric: what may be priced, overlap, use, script, in any writing system."""
+"""What is measured of a rubric: what may be scored, overlap, use, script, in any writing system."""
 
 from __future__ import annotations
 
 import time
 import unicodedata
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,10 +20,12 @@ thorough = settings(deadline=None, max_examples=300, suppress_health_check=[Heal
 LINES = ("- 50 | Custom | People there really do this.", "- 30 | Place | It belongs there.", "- 20 | Fit | It fits.")
 
 
+def rubric_of(*lines: str) -> str:
+    return "\n".join(["<rubric>", *lines, "</rubric>"])
+
+
 def text_of(*lines: str) -> str:
-    return "\n".join(
-        ["<rubric>", *lines, "</rubric>", "<analysis>", "Custom: B.", "</analysis>", "<verdict>B</verdict>"]
-    )
+    return f"{rubric_of(*lines)}\n<analysis>\nCustom: B.\n</analysis>\n<verdict>B</verdict>"
 
 
 def span(text: str, n: int = 4) -> str | None:
@@ -33,39 +36,37 @@ def rubric(*criteria: tuple[str, str]) -> Rubric:
     return Rubric(tuple(Criterion(100 // len(criteria), name, description) for name, description in criteria))
 
 
-# --- the span that is priced ---
+# --- the span that is scored ---
 
 
 def test_a_clean_rubric_is_scored_as_a_whole_and_nothing_behind_it() -> None:
-    assert span(text_of(*LINES)) == "\n".join(["<rubric>", *LINES, "</rubric>"])
-    assert span("\n " + text_of(*LINES)) == "\n " + "\n".join(["<rubric>", *LINES, "</rubric>"])
+    assert span(text_of(*LINES)) == rubric_of(*LINES)
+    assert span("\n " + text_of(*LINES)) == "\n " + rubric_of(*LINES)
+
+
+LEAKS = [
+    *(
+        "the answer is B",
+        "verdict: B",
+        "Response B wins.",
+        "(B)",
+        "Response_B",
+        "**B**",
+        "选B对",
+        "คำตอบBถูก",
+        "答えはＢ",
+    ),
+    *("the answer is Ⓑ", "the answer is 𝐁", "<verdict>", "<VERDICT>b</VERDICT>", "B12 is a vitamin, B is right"),
+    "A response says so.",
+]
 
 
 @pytest.mark.parametrize(
-    "leak",
-    [
-        "- 30 | Verdict | B is right.",
-        "- 30 | Place | the answer is B",
-        "- 30 | Place | verdict: B",
-        "- 30 | Place | Response B wins.",
-        "- 30 | B | It belongs there.",
-        "- 30 | Place | (B)",
-        "- 30 | Place | Response_B",
-        "- 30 | Place | **B**",
-        "- 30 | Place | 选B对",
-        "- 30 | Place | คำตอบBถูก",
-        "- 30 | Place | 答えはＢ",
-        "- 30 | Place | the answer is Ⓑ",
-        "- 30 | Place | the answer is 𝐁",
-        "- 30 | Place | <verdict>",
-        "- 30 | Place | <VERDICT>b</VERDICT>",
-        "- 30 | Place | B12 is a vitamin, B is right",
-        "- 30 | Place | A response says so.",
-    ],
+    "leak", [*(f"Place | {leak}" for leak in LEAKS), "Verdict | B is right.", "B | It belongs there."]
 )
 def test_a_line_that_names_a_response_and_all_behind_it_is_cut(leak: str) -> None:
-    assert span(text_of(LINES[0], leak, LINES[2])) == f"<rubric>\n{LINES[0]}\n"
-    assert span(text_of(leak, LINES[0], LINES[2])) is None
+    assert span(text_of(LINES[0], f"- 30 | {leak}", LINES[2])) == f"<rubric>\n{LINES[0]}\n"
+    assert span(text_of(f"- 30 | {leak}", LINES[0], LINES[2])) is None
 
 
 @pytest.mark.parametrize(
@@ -73,14 +74,14 @@ def test_a_line_that_names_a_response_and_all_behind_it_is_cut(leak: str) -> Non
     ["Be brief.", "BBC says so.", "Vitamin B12.", "Á la carte, ÉB.", "E is no label here.", "a b c d", "CDs", "是的"],
 )
 def test_a_label_inside_a_word_or_not_on_offer_names_nobody(clean: str) -> None:
-    text = text_of(LINES[0], f"- 50 | Place | {clean}")
-    assert span(text) == text[: text.index("</rubric>") + len("</rubric>")]
+    lines = LINES[0], f"- 50 | Place | {clean}"
+    assert span(text_of(*lines)) == rubric_of(*lines)
 
 
 def test_which_labels_count_depends_on_how_many_are_on_offer() -> None:
-    text = text_of(LINES[0], "- 50 | Place | C is right.")
-    assert span(text, 2) == text[: text.index("</rubric>") + len("</rubric>")]
-    assert span(text, 3) == f"<rubric>\n{LINES[0]}\n"
+    lines = LINES[0], "- 50 | Place | C is right."
+    assert span(text_of(*lines), 2) == rubric_of(*lines)
+    assert span(text_of(*lines), 3) == f"<rubric>\n{LINES[0]}\n"
 
 
 @pytest.mark.parametrize(
@@ -96,17 +97,15 @@ def test_which_labels_count_depends_on_how_many_are_on_offer() -> None:
         text_of(*LINES) + text_of(*LINES),
     ],
 )
-def test_without_a_readable_rubric_at_its_beginning_there_is_nothing_to_score(text: str) -> None:
+def test_without_a_parsed_rubric_at_its_beginning_there_is_nothing_to_score(text: str) -> None:
     assert span(text) is None
 
 
 tags = ["<rubric>", "</rubric>", "<verdict>", "</verdict>", "<analysis>"]
 pieces = st.sampled_from([*tags, "- 50 | Custom | Done.", "- 10 | B | x", "word", *"\n| ABCＢé7แ是.\u0301"])
 texts = st.lists(st.one_of(pieces, st.text(max_size=6)), max_size=40).map("".join)
-criteria = st.lists(st.one_of(pieces.filter(lambda p: p not in ("\n", "|")), st.text(max_size=4)), max_size=8).map(
-    "".join
-)
-wrapped = st.lists(criteria, max_size=6).map(lambda rows: text_of(*(f"- 10 | name | {row}" for row in rows)))
+cells = texts.map(lambda text: text.replace("\n", "").replace("|", ""))
+wrapped = st.lists(cells, max_size=6).map(lambda rows: text_of(*(f"- 10 | name | {row}" for row in rows)))
 
 
 @thorough
@@ -122,10 +121,8 @@ def test_a_span_is_a_prefix_that_names_no_label(text: str, n: int) -> None:
     body = found.partition("<rubric>")[2].removesuffix("</rubric>")
     words = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in body)
     # Whatever is no letter, mark or digit separates words; so do letters of scripts without case.
-    split = "".join(
-        c if c.isdigit() or c.lower() != c.upper() or unicodedata.combining(c) else " " for c in words
-    ).split()
-    assert not set(split) & set(LABELS[:n])
+    letters = [c if c.isdigit() or c.lower() != c.upper() or unicodedata.combining(c) else " " for c in words]
+    assert not set("".join(letters).split()) & set(LABELS[:n])
     assert "verdict>" not in body
     assert "analysis>" not in body
 
@@ -133,9 +130,8 @@ def test_a_span_is_a_prefix_that_names_no_label(text: str, n: int) -> None:
 @thorough
 @given(st.lists(st.sampled_from(LINES), min_size=1, max_size=5), st.text(max_size=40))
 def test_what_stands_behind_a_rubric_does_not_change_its_span(lines: list[str], tail: str) -> None:
-    head = "\n".join(["<rubric>", *lines, "</rubric>"])
     if "rubric>" not in tail:
-        assert span(head + tail) == head
+        assert span(rubric_of(*lines) + tail) == rubric_of(*lines)
 
 
 @pytest.mark.parametrize(
@@ -229,24 +225,15 @@ def test_half_in_another_script_is_half() -> None:
     assert script_share(rubric(("1", "2")), "th") == 0.0
 
 
-@pytest.mark.parametrize(
-    ("language", "expected"),
-    [
-        ("ko", ("HANGUL", "CJK")),
-        ("vi", ("LATIN",)),
-        ("ru", ("CYRILLIC",)),
-        ("sr-Latn", ("LATIN",)),
-        ("hi", ("DEVANAGARI",)),
-    ],
-)
-def test_scripts_are_those_of_cldr(language: str, expected: tuple[str, ...]) -> None:
-    assert scripts(language) == expected
+def test_scripts_are_those_of_cldr() -> None:
+    known = {language: scripts(language) for language in ("vi", "ru", "sr-Latn", "hi", "ko")}
+    assert known == {"vi": ("LATIN",), "ru": ("CYRILLIC",), "sr-Latn": ("LATIN",), "hi": ("DEVANAGARI",)} | {
+        "ko": ("HANGUL", "CJK")
+    }
 
 
 @pytest.mark.parametrize("language", ["", "zz", "english", "???", "en_US"])
 def test_a_language_without_a_known_script_is_an_error_before_training(language: str, item: Item) -> None:
-    from dataclasses import replace
-
     with pytest.raises(DataError, match=f"language {language!r}: expected a BCP-47 tag".replace("?", r"\?")):
         check_languages(language, [item])
     if language:
@@ -258,9 +245,8 @@ def test_a_language_without_a_known_script_is_an_error_before_training(language:
 
 def test_quality_is_the_product_of_its_parts(item: Item) -> None:
     def quality(text: str, language: str | None) -> float:
-        return score(
-            parse(text, 4), item, components=["rubric_quality"], evidence=Evidence(rubric_language=language)
-        ).parts["rubric_quality"]
+        found = score(parse(text, 4), item, evidence=Evidence(rubric_language=language))
+        return found.parts["rubric_quality"]
 
     judged = rubric(*DISTINCT["en"])
     full = write(judged, "Custom: A. Politeness: A. Clear: B.", 0)

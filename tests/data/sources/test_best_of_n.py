@@ -1,14 +1,13 @@
-"""CARB, RewardBench 2 and the open rows: one item with its best response first, or the named reasons why not."""
+"""Rows that name the best of several responses: one item with it first, or the named reasons why not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from data.tables import a_row, defects
 
-from think_as_locals.data.rows import Outcome, Row
+from think_as_locals.data.rows import Outcome
 from think_as_locals.data.sources import best_of_n
 
 CARB: dict[str, Any] = {
@@ -63,174 +62,190 @@ OPEN: dict[str, Any] = {
     "rejected": ["Ein Vogel in der Hand.", "Lebst du hinter dem Mond?"],
     "n": 3,
 }
+PAIR: dict[str, Any] = {
+    "id": 31,
+    "prompt": "How do I boil an egg?",
+    "chosen": "In boiling water.",
+    "chosen_model": "m0",
+    "rejected": "I do not know.",
+    "rejected_model": "m1",
+    "subset": "alpacaeval-easy",
+}
+HELPSTEER: dict[str, Any] = {
+    "domain": "multilingual",
+    "language": "korean",
+    "context": [{"role": "user", "content": "한국의 아침 식사는?"}],
+    "response1": "밥과 국입니다.",
+    "response2": "모르겠습니다.",
+    "overall_preference": -2,
+    "individual_preference": [],
+}
+READERS = {
+    "carb": (best_of_n.carb_outcome, CARB),
+    "carb_open": (best_of_n.open_outcome, OPEN),
+    "rewardbench2": (best_of_n.rewardbench2_outcome, RB2),
+    "ties": (best_of_n.rewardbench2_outcome, TIES),
+    "pairs": (best_of_n.pair_outcome, PAIR),
+    "helpsteer3": (best_of_n.helpsteer3_outcome, HELPSTEER),
+}
+BOWL, NOT_KNOWN = HELPSTEER["response1"], HELPSTEER["response2"]
+TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "?"}]
+BROKEN_TURN = {"role": "assistant", "content": "half \ud83d"}
 
 
-def test_a_row_of_carb_is_an_item() -> None:
-    outcome = best_of_n.carb_outcome(a_row(CARB))
-    (item,) = outcome.items
-    assert not outcome.faults
-    assert (item.id, item.culture, item.language, item.domain) == ("carb/commonsense/th/17", "TH", "th", "commonsense")
-    assert (item.responses, item.best) == (("ไหว้", "จับมือ", "โค้งคำนับ", "หอมแก้ม"), 0)
+def read(source: str, **changes: Any) -> Outcome:
+    reader, value = READERS[source]
+    return reader(a_row(value | changes))
 
 
 @pytest.mark.parametrize(
-    ("subset", "domain"),
-    [("cultural_value", "value"), ("cultural_toxicity", "safety"), ("cultural_linguistic", "linguistic")],
+    ("source", "changes", "expected"),
+    [
+        ("carb", {}, {"id": "carb/commonsense/th/17", "culture": "TH", "language": "th", "domain": "commonsense"}),
+        ("carb", {}, {"responses": ("ไหว้", "จับมือ", "โค้งคำนับ", "หอมแก้ม"), "best": 0, "source": "carb"}),
+        ("carb", {"subset": "cultural_value"}, {"domain": "value"}),
+        ("carb", {"subset": "cultural_toxicity"}, {"domain": "safety"}),
+        ("carb", {"subset": "cultural_linguistic"}, {"domain": "linguistic"}),
+        ("carb", {"country": None}, {"culture": None}),
+        ("carb", {"prompt": "How do people in Japan and Thailand greet?"}, {"culture": "TH"}),
+        ("carb", {"prompt": "How do people in Japan greet?", "country": None}, {"culture": None}),
+        ("carb", {"num_correct": None, "num_rejected": None, "total_completions": None}, {}),
+        ("carb", {"additional_metadata": None}, {}),
+        ("rewardbench2", {}, {"id": "rewardbench2/3", "domain": "factuality", "culture": None, "language": "en"}),
+        ("rewardbench2", {}, {"responses": ("The Nile.", "The Alps.", "Paris.", "Sand."), "best": 0}),
+        ("carb_open", {}, {"id": "wq-de-0", "group": "de0", "culture": "DE", "domain": "linguistic", "language": "de"}),
+        ("carb_open", {}, {"source": "carb_open/wikiquote-proverbs", "best": 0}),
+        ("carb_open", {"culture": "South_Korea"}, {"culture": "KR"}),
+        ("carb_open", {"culture": "Arab (Qatar)"}, {"culture": "QA"}),
+        ("carb_open", {"culture": "USA"}, {"culture": "US"}),
+        ("carb_open", {"culture": "English"}, {"culture": None}),
+        ("carb_open", {"culture": "Spanish-speaking"}, {"culture": None}),
+        ("pairs", {}, {"id": "pairs/en/alpacaeval-easy/31", "language": "en", "domain": "alpacaeval-easy"}),
+        ("pairs", {}, {"group": "alpacaeval-easy/31", "responses": ("In boiling water.", "I do not know."), "best": 0}),
+        # A translation is in the question group of its original.
+        ("pairs", {"language": "deu_Latn", "prompt": "Wie?"}, {"group": "alpacaeval-easy/31", "language": "de"}),
+        ("pairs", {"language": "deu_Latn", "prompt": "Wie?"}, {"id": "pairs/de/alpacaeval-easy/31"}),
+        ("pairs", {"id": None, "subset": None}, {"id": "pairs/rows.jsonl-7", "domain": "pairs"}),
+        ("helpsteer3", {}, {"prompt": "한국의 아침 식사는?", "language": "ko", "domain": "multilingual"}),
+        ("helpsteer3", {"overall_preference": -3}, {"responses": (BOWL, NOT_KNOWN), "best": 0}),
+        ("helpsteer3", {"overall_preference": -1}, {"responses": (BOWL, NOT_KNOWN), "best": 0}),
+        ("helpsteer3", {"overall_preference": 1}, {"responses": (NOT_KNOWN, BOWL), "best": 0}),
+        ("helpsteer3", {"overall_preference": 3}, {"responses": (NOT_KNOWN, BOWL), "best": 0}),
+        ("helpsteer3", {"context": TURNS}, {"prompt": "user: Hi\n\nassistant: Hello\n\nuser: ?"}),
+        ("helpsteer3", {"domain": "code", "language": "python"}, {"language": "en"}),
+    ],
 )
-def test_the_subsets_of_carb_are_the_four_domains(subset: str, domain: str) -> None:
-    assert best_of_n.carb_outcome(a_row(CARB | {"subset": subset})).items[0].domain == domain
-
-
-def test_the_country_of_a_row_of_carb_may_be_null() -> None:
-    outcome = best_of_n.carb_outcome(a_row(CARB | {"country": None}))
-    assert (outcome.items[0].culture, outcome.faults) == (None, ())
+def test_a_row_is_an_item(source: str, changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    outcome = read(source, **changes)
+    (item,) = outcome.items
+    assert not outcome.faults
+    assert {name: getattr(item, name) for name in expected} == expected
 
 
 def test_the_same_prompt_is_the_same_question_group_however_it_is_set() -> None:
-    first, second, other = (
-        best_of_n.carb_outcome(a_row(CARB | {"prompt": prompt})).items[0].group
-        for prompt in ("Who? ", "who?", "Who not?")
-    )
-    assert first == second != other
+    groups = [read("carb", prompt=prompt).items[0].group for prompt in ("Who? ", "who?", "Who not?")]
+    assert groups[0] == groups[1] != groups[2]
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("source", "changes", "expected"),
     [
-        ({"prompt": "How do people in Japan greet an elder?"}, ["country_mismatch"]),
-        ({"prompt": "คนญี่ปุ่นทักทายอย่างไร"}, ["country_mismatch"]),
-        ({"prompt": "How do people in Japan and Thailand greet?"}, []),
-        ({"prompt": "How do people in Japan greet?", "country": None}, []),
-        ({"num_rejected": 4, "total_completions": 5}, ["count_mismatch", "count_mismatch"]),
-        ({"num_correct": None, "num_rejected": None, "total_completions": None}, []),
-        ({"additional_metadata": "{not json"}, ["bad_metadata"]),
-        ({"additional_metadata": None}, []),
-        ({"subset": "cultural_cooking"}, ["unknown_domain"]),
+        ("carb", {"prompt": "How do people in Japan greet an elder?"}, ["country_mismatch"]),
+        ("carb", {"prompt": "คนญี่ปุ่นทักทายอย่างไร"}, ["country_mismatch"]),
+        ("carb", {"num_rejected": 4, "total_completions": 5}, ["count_mismatch", "count_mismatch"]),
+        ("carb", {"additional_metadata": "{not json"}, ["bad_metadata"]),
+        ("carb", {"subset": "cultural_cooking"}, ["unknown_domain"]),
+        ("rewardbench2", {"num_incorrect": 2}, ["count_mismatch"]),
+        ("carb_open", {"n": 4}, ["count_mismatch"]),
+        ("carb_open", {"domain": "cooking"}, ["unknown_domain"]),
     ],
 )
-def test_a_suspicious_row_of_carb_is_an_item_all_the_same(changes: dict[str, Any], expected: list[str]) -> None:
-    outcome = best_of_n.carb_outcome(a_row(CARB | changes))
+def test_a_suspicious_row_is_an_item_all_the_same(source: str, changes: dict[str, Any], expected: list[str]) -> None:
+    outcome = read(source, **changes)
     assert defects(outcome) == expected
     assert len(outcome.items) == 1
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("source", "changes", "expected"),
     [
-        ({"prompt": None}, ["missing_field"]),
-        ({"prompt": " "}, ["empty_prompt"]),
-        ({"prompt": 7}, ["wrong_type"]),
-        ({"prompt": "half \ud83d"}, ["broken_text"]),
-        ({"language": "Klingonese"}, ["unknown_language"]),
-        ({"language": None}, ["missing_field"]),
-        ({"country": "Atlantis"}, ["unknown_culture"]),
-        ({"chosen": []}, ["wrong_count", "count_mismatch", "count_mismatch"]),
-        ({"chosen": ["a", "b"], "num_correct": 2, "total_completions": 5}, ["wrong_count"]),
-        ({"chosen": [""]}, ["empty_response"]),
-        ({"chosen": [None]}, ["wrong_type"]),
-        ({"rejected": {"a": 1}}, ["wrong_type"]),
-        ({"rejected": [], "num_rejected": 0, "total_completions": 1}, ["wrong_count"]),
-        ({"rejected": ["ไหว้", "จับมือ", "โค้งคำนับ"]}, ["identical_responses"]),
-        ({"rejected": list("abcdefgh"), "num_rejected": 8, "total_completions": 9}, ["wrong_count"]),
+        ("carb", {"prompt": None}, ["missing_field"]),
+        ("carb", {"prompt": " "}, ["empty_prompt"]),
+        ("carb", {"prompt": 7}, ["wrong_type"]),
+        ("carb", {"prompt": "half \ud83d"}, ["broken_text"]),
+        ("carb", {"language": "Klingonese"}, ["unknown_language"]),
+        ("carb", {"language": None}, ["missing_field"]),
+        ("carb", {"country": "Atlantis"}, ["unknown_culture"]),
+        ("carb", {"chosen": []}, ["wrong_count", "count_mismatch", "count_mismatch"]),
+        ("carb", {"chosen": ["a", "b"], "num_correct": 2, "total_completions": 5}, ["wrong_count"]),
+        ("carb", {"chosen": [""]}, ["empty_response"]),
+        ("carb", {"chosen": [None]}, ["wrong_type"]),
+        ("carb", {"rejected": {"a": 1}}, ["wrong_type"]),
+        ("carb", {"rejected": [], "num_rejected": 0, "total_completions": 1}, ["wrong_count"]),
+        ("carb", {"rejected": ["ไหว้", "จับมือ", "โค้งคำนับ"]}, ["identical_responses"]),
+        ("carb", {"rejected": list("abcdefgh"), "num_rejected": 8, "total_completions": 9}, ["wrong_count"]),
+        # A list in a cell that nobody can parse is not taken for a response.
+        ("carb", {"rejected": "['Red.' 'Blue.']", "num_rejected": None}, ["wrong_type"]),
+        ("carb", {"rejected": '["Red.", "Blue."', "num_rejected": None}, ["wrong_type"]),
         (
+            "carb",
             {"prompt": " ", "language": "Klingonese", "chosen": [" "]},
             ["empty_prompt", "unknown_language", "empty_response"],
         ),
+        ("rewardbench2", {"chosen": ["a", "b"], "num_correct": 2, "total_completions": 5}, ["wrong_count"]),
+        ("ties", {"chosen": [], "num_correct": 0, "total_completions": 9}, ["wrong_count"]),
+        ("ties", {"rejected": [], "num_incorrect": 0, "total_completions": 3}, ["wrong_count"]),
+        ("ties", {"rejected": ["Red.", "x"], "num_incorrect": 2, "total_completions": 5}, ["identical_responses"]),
+        # Wherever the same response stands twice: the two of the same text are in no item together.
+        ("ties", {"rejected": [*TIES["rejected"][:8], "Wrong 0."]}, ["identical_responses"]),
+        ("ties", {"chosen": ["Red.", "Blue.", "Red."]}, ["identical_responses"]),
+        ("carb_open", {"culture": "Atlantis"}, ["unknown_culture"]),
+        ("carb_open", {"culture": None}, ["missing_field"]),
+        ("carb_open", {"rejected": ["Ein Vogel."] * 2}, ["identical_responses"]),
+        ("pairs", {"chosen": PAIR["rejected"]}, ["identical_responses"]),
+        ("pairs", {"rejected": ""}, ["empty_response"]),
+        ("pairs", {"prompt": ["a", "b"]}, ["wrong_type"]),
+        ("pairs", {"language": "xx_Xxxx"}, ["unknown_language"]),
+        ("pairs", {"chosen": None, "prompt": None}, ["missing_field", "missing_field"]),
+        ("helpsteer3", {"overall_preference": 0}, ["tie"]),
+        ("helpsteer3", {"overall_preference": 4}, ["bad_rating"]),
+        ("helpsteer3", {"overall_preference": 0.5}, ["bad_rating"]),
+        ("helpsteer3", {"overall_preference": "much"}, ["wrong_type"]),
+        ("helpsteer3", {"overall_preference": True}, ["wrong_type"]),
+        ("helpsteer3", {"overall_preference": None}, ["missing_field"]),
+        ("helpsteer3", {"context": []}, ["empty_prompt"]),
+        ("helpsteer3", {"context": "Hi"}, ["wrong_type", "empty_prompt"]),
+        ("helpsteer3", {"context": [{"role": "tool", "content": "x"}]}, ["wrong_type", "empty_prompt"]),
+        ("helpsteer3", {"context": [*TURNS, BROKEN_TURN]}, ["broken_text"]),
+        ("helpsteer3", {"language": "python"}, ["unknown_language"]),
+        ("helpsteer3", {"response2": " "}, ["empty_response"]),
     ],
 )
-def test_a_row_of_carb_that_is_no_item_has_every_fault_named(changes: dict[str, Any], expected: list[str]) -> None:
-    outcome = best_of_n.carb_outcome(a_row(CARB | changes))
+def test_a_row_that_is_no_item_has_every_fault_named(source: str, changes: dict[str, Any], expected: list[str]) -> None:
+    outcome = read(source, **changes)
     assert defects(outcome) == expected
-    assert outcome.items == ()
-    assert not outcome.imported
+    assert (outcome.items, outcome.imported) == ((), False)
 
 
-@pytest.mark.parametrize("reader", [best_of_n.carb_outcome, best_of_n.rewardbench2_outcome, best_of_n.open_outcome])
+def test_a_tie_is_no_fault_of_the_row() -> None:
+    (fault,) = read("helpsteer3", overall_preference=0).faults
+    assert fault.defect.severity == "skipped"
+
+
+@pytest.mark.parametrize("source", READERS)
 @pytest.mark.parametrize("value", [None, 7, "text", [1], {}])
-def test_whatever_a_row_is_it_is_named_and_never_raises(reader: Callable[[Row], Outcome], value: Any) -> None:
-    outcome = reader(a_row(value))
+def test_whatever_a_row_is_it_is_named_and_never_raises(source: str, value: Any) -> None:
+    outcome = READERS[source][0](a_row(value))
     assert outcome.items == ()
     assert set(defects(outcome)) == ({"missing_field"} if value == {} else {"not_an_object"})
 
 
-def test_a_row_of_rewardbench_2_is_a_best_of_4_item() -> None:
-    outcome = best_of_n.rewardbench2_outcome(a_row(RB2))
-    (item,) = outcome.items
-    assert not outcome.faults
-    assert (item.id, item.domain, item.culture, item.language) == ("rewardbench2/3", "factuality", None, "en")
-    assert item.responses[item.best] == "The Nile."
-    assert len(item.responses) == 4
-
-
 def test_a_row_of_ties_is_right_exactly_where_all_of_its_items_are() -> None:
-    outcome = best_of_n.rewardbench2_outcome(a_row(TIES))
+    outcome = read("ties")
     assert not outcome.faults
     met = {(item.responses[item.best], wrong) for item in outcome.items for wrong in item.responses[1:]}
     # Every right answer meets every wrong one and no other right one.
     assert met == {(right, wrong) for right in TIES["chosen"] for wrong in TIES["rejected"]}
-    assert len(outcome.items) == 3 * 2
-    assert len({item.id for item in outcome.items}) == 6
-    assert {item.group for item in outcome.items} == {"ties:5"}
-
-
-@pytest.mark.parametrize(
-    "changes", [{"rejected": [*TIES["rejected"][:8], "Wrong 0."]}, {"chosen": ["Red.", "Blue.", "Red."]}]
-)
-def test_the_same_response_twice_in_a_row_of_ties_is_named_wherever_it_stands(changes: dict[str, Any]) -> None:
-    assert defects(best_of_n.rewardbench2_outcome(a_row(TIES | changes))) == ["identical_responses"]
-
-
-@pytest.mark.parametrize("cell", ["['Red.' 'Blue.']", '["Red.", "Blue."'])
-def test_a_list_in_a_cell_that_nobody_can_read_is_not_taken_for_a_response(cell: str) -> None:
-    assert defects(best_of_n.carb_outcome(a_row(CARB | {"rejected": cell, "num_rejected": None}))) == ["wrong_type"]
-
-
-def test_the_reference_of_a_tie_is_in_its_question_group() -> None:
-    reference = TIES | {"id": "ref:5", "chosen": ["Red."], "num_correct": 1, "total_completions": 10}
-    assert {item.group for item in best_of_n.rewardbench2_outcome(a_row(reference)).items} == {"ties:5"}
-
-
-@pytest.mark.parametrize(
-    ("value", "changes", "expected"),
-    [
-        (RB2, {"chosen": ["a", "b"], "num_correct": 2, "total_completions": 5}, ["wrong_count"]),
-        (RB2, {"num_incorrect": 2}, ["count_mismatch"]),
-        (TIES, {"chosen": [], "num_correct": 0, "total_completions": 9}, ["wrong_count"]),
-        (TIES, {"rejected": [], "num_incorrect": 0, "total_completions": 3}, ["wrong_count"]),
-        (TIES, {"rejected": ["Red.", "x"], "num_incorrect": 2, "total_completions": 5}, ["identical_responses"]),
-    ],
-)
-def test_faults_of_rewardbench_2_are_named(value: dict[str, Any], changes: dict[str, Any], expected: list[str]) -> None:
-    outcome = best_of_n.rewardbench2_outcome(a_row(value | changes))
-    assert defects(outcome) == expected
-    assert bool(outcome.items) == (expected == ["count_mismatch"])
-
-
-def test_an_open_row_is_an_item() -> None:
-    outcome = best_of_n.open_outcome(a_row(OPEN))
-    (item,) = outcome.items
-    assert not outcome.faults
-    assert (item.id, item.group, item.culture, item.domain) == ("wq-de-0", "de0", "DE", "linguistic")
-    assert (item.source, item.best, len(item.responses)) == ("carb_open/wikiquote-proverbs", 0, 3)
-
-
-@pytest.mark.parametrize(
-    ("culture", "code"),
-    [("South_Korea", "KR"), ("Arab (Qatar)", "QA"), ("USA", "US"), ("English", None), ("Spanish-speaking", None)],
-)
-def test_the_cultures_of_the_open_rows_have_codes_where_there_are_any(culture: str, code: str | None) -> None:
-    assert best_of_n.open_outcome(a_row(OPEN | {"culture": culture})).items[0].culture == code
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"culture": "Atlantis"}, ["unknown_culture"]),
-        ({"culture": None}, ["missing_field"]),
-        ({"rejected": ["Ein Vogel."] * 2}, ["identical_responses"]),
-        ({"n": 4}, ["count_mismatch"]),
-        ({"domain": "cooking"}, ["unknown_domain"]),
-    ],
-)
-def test_faults_of_the_open_rows_are_named(changes: dict[str, Any], expected: list[str]) -> None:
-    assert defects(best_of_n.open_outcome(a_row(OPEN | changes))) == expected
+    assert len({item.id for item in outcome.items}) == len(outcome.items) == 3 * 2
+    reference = read("ties", id="ref:5", chosen=["Red."], num_correct=1, total_completions=10)
+    assert {item.group for item in (*outcome.items, *reference.items)} == {"ties:5"}

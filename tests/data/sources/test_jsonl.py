@@ -121,14 +121,12 @@ def test_rows_before_a_bad_one_are_read(tmp_path: Path) -> None:
         next(rows)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.jsonl"):
-        list(jsonl.read(tmp_path / "nowhere.jsonl"))
-
-
-def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=tmp_path.name):
-        list(jsonl.read(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "message"), [("nowhere.jsonl", r"nowhere\.jsonl"), (".", "folder without files of rows")]
+)
+def test_what_is_no_file_of_rows_is_named(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(DataError, match=rf"{tmp_path.name}.*{message}"):
+        list(jsonl.read(tmp_path / name))
 
 
 def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
@@ -138,24 +136,18 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
         list(jsonl.read(path))
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "items.jsonl"
-    path.write_text("precious")
-    with pytest.raises(DataError, match="is there already"):
-        jsonl.write([an_item()], path)
-    assert path.read_text() == "precious"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_nothing_is_overwritten_that_appears_while_items_are_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [True, False])
+def test_nothing_is_overwritten_also_if_it_appears_while_items_are_written(tmp_path: Path, before: bool) -> None:
     path = tmp_path / "items.jsonl"
 
     def slow() -> Iterator[Item]:
         yield an_item()
         path.write_text("precious")
 
+    if before:
+        path.write_text("precious")
     with pytest.raises(DataError, match="is there already"):
-        jsonl.write(slow(), path)
+        jsonl.write([an_item()] if before else slow(), path)
     assert path.read_text() == "precious"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from conftest import Tal
 from data.tables import KINDS, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from think_as_locals import cli
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
 from think_as_locals.data import read as read_source
 from think_as_locals.data.rows import Outcome
-from think_as_locals.data.sources import jsonl, ratings, recognise
+from think_as_locals.data.sources import jsonl, recognise
+from think_as_locals.data.sources.ratings import PersonRow, UtteranceRow, prism_outcomes
 from think_as_locals.types import DataError, Item
 
 
@@ -42,35 +42,31 @@ def utterance(number: int, score: Any, *, user: str = "user0", turn: int = 0, **
 
 
 SURVEY = [person("user0"), person("user1", "Korea, Republic of", "KOR"), person("user2", "New Zealand", "NZL")]
+SCORES = [20, 90, 20, 55, 70, 71, 1, 100]
 UTTERANCES = [
-    utterance(0, 20),
-    utterance(1, 90),
-    utterance(2, 20),
-    utterance(3, 55),
-    utterance(4, 70, turn=1),
-    utterance(5, 71, turn=1),
-    utterance(6, 1, user="user1", turn=2),
-    utterance(7, 100, user="user1", turn=2),
+    *(utterance(number, SCORES[number]) for number in range(4)),
+    *(utterance(number, SCORES[number], turn=1) for number in (4, 5)),
+    *(utterance(number, SCORES[number], user="user1", turn=2) for number in (6, 7)),
 ]
 PAIRS = {("ut1", "ut0"), ("ut1", "ut2"), ("ut1", "ut3"), ("ut3", "ut0"), ("ut3", "ut2"), ("ut5", "ut4"), ("ut7", "ut6")}
 
 
 def folder(
-    path: Path,
-    survey: list[dict[str, Any]] = SURVEY,
-    utterances: list[dict[str, Any]] = UTTERANCES,
-    kind: str = ".jsonl",
+    path: Path, survey: list[Any] = SURVEY, utterances: list[dict[str, Any]] = UTTERANCES, kind: str = ".jsonl"
 ) -> Path:
     write(path / f"survey{kind}", survey)
     write(path / f"utterances{kind}", utterances)
     return path
 
 
-def read(path: str, countries: list[str] | None) -> Iterator[Item]:
+def outcomes_of(path: Path, survey: list[Any] = SURVEY, utterances: list[Any] = UTTERANCES) -> list[Outcome]:
+    return list(prism_outcomes(str(folder(path, survey, utterances))))
+
+
+def read(path: Path, countries: str = "null") -> list[Item]:
     """As any recipe with data=prism does."""
-    known = "null" if countries is None else f"[{','.join(countries)}]"
-    data = load_recipe("recipes/tal_grpo.yaml", ["data=prism", f"data.path={path}", f"data.countries={known}"]).data
-    return read_source(data)
+    overrides = ["data=prism", f"data.path={path}", f"data.countries={countries}"]
+    return list(read_source(load_recipe("recipes/tal_grpo.yaml", overrides).data))
 
 
 def defects(outcomes: list[Outcome]) -> dict[str, list[str]]:
@@ -89,55 +85,46 @@ def as_text(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"location": repr(row["location"])}  # as pandas writes an object into a CSV file
 
 
+@pytest.mark.parametrize("form", [dict, flat, as_text], ids=["object", "columns", "text"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_two_responses_that_a_person_scored_differently_are_a_pair(tmp_path: Path, kind: str) -> None:
-    items = list(read(str(folder(tmp_path, kind=kind)), None))
+def test_every_two_responses_that_a_person_scored_differently_are_a_pair(tmp_path: Path, kind: str, form: Any) -> None:
+    items = read(folder(tmp_path, [form(row) for row in SURVEY], kind=kind))
     assert {tuple(item.id.rpartition("/")[2].split("-")) for item in items} == PAIRS
     assert len(items) == len(PAIRS)
     scores = {row["model_response"]: row["score"] for row in UTTERANCES}
     assert all(item.best == 0 and scores[item.responses[0]] > scores[item.responses[1]] for item in items)
     first = next(item for item in items if item.id == "prism/int0/ut1-ut0")
     assert (first.prompt, first.responses) == ("What matters, user0, 0?", ("Answer 1.", "Answer 0."))
-    assert (first.culture, first.group, first.language, first.domain) == ("CL", "user0", "en", "values guided")
-    assert {item.source for item in items} == {"prism"}
-
-
-@pytest.mark.parametrize("form", [flat, as_text], ids=["columns", "text"])
-@pytest.mark.parametrize("kind", [".jsonl", ".parquet", ".csv"])
-def test_the_residence_may_stand_in_columns_of_its_own_or_in_a_text(tmp_path: Path, kind: str, form: Any) -> None:
-    survey = [form(row) for row in SURVEY]
-    items = read(str(folder(tmp_path, survey, kind=kind)), None)
+    assert (first.group, first.language, first.domain, first.source) == ("user0", "en", "values guided", "prism")
     assert Counter(item.culture for item in items) == {"CL": 6, "KR": 1}
 
 
 def test_the_people_of_certain_countries_are_kept(tmp_path: Path) -> None:
-    path = str(folder(tmp_path))
-    assert [item.group for item in read(path, ["KR"])] == ["user1"]
+    assert [item.group for item in read(folder(tmp_path), "[KR]")] == ["user1"]
     with pytest.raises(DataError, match="no items of 'NZ'; there are items of: "):
-        list(read(path, ["NZ"]))
+        read(tmp_path, "[NZ]")
 
 
 def test_files_of_other_tables_and_kinds_of_conversation_are_no_matter(tmp_path: Path) -> None:
     write(tmp_path / "conversations.jsonl", [{"conversation_id": "c0"}])
     bare = [{name: row[name] for name in row if name != "conversation_type"} for row in UTTERANCES]
-    assert {item.domain for item in read(str(folder(tmp_path, utterances=bare)), None)} == {"conversation"}
+    assert {item.domain for item in read(folder(tmp_path, utterances=bare))} == {"conversation"}
 
 
-def test_responses_of_two_people_or_to_two_prompts_are_no_pair(tmp_path: Path) -> None:
-    rows = [utterance(0, 1), utterance(1, 2, user="user1"), utterance(2, 3, user_prompt="Another question?")]
-    outcomes = list(ratings.prism_outcomes(str(folder(tmp_path, utterances=rows))))
-    assert defects(outcomes) == {f"utterances:{number}": ["unpaired"] for number in (1, 2, 3)}
-
-
-def test_the_same_text_and_the_same_score_make_no_pair(tmp_path: Path) -> None:
-    rows = [
-        utterance(0, 1),
+@pytest.mark.parametrize(
+    "other",
+    [
+        utterance(1, 2, user="user1"),
+        utterance(1, 2, user_prompt="Another question?"),
+        utterance(1, 2, turn=1),
         utterance(1, 9, model_response="Answer 0."),
-        utterance(2, 9, turn=1),
-        utterance(3, 9, turn=1),
-    ]
-    outcomes = list(ratings.prism_outcomes(str(folder(tmp_path, utterances=rows))))
-    assert defects(outcomes) == {f"utterances:{number}": ["unpaired"] for number in (1, 2, 3, 4)}
+        utterance(1, 1),
+    ],
+    ids=["another person", "another prompt", "another turn", "the same text", "the same score"],
+)
+def test_what_is_no_other_answer_or_scored_alike_makes_no_pair(tmp_path: Path, other: dict[str, Any]) -> None:
+    outcomes = outcomes_of(tmp_path, utterances=[utterance(0, 1), other])
+    assert defects(outcomes) == {"utterances:1": ["unpaired"], "utterances:2": ["unpaired"]}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +150,7 @@ def test_faults_of_utterances_are_named(tmp_path: Path, changes: dict[str, Any],
     unsaid = "Prefer not to say"
     survey = [*SURVEY, person("unsaid", unsaid, unsaid), *[person("twice")] * 2, {"user_id": "torn", "location": "{"}]
     rows = [*UTTERANCES, utterance(8, 30, turn=3), utterance(9, 60, turn=3) | changes]
-    outcomes = list(ratings.prism_outcomes(str(folder(tmp_path, survey, rows))))
+    outcomes = outcomes_of(tmp_path, survey, rows)
     found = defects(outcomes)
     assert {place: found[place] for place in found if place.startswith("survey")} == {
         "survey:4": ["no_country"],
@@ -189,7 +176,7 @@ def test_faults_of_utterances_are_named(tmp_path: Path, changes: dict[str, Any],
     ],
 )
 def test_faults_of_the_survey_are_named_and_the_others_are_read(tmp_path: Path, row: Any, expected: list[str]) -> None:
-    outcomes = list(ratings.prism_outcomes(str(folder(tmp_path, [*SURVEY, row]))))
+    outcomes = outcomes_of(tmp_path, [*SURVEY, row])
     assert defects(outcomes) == {"survey:4": expected}
     assert sum(len(outcome.items) for outcome in outcomes) == len(PAIRS)
 
@@ -197,22 +184,22 @@ def test_faults_of_the_survey_are_named_and_the_others_are_read(tmp_path: Path, 
 def test_people_without_a_country_and_empty_responses_do_not_keep_the_others_from_training(tmp_path: Path) -> None:
     survey = [*SURVEY, person("unsaid", "Prefer not to say", "Prefer not to say")]
     rows = [*UTTERANCES, utterance(8, 3, user="unsaid"), utterance(9, 4, model_response="EMPTY STRING")]
-    assert len(list(read(str(folder(tmp_path, survey, rows)), None))) == len(PAIRS)
+    assert len(read(folder(tmp_path, survey, rows))) == len(PAIRS)
 
 
 def test_a_row_with_an_error_stops_training_with_its_place(tmp_path: Path) -> None:
     path = folder(tmp_path, utterances=[*UTTERANCES, utterance(8, "good")])
     with pytest.raises(DataError, match=r"utterances\.jsonl:9: score must be a number, got 'good'"):
-        list(read(str(path), None))
+        read(path)
 
 
 def test_a_table_that_is_not_there_or_there_twice_is_named(tmp_path: Path) -> None:
     write(tmp_path / "survey.csv", [flat(row) for row in SURVEY])
     with pytest.raises(DataError, match=r"expected one file utterances .*got none; PRISM is a folder with survey and"):
-        list(ratings.prism_outcomes(str(tmp_path)))
+        list(prism_outcomes(str(tmp_path)))
     folder(tmp_path)
     with pytest.raises(DataError, match=r"expected one file survey .*got 2 \(survey\.jsonl, survey\.csv\)"):
-        list(ratings.prism_outcomes(str(tmp_path)))
+        list(prism_outcomes(str(tmp_path)))
 
 
 words = st.sampled_from(
@@ -230,10 +217,10 @@ values = st.recursive(
 def test_whatever_a_row_holds_it_is_in_a_pair_or_its_faults_are_named(data: st.DataObject) -> None:
     survey, utterances = (
         data.draw(st.lists(st.dictionaries(st.sampled_from(names), values) | values, min_size=1, max_size=4))
-        for names in ([*ratings.PersonRow.FIELDS, "location"], [*ratings.UtteranceRow.FIELDS, "conversation_type"])
+        for names in ([*PersonRow.FIELDS, "location"], [*UtteranceRow.FIELDS, "conversation_type"])
     )
     with TemporaryDirectory() as name:
-        outcomes = list(ratings.prism_outcomes(str(folder(Path(name), [*SURVEY, *survey], [*UTTERANCES, *utterances]))))
+        outcomes = outcomes_of(Path(name), [*SURVEY, *survey], [*UTTERANCES, *utterances])
     assert len(outcomes) == len(SURVEY) + len(survey) + len(UTTERANCES) + len(utterances)
     paired = {text for outcome in outcomes for item in outcome.items for text in item.responses}
     for outcome in outcomes[len(SURVEY) + len(survey) :]:
@@ -241,7 +228,7 @@ def test_whatever_a_row_holds_it_is_in_a_pair_or_its_faults_are_named(data: st.D
     json.dumps([fault.detail for outcome in outcomes for fault in outcome.faults])
 
 
-# --- from the Hub: what is not on this machine is the one thing that a test stands in for ---
+# --- from the Hub: `datasets.load_dataset` is the one thing that a test replaces ---
 
 
 @pytest.fixture
@@ -260,7 +247,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_both_configs_of_a_hub_id_are_read_and_their_rows_told_apart(asked: list[tuple[Any, ...]]) -> None:
-    outcomes = list(ratings.prism_outcomes("owner/prism@v1"))
+    outcomes = list(prism_outcomes("owner/prism@v1"))
     assert asked == [("owner/prism", name, None, "v1") for name in ("survey", "utterances")]
     assert len([item for outcome in outcomes for item in outcome.items]) == len(PAIRS)
     assert outcomes[0].row.place == "owner/prism@v1:survey:train:1"
@@ -269,30 +256,23 @@ def test_both_configs_of_a_hub_id_are_read_and_their_rows_told_apart(asked: list
 
 def test_one_config_of_a_hub_id_is_not_enough(asked: list[tuple[Any, ...]]) -> None:
     with pytest.raises(DataError, match=r"owner/prism:survey: .* are read both: give owner/name\[@revision\]"):
-        list(ratings.prism_outcomes("owner/prism:survey"))
+        list(prism_outcomes("owner/prism:survey"))
     assert asked == []
 
 
 # --- as a source like any other ---
 
 
-def test_the_folder_is_recognised_validated_and_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_folder_is_recognised_validated_and_built(tmp_path: Path, tal: Tal) -> None:
     (tmp_path / "prism").mkdir()
     path = folder(tmp_path / "prism", utterances=[*UTTERANCES, utterance(8, 0)])
     assert recognise(str(path)) == "prism"
-    monkeypatch.setattr("sys.argv", ["tal", "data", "validate", str(path)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    said = capsys.readouterr().out
-    assert stop.value.code == 1
-    assert f"{path / 'utterances.jsonl'}:9: error: bad_rating: score must be from 1 to 100, got 0" in said
-    assert said.splitlines()[-1] == "12 rows = 11 imported (7 items) + 1 set aside"
+    done = tal("data", "validate", str(path))
+    assert done.status == 1
+    assert f"{path / 'utterances.jsonl'}:9: error: bad_rating: score must be from 1 to 100, got 0" in done.out
+    assert done.out.splitlines()[-1] == "12 rows = 11 imported (7 items) + 1 set aside"
     out = tmp_path / "items.jsonl"
-    words = ["data=prism", f"data.path={path}", "data.countries=[KR]", f"out={out}"]
-    monkeypatch.setattr("sys.argv", ["tal", "data", "build", *words])
-    cli.main()
+    tal("data", "build", "data=prism", f"data.path={path}", "data.countries=[KR]", f"out={out}")
     assert [item.id for item in jsonl.read(out)] == ["prism/int2/ut7-ut6"]
     (aside,) = (tmp_path / "items.quarantine.jsonl").read_text().splitlines()
     assert json.loads(json.loads(aside)["text"]) == utterance(8, 0)

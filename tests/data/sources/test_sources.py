@@ -1,4 +1,4 @@
-"""The table of sources: complete, and all that a new source needs beside its module."""
+"""The table of sources: complete, all that a new source needs beside its module, and no row raises."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import importlib.util
 import json
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from conftest import ROOT
 from data.sections import data_section
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from think_as_locals.data import load
-from think_as_locals.data.sources import SOURCES, jsonl, recognise, row_by_row
+from think_as_locals.data.sources import SOURCES, jsonl, recognise, row_by_row, row_outcomes
 from think_as_locals.data.validate import build, validate
 from think_as_locals.types import DataSource
 
@@ -70,3 +72,29 @@ def test_the_source_of_the_guide_is_recognised_validated_built_and_loaded(
     file.write_text("".join(json.dumps(row) + "\n" for row in sound))
     splits = load(data)
     assert sorted(item.id for item in (*splits.train, *splits.test)) == sorted(item.id for item in items)
+
+
+OTHER_NAMES = ("total_completions", "rating", "human_rating", "cul_type", "origins")
+names = st.sampled_from([*sorted({name for source in SOURCES.values() for name in source.fields}), *OTHER_NAMES])
+words = st.sampled_from(["", " ", "Thai", "th", "Thailand", "Ties", "half \ud83d", "中国", "a", "nan", "{", "1e999"])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-4, 10**30) | st.floats() | words | st.just("{'Chile': [1, 0]}"),
+    lambda inner: st.lists(inner, max_size=10) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize("source", [name for name, source in SOURCES.items() if source.fields])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_whatever_a_row_holds_it_is_an_item_or_its_faults_are_named(
+    tmp_path_factory: pytest.TempPathFactory, source: str, data: st.DataObject
+) -> None:
+    own = st.sampled_from(SOURCES[source].fields)
+    value: Any = data.draw(values | st.dictionaries(own | names, values, min_size=3))
+    file = tmp_path_factory.getbasetemp() / f"{source}.jsonl"
+    file.write_text(json.dumps(value) + "\n")
+    (outcome,) = row_outcomes(data_section(source=source, path=str(file)))
+    assert bool(outcome.items) == outcome.imported
+    assert bool(outcome.items) or outcome.faults
+    json.dumps([fault.detail for fault in outcome.faults])
