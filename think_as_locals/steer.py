@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from shutil import rmtree
 
@@ -103,7 +103,7 @@ class ScpoRun:
         pairs = (*train, *test)
         requests = response_requests(pairs, questions)
         scores = self._score(rm, requests, self.folder.global_rm, "global RM")
-        known = [item for item in pairs if _is_known(item, scores)]
+        known = [item for item in pairs if scores.keys() >= set(pair_keys(item))]
         if lost := len(pairs) - len(known):
             self.bar.console.print(f"{lost:,} pairs left out: a prompt and its response exceed {rm.max_length} tokens")
         if config.scpo.reference == "other_countries":
@@ -143,7 +143,7 @@ class ScpoRun:
             PartialState().wait_for_everyone()
             rm = self._load(str(folder.untrained))
             fitting = {by_response(request) for request in fitting_requests(rm, response_requests(train))}
-            short = [item for item in train if _is_known(item, fitting)]
+            short = [item for item in train if fitting >= set(pair_keys(item))]
             _expect_pairs(short, "train on")
             self._trainer(rm, short).train_pooled(config.global_rm, "global_rm", folder)
         return str(folder.model)
@@ -200,10 +200,6 @@ class ScpoRun:
             folder.model.rename(kept)
         for path in (folder.model, folder.adapter, folder.checkpoints, folder.path / "scores"):
             rmtree(path, ignore_errors=True)
-
-
-def _is_known(item: Item, keys: Container[str]) -> bool:
-    return all(key in keys for key in pair_keys(item))
 
 
 def _expect_pairs(pairs: Sequence[Item], use: str) -> None:

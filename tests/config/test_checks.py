@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 from config.messages import CARB, GRPO, HEAD, OPINIONS, PRISM, QUICKSTART, SCPO, a_recipe, faults, message, values_of
+from conftest import PLANTED
 
 from think_as_locals.config.checks import Config, load_config, load_items, load_recipe, validate
 from think_as_locals.config.compose import group_options, recipes
@@ -140,41 +141,22 @@ def test_data_alone_is_composed_without_a_run() -> None:
         ("seed", "three", "seed: got 'three', expected a valid integer"),
         ("seed", 1.5, "seed: got 1.5, expected a valid integer"),
         ("seed", True, "seed: got True, expected a valid integer"),
-        ("seed", None, "seed: got None"),
-        ("seed", "3", "seed: got '3'"),
         ("seed", -1, "seed: got -1, expected greater than or equal to 0"),
         ("seed", 2**32, "seed: got 4294967296, expected less than 4294967296"),
         ("grpo.beta", "0.1", "grpo.beta: got '0.1', expected a valid number"),
-        ("grpo.beta", True, "grpo.beta: got True"),
         ("grpo.beta", -0.1, "grpo.beta: got -0.1, expected greater than or equal to 0"),
         ("grpo.learning_rate", 0, "grpo.learning_rate: got 0, expected greater than 0"),
         ("grpo.temperature", -1.0, "grpo.temperature: got -1.0, expected greater than 0"),
         ("grpo.num_generations", 1, "grpo.num_generations: got 1, expected greater than or equal to 2"),
-        ("grpo.max_steps", -2, "grpo.max_steps: got -2"),
-        ("grpo.save_steps", 0, "grpo.save_steps: got 0"),
         ("grpo.report_to", "wandb", "grpo.report_to: got 'wandb', expected a valid list"),
         ("grpo.gradient_checkpointing", 1, "grpo.gradient_checkpointing: got 1, expected a valid boolean"),
-        ("sft.biased_wrong", 1.1, "sft.biased_wrong: got 1.1"),
-        ("data.test_share", 0.0, "data.test_share: got 0.0"),
-        ("data.test_share", 1, "data.test_share: got 1"),
-        ("data.num_responses", 1, "data.num_responses: got 1"),
-        ("data.num_responses", 9, "data.num_responses: got 9"),
-        ("data.sets_per_group", 0, "data.sets_per_group: got 0"),
         ("data.languages", "en", "data.languages: got 'en', expected a valid list"),
-        ("data.languages", [], "data.languages: got []"),
         ("data.groups", [7], "data.groups.0: got 7, expected a valid string"),
         ("data.split", "grouped", "data.split: got 'grouped', expected 'group' or 'pairing'"),
         ("data.shuffle_labels", "yes", "data.shuffle_labels: got 'yes', expected a valid boolean"),
-        ("data.path", 7, "data.path: got 7"),
-        ("eval.bootstrap_samples", -2000, "eval.bootstrap_samples: got -2000"),
-        ("eval.max_items", 0, "eval.max_items: got 0"),
         ("model.dtype", "fp32", "model.dtype: got 'fp32', expected 'float32', 'bfloat16' or 'float16'"),
-        ("model.scratch.num_hidden_layers", 0, "model.scratch.num_hidden_layers: got 0"),
-        ("rollout.gpu_memory_utilization", 1.5, "rollout.gpu_memory_utilization: got 1.5"),
         ("rollout.backend", "vLLM", "got 'vLLM', expected 'transformers', 'vllm_colocate' or 'vllm_server'"),
         ("run.resume", "always", "run.resume: got 'always', expected 'never' or 'auto'"),
-        ("grpo", None, "grpo: got None"),
-        ("data", [], "data: got []"),
         ("prompt.template", "listwize", "no 'listwize'; did you mean 'listwise'?; available: compact"),
         ("prompt.template", "../prompts/listwise", "prompt.template: no '../prompts/listwise'"),
         ("sft", None, "sft: a model made from scratch needs a cold start (trainer=cold_start_grpo)"),
@@ -189,19 +171,29 @@ def test_a_fault_is_named_with_what_was_got_and_expected(place: str, value: Any,
 
 
 @pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        *(("seed", None), ("seed", "3"), ("grpo", None), ("data", []), ("data.path", 7), ("data.languages", [])),
+        *(("grpo.beta", True), ("grpo.max_steps", -2), ("grpo.save_steps", 0), ("sft.biased_wrong", 1.1)),
+        *(("data.test_share", 0.0), ("data.test_share", 1), ("data.num_responses", 1), ("data.num_responses", 9)),
+        *(("data.sets_per_group", 0), ("eval.bootstrap_samples", -2000), ("eval.max_items", 0)),
+        *(("model.scratch.num_hidden_layers", 0), ("rollout.gpu_memory_utilization", 1.5), ("reward.weights", {})),
+        *(("reward.criteria_gain.clip", [1.0, -1.0]), ("reward.criteria_gain.clip", [1.0]), ("reward.timeout_s", 0.0)),
+        *(("reward.fault_window", 0), ("reward.length.cache", 0)),
+    ],
+)
+def test_a_value_beyond_its_bounds_or_of_another_type_is_named(place: str, value: Any) -> None:
+    assert f"{place}: got {value!r}" in faults({place: value})
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"reward.weights": {"correctness": 0.0, "length": 0.0}}, "reward.weights: all are 0 (correctness, length)"),
         ({"reward.weights": {"correctness": -1.0}}, "reward.weights.correctness: got -1.0"),
-        ({"reward.weights": {}}, "reward.weights: got {}"),
-        ({"reward.criteria_gain.clip": [1.0, -1.0]}, "reward.criteria_gain.clip: got [1.0, -1.0]"),
-        ({"reward.criteria_gain.clip": [1.0]}, "reward.criteria_gain.clip: got [1.0]"),
         ({"reward.criteria_gain.scorer": "judge"}, "expected 'policy' or 'reference'"),
         ({"reward.max_fault_share": 1.0}, "reward.max_fault_share: got 1.0, expected less than 1"),
-        ({"reward.timeout_s": 0.0}, "reward.timeout_s: got 0.0"),
         ({"reward.timeout_s": float("inf")}, "reward.timeout_s: got inf, expected a finite number"),
-        ({"reward.fault_window": 0}, "reward.fault_window: got 0"),
-        ({"reward.length.cache": 0}, "reward.length.cache: got 0"),
         (
             {"reward.weights": {"length": 1.0}, "reward.length.cache": 73},
             "reward.length.cache: got 73, expected at most grpo.max_completion_length (72)",
@@ -454,3 +446,113 @@ def test_dropout_of_lora_may_be_on_where_dropout_is() -> None:
     overrides = ["lora=rank16", "lora.lora_dropout=0.1"]
     assert "lora.lora_dropout: mode=corrected turns all dropout off" in message(SCPO, *overrides)
     assert scpo_config(SCPO, [*overrides, "mode=as_released"]).lora is not None
+
+
+# --- fields of TRL's that our schema does not type ---
+
+
+def named(recipe: Path, key: str, value: Any) -> str:
+    """Return the line of the message about a key that is set to a value."""
+    (line,) = (line for line in faults({key: value}, recipe).splitlines() if line.startswith(f"  - {key}: "))
+    return line.removeprefix(f"  - {key}: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("grpo.push_to_hub", True, "drop it: TRL would upload its whole folder"),
+        ("grpo.log_completions_hub_repo", "me/mine", "drop it: TRL would upload its whole folder"),
+        ("grpo.trust_remote_code", True, "drop it: code that comes with a model is not run"),
+        ("grpo.enable_jit_checkpoint", True, "drop it: SIGTERM saves and stops as it is"),
+        ("grpo.vllm_mode", "server", "set rollout instead"),
+        ("grpo.vllm_gpu_memory_utilization", 0.9, "set rollout.gpu_memory_utilization instead"),
+        ("grpo.vllm_server_base_url", "http://there:8000", "set rollout.url instead"),
+        ("grpo.resume_from_checkpoint", "runs/other/checkpoints/step-3", "set run.resume instead"),
+        ("grpo.eval_strategy", "steps", "set eval.* instead"),
+        ("grpo.remove_unused_columns", True, "set data.* (the rewards need its columns) instead"),
+        ("grpo.hub_token", PLANTED["HF_TOKEN"], "set HF_TOKEN in the environment"),
+        *(
+            (f"{section}.{field}", True, "drop it: TRL would upload its whole folder, for all to see; `tal push` sends")
+            for section in ("grpo", "sft")
+            for field in ("push_to_hub", "hub_model_id", "hub_always_push")
+        ),
+        ("sft.max_length", 512, "set data (no demonstration is cut) instead"),
+        ("global_rm.max_length", 9, "set scpo.max_length instead"),
+        ("global_rm.num_train_epochs", 3.0, "set max_steps of this section instead"),
+        ("global_rm.ddp_timeout", 9, "set scpo.ddp_timeout instead"),
+    ],
+)
+def test_a_field_that_another_key_decides_or_that_does_harm_is_refused(key: str, value: Any, expected: str) -> None:
+    found = named(SCPO if key.startswith("global_rm") else QUICKSTART, key, value)
+    assert found.startswith(expected)
+    assert PLANTED["HF_TOKEN"] not in found
+
+
+@pytest.mark.parametrize("section", ["scpo", "global_rm"])
+@pytest.mark.parametrize(
+    ("field", "instead"),
+    [
+        (
+            "report_to",
+            "nothing (many trainings in one process have no tracker: metrics.jsonl and scpo.json have it all",
+        ),
+        ("output_dir", "run.dir and run.name"),
+        ("seed", "seed and scpo.seeds"),
+        ("data_seed", "seed and scpo.seeds"),
+        ("bf16", "model.dtype"),
+        ("disable_dropout", "mode.dropout"),
+        ("save_only_model", "save_steps of this section"),
+        ("dataloader_drop_last", "per_device_train_batch_size of this section (every batch is full"),
+        ("pad_to_multiple_of", "per_device_train_batch_size of this section"),
+        ("train_sampling_strategy", "per_device_train_batch_size of this section"),
+        ("chat_template_path", "model (its texts are read as it was made for)"),
+        ("pad_token", "model ("),
+        ("deepspeed", "a --config_file of accelerate launch"),
+    ],
+)
+def test_scpo_decides_the_same_fields_by_other_keys(section: str, field: str, instead: str) -> None:
+    assert named(SCPO, f"{section}.{field}", "x").startswith(f"set {instead}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("grpo.loss_type", "gspo", "expected 'grpo', 'bnpo', 'dr_grpo', 'dapo', 'luspo', 'cispo', 'sapo' or 'vespo'"),
+        ("grpo.importance_sampling_level", "word", "expected token or sequence"),
+        ("grpo.scale_rewards", "max", "expected group or batch or none"),
+        ("grpo.multi_objective_aggregation", "sum", "expected sum_then_normalize or normalize_then_sum"),
+        ("grpo.vllm_importance_sampling_mode", "mask", "expected token_truncate or token_mask or"),
+        ("grpo.num_iterations", 0, "expected at least 1"),
+        ("grpo.steps_per_generation", 0, "expected at least 1"),
+        ("grpo.epsilon", -0.1, "expected at least 0"),
+        ("grpo.max_steps", 0, "expected at least 1, or -1 for as many as grpo.num_train_epochs takes"),
+        ("grpo.num_generation", 4, "no such field of TRL's GRPOConfig; did you mean 'num_generations'?"),
+        ("grpo.packing", True, "no such field of TRL's GRPOConfig"),
+        ("sft.num_generations", 4, "no such field of TRL's SFTConfig"),
+        ("sft.max_steps", -1, "greater than 0"),
+        ("grpo.top_p", "high", "expected"),
+        ("grpo.max_grad_norm", True, "expected"),
+        ("grpo.steps_per_generation", 1.5, "expected"),
+        ("grpo.mask_truncated_completions", "maybe", "expected"),
+    ],
+)
+def test_an_unknown_field_or_value_is_named(key: str, value: Any, expected: str) -> None:
+    found = named(QUICKSTART, key, value)
+    assert expected in found
+    assert found.startswith(("no such field", f"got {value!r}, "))
+
+
+def test_fields_that_conf_does_not_name_can_be_set() -> None:
+    loaded = load_recipe(GRPO, ["grpo.top_p=0.9", "grpo.epsilon=0.1", "grpo.scale_rewards=batch"])
+    assert loaded.grpo.model_extra == {"top_p": 0.9, "epsilon": 0.1, "scale_rewards": "batch"}
+    scpo = load_config(SCPO, ["scpo.center_rewards_coefficient=0.01", "global_rm.weight_decay=0.1"])
+    assert scpo.scpo.model_extra == {"center_rewards_coefficient": 0.01}
+    assert scpo.global_rm.model_extra == {"weight_decay": 0.1}
+
+
+def test_faults_of_our_keys_and_of_trls_are_listed_in_one_message() -> None:
+    found = message(QUICKSTART, "seed=-1", "grpo.num_generation=4", "sft.learning_rat=0.1")
+    assert found.count("\n  - ") == 3
+    found = message(SCPO, "scpo.max_steps=0", "scpo.report_to=[wandb]", "mode.ties=none", "seed=-1")
+    assert found.count("\n  - ") == 4
+    assert message(PRISM, "seed=-1").count("\n  - ") == 1

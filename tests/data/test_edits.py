@@ -97,9 +97,6 @@ def test_concepts_are_of_the_same_question_culture_language_and_source(change: d
     concepts = edits.other_concepts([an_item(id="3", responses=("rice", "cheese"), origins=("JP", "NL"))])
     assert edits.change_concept(an_item(), concepts) is not None
     assert edits.change_concept(an_item(**change), concepts) is None
-
-
-def test_without_origins_no_concept_is_known() -> None:
     assert edits.other_concepts([an_item(origins=())]) == {}
 
 

@@ -124,23 +124,19 @@ def test_a_file_that_cannot_be_read_as_a_whole_is_named(
     assert str(tmp_path / name) in str(error.value)
 
 
-def test_a_folder_without_rows_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"{tmp_path.name}: a folder without files of rows"):
-        read(tmp_path)
-
-
-@pytest.mark.parametrize("path", ["nowhere.jsonl", "data/nowhere.parquet", "no where", "a/b/c"])
-def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        *((path, "cannot be read") for path in ("nowhere.jsonl", "data/nowhere.parquet", "no where", "a/b/c")),
+        *((path, "path") for path in ("", "x" * 5000, "~nobody-of-this-name/rows.jsonl", "a\0b")),
+        (".", "a folder without files of rows"),
+    ],
+)
+def test_a_path_without_rows_is_an_error_and_not_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="cannot be read"):
-        list(read_rows(path))
-
-
-@pytest.mark.parametrize("path", ["", "x" * 5000, "~nobody-of-this-name/rows.jsonl", "a\0b"])
-def test_what_is_no_path_is_an_error(path: str) -> None:
-    with pytest.raises(DataError, match="path"):
+    with pytest.raises(DataError, match=message):
         list(read_rows(path))
 
 
@@ -204,7 +200,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         ("owner/set@v1.0:default:test", ("owner/set", "default", "test", "v1.0")),
     ],
 )
-def test_a_hub_id_names_revision_config_and_split(
+def test_a_hub_id_names_revision_config_and_split_and_one_that_cannot_be_loaded_is_an_error(
     asked: list[tuple[Any, ...]], path: str, expected: tuple[str | None, ...]
 ) -> None:
     rows = list(read_rows(path))
@@ -212,10 +208,6 @@ def test_a_hub_id_names_revision_config_and_split(
     places = [*(["owner/set:train:1", "owner/set:train:2"] if expected[2] is None else []), "owner/set:test:1"]
     assert [row.place for row in rows] == places
     assert rows[-1].value == VALUES[2]
-
-
-@pytest.mark.usefixtures("asked")
-def test_a_hub_id_that_cannot_be_loaded_says_what_was_tried() -> None:
     with pytest.raises(DataError, match=r"owner/other: no such file, and .* Hub .*ConnectionError: offline"):
         list(read_rows("owner/other"))
 

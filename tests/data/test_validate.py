@@ -127,15 +127,6 @@ def test_a_valid_row_that_holds_no_item_is_named_and_no_fault(tmp_path: Path, ta
     assert "skipped: tie: " in output
 
 
-def test_nothing_is_overwritten(planted: Path, tmp_path: Path, tal: Tal) -> None:
-    precious = tmp_path / "precious.jsonl"
-    precious.write_text("precious")
-    assert tal("validate", str(planted), "--quarantine", str(precious))[0] == 2
-    assert tal("build", "data=carb", f"data.path={planted}", f"out={precious}")[0] == 2
-    assert precious.read_text() == "precious"
-    assert sorted(tmp_path.iterdir()) == [planted, precious]
-
-
 def test_build_writes_items_and_what_is_set_aside_and_no_row_is_lost(planted: Path, tmp_path: Path, tal: Tal) -> None:
     out = tmp_path / "items.jsonl"
     status, output, _ = tal("build", "data=carb", f"data.path={planted}", f"out={out}")
@@ -148,19 +139,29 @@ def test_build_writes_items_and_what_is_set_aside_and_no_row_is_lost(planted: Pa
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "name", "message"),
     [
-        (["--strict"], "carb.jsonl:3: error: empty_prompt"),
-        (["data.countries=[DE,TH]"], "data.countries: no items of 'TH'"),
+        (["--strict"], "items.jsonl", "carb.jsonl:3: error: empty_prompt"),
+        (["data.countries=[DE,TH]"], "items.jsonl", "data.countries: no items of 'TH'"),
+        ([], "carb.jsonl", "/carb.jsonl is there already"),
+        *(([], name, f"/{name}: ") for name in ("none/a.jsonl", "a.jsonl.gz", "a.parquet", f"{'x' * 300}.jsonl")),
     ],
 )
 def test_where_a_build_fails_nothing_is_written(
-    planted: Path, tmp_path: Path, tal: Tal, words: list[str], message: str
+    planted: Path, tmp_path: Path, tal: Tal, words: list[str], name: str, message: str
 ) -> None:
-    status, _, error = tal("build", "data=carb", f"data.path={planted}", f"out={tmp_path / 'items.jsonl'}", *words)
+    before = planted.read_bytes()
+    status, _, error = tal("build", "data=carb", f"data.path={planted}", f"out={tmp_path / name}", *words)
     assert status == 2
     assert message in error
     assert list(tmp_path.iterdir()) == [planted]
+    assert planted.read_bytes() == before
+
+
+def test_a_quarantine_overwrites_nothing(planted: Path, tal: Tal) -> None:
+    before = planted.read_bytes()
+    assert tal("validate", str(planted), "--quarantine", str(planted))[0] == 2
+    assert planted.read_bytes() == before
 
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -229,15 +230,6 @@ def test_a_pipe_is_not_read_twice(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="read only once: say --source"):
         recognise(str(tmp_path / "pipe"))
-
-
-@pytest.mark.parametrize("name", ["none/items.jsonl", "items.jsonl.gz", "items.parquet", f"{'x' * 300}.jsonl"])
-def test_what_cannot_be_written_or_read_back_is_an_error(tmp_path: Path, tal: Tal, name: str) -> None:
-    path = write(tmp_path / "rows.jsonl", [pair(1)])
-    status, _, error = tal("build", "data=pairs", f"data.path={path}", f"out={tmp_path / name}")
-    assert status == 2
-    assert f"tal: {tmp_path / name}: " in error
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(tmp_path: Path, tal: Tal) -> None:

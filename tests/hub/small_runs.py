@@ -73,6 +73,14 @@ def _measure(path: Path, items: list[Item], step: int) -> None:
     carb.save(carb.summarise(predictions, step=step, **about), predictions, path)
 
 
+def shard(model: Path) -> list[str]:
+    """Divide the weights of a model into two files; the second is not yet there."""
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    (model / "model.safetensors").rename(model / names[0])
+    write_json(model / "model.safetensors.index.json", {"weight_map": dict(zip("ab", names, strict=True))})
+    return names
+
+
 def content_of(push: Push) -> dict[str, bytes]:
     """Return the files of a push by path; of weights what is scanned."""
     return {file.path: file.text() for file in push.files}

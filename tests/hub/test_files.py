@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from hub.small_runs import REPO, content_of, download, refused, write_run
+from hub.small_runs import REPO, content_of, download, refused, shard, write_run
 from peft import LoraConfig, get_peft_model
 from reward_models.tiny import ITEMS
 from transformers import AutoModelForCausalLM
@@ -46,10 +46,7 @@ def test_links_are_not_followed(run: Path, tmp_path: Path, linked: str) -> None:
 
 
 def test_all_shards_or_none(run: Path) -> None:
-    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    (run / "model" / "model.safetensors").rename(run / "model" / names[0])
-    index = {"weight_map": dict(zip("ab", names, strict=True))}
-    (run / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    names = shard(run / "model")
     refused(DataError, f"lacks {names[1]}", run)
     (run / "model" / names[1]).write_bytes((run / "model" / names[0]).read_bytes())
     assert set(names) <= content_of(prepare(run, REPO)).keys()

@@ -80,7 +80,7 @@ def test_keys_of_this_environment_are_found(
     path = run / "model" / "tokenizer_config.json"
     plant(path, f"<{VALUE}>", ascii_only=ascii_only)
     assert "odd characters" not in refused(LeakError, f"tokenizer_config.json: the value of {variable}", run)
-    monkeypatch.setenv(variable, "EMPTY")  # what vLLM is told without a key
+    monkeypatch.setenv(variable, "EMPTY")  # vLLM's stand-in for a key
     plant(path, "EMPTY")
     prepare(run, REPO)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import command, launch
 from hub.fake_hub import TOKEN, FakeHub, Fault, Repository, sha256
-from hub.small_runs import REPO, download
+from hub.small_runs import REPO, download, shard
 from huggingface_hub import HfApi
 from safetensors.torch import save_file
 
@@ -115,10 +115,8 @@ def test_after_a_failure_only_what_is_missing_is_sent(run: Path, hub: FakeHub, a
 
 def test_large_files_that_arrived_are_not_sent_again(run: Path, hub: FakeHub, api: HfApi) -> None:
     model = run / "model"
-    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    (model / "model.safetensors").rename(model / names[0])
+    names = shard(model)
     save_file({"b": torch.ones(1000)}, model / names[1])
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(zip("ab", names, strict=True))}))
     first, second = (sha256((model / name).read_bytes()) for name in names)
     hub.faults = [Fault("PUT", second, 403, 1)]
     with pytest.raises(HubError, match=r"the Hub refused \(403\)"):

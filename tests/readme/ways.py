@@ -105,9 +105,7 @@ def _asks(reader: Reader, typed: Command) -> None:
     given = dict(zip(options[::2], options[1::2], strict=True))
     host, _, route = url.partition("/")
     assert host == f"localhost:{load_server('a/judge').port}"
-    completer = Longest()
-    completer.go_on.set()
-    with TestClient(create_app(judge_of(completer), settings(), None)) as client:
+    with TestClient(create_app(judge_of(Longest()), settings(), None)) as client:
         answer = client.post(f"/{route}", content=given["-d"], headers=dict([given["-H"].split(": ")]))
     assert [each["verdict"] for each in answer.json()["judgements"]] == [0]
 

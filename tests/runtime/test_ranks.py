@@ -18,18 +18,12 @@ from training import spread
 
 from think_as_locals import Judge
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.config.schema import RunConfig
 from think_as_locals.runtime import ranks as workers
 from think_as_locals.types import ConfigError
 
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.yaml"))
 PATH = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH")]))
 OURS = ("ACCELERATE_", "FSDP_", "MASTER_", "OMPI_", "PMI_", "MV2_", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-
-
-@pytest.fixture
-def quickstart() -> RunConfig:
-    return load_recipe("recipes/quickstart.yaml")
 
 
 @pytest.fixture
@@ -83,18 +77,8 @@ def test_a_launch_file_says_what_it_is_for_sets_no_hyperparameter_and_has_no_fau
 
 
 def test_there_is_a_launch_file_for_every_kind_of_machine() -> None:
-    names = {file.stem for file in LAUNCH_FILES}
-    assert names >= {
-        "single",
-        "cpu_ddp",
-        "cpu_zero2",
-        "cpu_zero3",
-        "gpu8_ddp",
-        "gpu8_zero2",
-        "gpu8_zero3",
-        "gpu8_fsdp2",
-    }
-    assert "nodes_zero3" in names
+    ways = [*(f"cpu_{way}" for way in ("ddp", "zero2", "zero3")), *(f"gpu8_{way}" for way in ("ddp", "zero2", "zero3"))]
+    assert {file.stem for file in LAUNCH_FILES} >= {"single", "nodes_zero3", "gpu8_fsdp2", *ways}
 
 
 # --- launches that would do less than they say ---
@@ -109,55 +93,57 @@ def test_a_launch_that_starts_one_process_of_two_ends(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+DEEPSPEED, FSDP = {"ACCELERATE_USE_DEEPSPEED": "true"}, {"ACCELERATE_USE_FSDP": "true"}
+
+
 @pytest.mark.parametrize(
-    ("environment", "says"),
+    ("environment", "gpus", "recipe", "message"),
     [
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, "use torchrun"),
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "--mixed_precision no"),
-        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_USE_CPU": "True"}, "unset it"),
-        ({"ACCELERATE_USE_FSDP": "true", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, "launch/cpu_zero3.yaml"),
-        ({"ACCELERATE_USE_FSDP": "true", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, "FULL_STATE_DICT"),
-        ({"ACCELERATE_USE_FSDP": "true"}, "rollout=transformers"),
-        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, "zero3_save_16bit_model"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, 0, "quickstart", "use torchrun"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, 0, "quickstart", "--mixed_precision no"),
+        (DEEPSPEED | {"ACCELERATE_USE_CPU": "True"}, 0, "quickstart", "unset it"),
+        (DEEPSPEED | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, 0, "quickstart", "zero3_save_16bit_model"),
+        (DEEPSPEED, 0, "tal_grpo", "model.dtype=float32"),
+        (FSDP | {"FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, 0, "quickstart", "launch/cpu_zero3.yaml"),
+        (FSDP | {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, 0, "quickstart", "FULL_STATE_DICT"),
+        (FSDP, 0, "quickstart", "rollout=transformers"),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, 4, "quickstart", "torch sees 4"),
     ],
-    ids=["MPI", "precision", "use_cpu", "FSDP on CPU", "FSDP saves nothing", "FSDP samples", "ZeRO-3 saves nothing"],
 )
-def test_what_a_launch_would_leave_undone_is_said(
-    bare: pytest.MonkeyPatch, quickstart: RunConfig, environment: dict[str, str], says: str
+def test_what_a_launch_would_leave_undone_is_named(
+    bare: pytest.MonkeyPatch, environment: dict[str, str], gpus: int, recipe: str, message: str
 ) -> None:
+    if gpus:
+        with_gpus(bare, gpus)
     for name, value in environment.items():
         bare.setenv(name, value)
-    assert says in "\n".join(workers.launch_faults(quickstart))
+    assert message in "\n".join(workers.launch_faults(load_recipe(f"recipes/{recipe}.yaml")))
 
 
-def test_a_configuration_file_of_deepspeeds_own_has_to_save_the_model(
-    bare: pytest.MonkeyPatch, quickstart: RunConfig, tmp_path: Path
-) -> None:
+def test_a_configuration_file_of_deepspeeds_own_has_to_save_the_model(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "zero.json"
     bare.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     bare.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
     key = "stage3_gather_16bit_weights_on_model_save"
     for zero, faults in (({"stage": 3}, 1), ({"stage": 3, key: True}, 0), ({"stage": 2}, 0)):
         file.write_text(json.dumps({"zero_optimization": zero}), encoding="utf-8")
-        assert len(workers.launch_faults(quickstart)) == faults
+        assert len(workers.launch_faults(load_recipe("recipes/quickstart.yaml"))) == faults
 
 
-def test_more_processes_than_gpus_do_not_share_them(bare: pytest.MonkeyPatch, quickstart: RunConfig) -> None:
-    with_gpus(bare, 4)
-    bare.setenv("WORLD_SIZE", "8")
-    bare.setenv("LOCAL_WORLD_SIZE", "8")
-    assert "torch sees 4" in workers.launch_faults(quickstart)[0]
-
-
-def test_deepspeed_without_a_gpu_needs_full_precision(bare: pytest.MonkeyPatch) -> None:
-    bare.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    assert "model.dtype=float32" in workers.launch_faults(load_recipe("recipes/tal_grpo.yaml"))[0]
-
-
-@pytest.mark.parametrize("key", ["use_cpu=true", "ddp_backend=gloo", "deepspeed=zero.json", "fsdp=true"])
-def test_what_a_launch_file_decides_cannot_be_set_past_it(key: str) -> None:
-    with pytest.raises(ConfigError, match="set a --config_file of accelerate launch instead"):
-        load_recipe("recipes/quickstart.yaml", [f"grpo.{key}"])
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            ["grpo.use_cpu=true", "grpo.ddp_backend=gloo", "grpo.deepspeed=zero.json", "grpo.fsdp=true"],
+            "set a --config_file of accelerate launch instead",
+        ),
+        (["sft.ddp_timeout=7200"], r"set grpo\.ddp_timeout instead"),
+    ],
+)
+def test_what_is_decided_elsewhere_cannot_be_set_past_it(keys: list[str], message: str) -> None:
+    for key in keys:
+        with pytest.raises(ConfigError, match=message):
+            load_recipe("recipes/quickstart.yaml", [key])
 
 
 # --- how long they wait for one another ---
@@ -175,16 +161,6 @@ def test_what_a_launch_file_decides_cannot_be_set_past_it(key: str) -> None:
 )
 def test_ranks_wait_longer_for_the_main_process_than_that_for_its_server(overrides: list[str], seconds: float) -> None:
     assert workers.rank_timeout_s(load_recipe("recipes/quickstart.yaml", overrides)) == seconds
-
-
-@pytest.mark.slow
-def test_they_wait_so_long_under_every_way(ways: tuple[Path, dict[str, Any]]) -> None:
-    assert ways[1]["ranks wait"] == [4060, 4060]
-
-
-def test_there_is_one_such_limit() -> None:
-    with pytest.raises(ConfigError, match=r"set grpo\.ddp_timeout instead"):
-        load_recipe("recipes/quickstart.yaml", ["sft.ddp_timeout=7200"])
 
 
 # --- what they compute and save ---
@@ -228,7 +204,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[], spread.LORA], ids=["full", "LoRA"])
 def test_two_processes_learn_what_one_does(ways: tuple[Path, dict[str, Any]], overrides: list[str]) -> None:
-    folder, said = ways
+    folder, results = ways
     trainer = spread.make(folder, *overrides)
     trainer.train()
     expected = torch.tensor(spread.curve(trainer))
@@ -236,17 +212,18 @@ def test_two_processes_learn_what_one_does(ways: tuple[Path, dict[str, Any]], ov
     assert expected[2:, 0].abs().min() > 0.01
     cases = [case for case, (_, changed) in spread.WAYS.items() if changed == overrides]
     for case in cases:
-        difference = (torch.tensor(said[case]["curve"]) - expected).abs().max(0).values
+        difference = (torch.tensor(results[case]["curve"]) - expected).abs().max(0).values
         assert (difference < 1e-4).all(), f"{case}: {difference}"
     assert cases == (["lora_zero2", "lora_zero3"] if overrides else ["ddp", "zero1", "zero2", "zero3"])
 
 
 @pytest.mark.slow
-def test_every_way_shares_prefixes_and_saves_the_policy(ways: tuple[Path, dict[str, Any]]) -> None:
-    folder, said = ways
+def test_every_way_waits_long_enough_shares_prefixes_and_saves_the_policy(ways: tuple[Path, dict[str, Any]]) -> None:
+    folder, results = ways
+    assert results["ranks wait"] == [4060, 4060]
     for case, (stage, overrides) in spread.WAYS.items():
-        assert said[case]["unshared"] is None
-        assert said[case]["difference"] <= (1e-5 if overrides else 0), case
+        assert results[case]["unshared"] is None
+        assert results[case]["difference"] <= (1e-5 if overrides else 0), case
         spread_over = json.loads((folder / f"{case}.json").read_text())
         assert spread_over["zero_stage"] == (int(stage) if stage else None)
         whole, here = spread_over["parameters"], spread_over["ranks"][0]

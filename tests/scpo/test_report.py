@@ -108,8 +108,8 @@ def mean(found: dict[str, Any], variant: str) -> dict[str, Any]:
 
 
 def signed(value: float, scale: float = 100, digits: int = 1) -> str:
-    shown = round(scale * value, digits)
-    return ("+" if shown > 0 else "−" if shown < 0 else "±") + f"{abs(shown):.{digits}f}"
+    rounded = round(scale * value, digits)
+    return ("+" if rounded > 0 else "−" if rounded < 0 else "±") + f"{abs(rounded):.{digits}f}"
 
 
 def span(part: dict[str, Any]) -> str:
@@ -176,42 +176,42 @@ def percent(part: dict[str, Any], n: bool = False) -> str:
 def test_each_country_has_its_gains_with_n_and_interval_the_greatest_first(page: Page, found: dict[str, Any]) -> None:
     rows = [r for r in found["rows"] if r["variant"] == "scpo" and r["num_pairs"] is None]
     rows.sort(key=lambda r: -r["minority"]["gain"]["mean"])
-    for row, shown in zip(rows, cells(page, "Gains by country")[1:], strict=True):
+    for row, written in zip(rows, cells(page, "Gains by country")[1:], strict=True):
         helps = {"no": "no", "yes": "yes", "significantly": "yes, significantly"}[row["helps"]]
-        assert shown[0].endswith(row["country"])
-        assert shown[1:] == [helps, *(f"{gain(row[p])}, n {row[p]['n']}" for p in PARTS)]
+        assert written[0].endswith(row["country"])
+        assert written[1:] == [helps, *(f"{gain(row[p])}, n {row[p]['n']}" for p in PARTS)]
     assert page.source.count('class="strip"') == 12
 
 
 def test_every_variants_means_have_n_and_interval(page: Page, found: dict[str, Any]) -> None:
     sizes = [mean(found, "global")[name]["n"] for name in ("minority", "overall", "others", "disagreed")]
     assert sizes == [72, 168, 504, 56]
-    for row, shown in zip(found["means"], cells(page, "Means over countries")[1:], strict=True):
+    for row, written in zip(found["means"], cells(page, "Means over countries")[1:], strict=True):
         expected = [VARIANT_NAMES[row["variant"]] + (f" {row['num_pairs']} pairs" if row["num_pairs"] else "")]
         for name in PARTS:
             expected += [percent(row[name], n=True), "–" if row["variant"] == "global" else gain(row[name])]
-        assert shown == [*expected, percent(row["disagreed"], n=True)]
+        assert written == [*expected, percent(row["disagreed"], n=True)]
 
 
 @pytest.mark.parametrize(("name", "label"), PARTS.items())
 def test_every_variant_is_shown_in_every_country_with_n_and_interval(
     page: Page, found: dict[str, Any], name: str, label: str
 ) -> None:
-    shown = {line[0].split(" ")[-3].strip(","): line for line in cells(page, f"{label} by country")[1:]}
+    written = {line[0].split(" ")[-3].strip(","): line for line in cells(page, f"{label} by country")[1:]}
     for country in ("EG", "TH"):
         rows = [r for r in found["rows"] if r["country"] == country and r["num_pairs"] is None]
         expected = [percent(r[name]) + ("" if r["variant"] == "global" else f" {gain(r[name])}") for r in rows]
-        assert shown[country][0].endswith(f"{country}, n {rows[0][name]['n']}")
-        assert shown[country][1:] == expected
+        assert written[country][0].endswith(f"{country}, n {rows[0][name]['n']}")
+        assert written[country][1:] == expected
 
 
 def test_what_was_trained_on_is_shown(page: Page, found: dict[str, Any]) -> None:
     row = mean(found, "scpo")
     counts, seeds = found["improved"]["scpo"], row["seeds"]
-    (shown,) = (line for line in cells(page, "What was trained on") if line[0] == VARIANT_NAMES["scpo"])
+    (written,) = (line for line in cells(page, "What was trained on") if line[0] == VARIANT_NAMES["scpo"])
     helps = [f"{counts['helped']} of 4", f"{counts['significantly']} of 4"]
     spread = [f"{100 * seeds['minority']:.1f}", f"{100 * seeds['overall']:.1f}"]
-    assert shown[1:] == [*helps, "900", "33.3 %", "6", "2", *spread]
+    assert written[1:] == [*helps, "900", "33.3 %", "6", "2", *spread]
     assert f"{sum(row['training']['weights']):,} training pairs, over countries and seeds" in page.text
 
 
@@ -321,10 +321,10 @@ def test_names_from_outside_mean_nothing_to_markdown(evil: Page, tmp_path: Path)
 
 
 def test_the_page_loads_nothing_and_its_policy_allows_nothing(page: Page, evil: Page) -> None:
-    for shown in (page, evil):
-        assert not shown.all("link")
-        assert not any("src" in attrs or "href" in attrs for _, attrs in shown.tags)
-        assert "default-src 'none'" in str(shown.all("meta")[1]["content"])
+    for each in (page, evil):
+        assert not each.all("link")
+        assert not any("src" in attrs or "href" in attrs for _, attrs in each.tags)
+        assert "default-src 'none'" in str(each.all("meta")[1]["content"])
     assert not re.search(r"https?:|@import|url\(", page.source)
 
 
@@ -404,9 +404,9 @@ def test_distances_to_a_surveys_answers_have_n_and_interval(tmp_path: Path) -> N
     ends = [f"{end:.3f}" for end in row["ci95"]]
     assert f"{row['mean']:.3f} {ends[0]}–{ends[1]} , n 4" in page.text.replace(", n 4", " , n 4")
     text = (tmp_path / "scpo.md").read_text()
-    for shown in (page.text, text):
-        assert "95 % intervals over questions of the survey" in shown
-        assert "people" not in shown.partition("Settings of the run")[0]
+    for written in (page.text, text):
+        assert "95 % intervals over questions of the survey" in written
+        assert "people" not in written.partition("Settings of the run")[0]
     assert f"| {row['mean']:.3f} [{ends[0]}, {ends[1]}], n 4 |" in text
     assert f"Distance of the mean of all other countries: {others['mean']:.3f} [" in text
 

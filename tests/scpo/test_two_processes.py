@@ -25,7 +25,7 @@ WHOLE, LORA = "zero2", "lora_zero2"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of one process (`one`) and of two in every way (`two`), steered from the same global RM."""
     folder = tmp_path_factory.mktemp("steered")
-    pooled = [*steer.STEERED, "global_rm.max_steps=60", "scpo.max_steps=1", "scpo.pair_counts=[]"]
+    pooled = [*steer.STEERED, "global_rm.max_steps=20", "scpo.max_steps=1", "scpo.pair_counts=[]"]
     start(RECIPE, [*pooled, f"run.dir={folder}", "run.name=pooled"])
     model = folder / "pooled" / "global_rm" / "model"
     launcher = [command("accelerate"), "launch", "--config_file", "launch/cpu_zero2.yaml"]
@@ -53,9 +53,9 @@ def test_two_processes_have_the_loss_curves_and_the_results_of_one(runs: Path, c
 
 
 def test_a_pass_over_the_pairs_ended_within_a_batch(runs: Path) -> None:
-    leg = json.loads((runs / "one" / WHOLE / "variants" / "TH" / "scpo-50-seed-0" / "result.json").read_text())
-    assert leg["kept"] % steer.GLOBAL_BATCH
-    assert leg["steps"] == -(-3 * leg["kept"] // steer.GLOBAL_BATCH) > leg["kept"] / steer.GLOBAL_BATCH
+    result = json.loads((runs / "one" / WHOLE / "variants" / "TH" / "scpo-50-seed-0" / "result.json").read_text())
+    assert result["kept"] % steer.GLOBAL_BATCH
+    assert result["steps"] == -(-3 * result["kept"] // steer.GLOBAL_BATCH) > result["kept"] / steer.GLOBAL_BATCH
 
 
 def test_ranks_share_the_scoring_and_each_response_is_scored_once(runs: Path) -> None:

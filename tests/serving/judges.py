@@ -19,17 +19,22 @@ from think_as_locals.types import Rollout
 
 @dataclass
 class Longest:
-    """An engine that waits for `go_on`, then chooses the longest response, or rates by length.
+    """An engine that chooses the longest response, or rates by length; while it is held, it waits for `go_on`.
 
-    A response with "unreadable" in it gives a parse failure, one with "broken" an error.
+    A response with "parse failure" in it gives a parse failure, one with "broken" an error.
     """
 
+    held: bool = False
     calls: list[int] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
     entered: threading.Event = field(default_factory=threading.Event)
     go_on: threading.Event = field(default_factory=threading.Event)
     finish_reason: str = "stop"
     special_tokens: tuple[str, ...] = ("<|end|>",)
+
+    def __post_init__(self) -> None:
+        if not self.held:
+            self.go_on.set()
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         self.calls.append(len(conversations))
@@ -39,15 +44,8 @@ class Longest:
         for place, messages in enumerate(conversations):
             if any("broken" in text for text in shown_in(messages)):
                 raise RuntimeError("out of memory at /a/path/of/the/server")
-            text = judged(messages, lambda texts: None if any("unreadable" in t for t in texts) else longest(texts))
+            text = judged(messages, lambda texts: None if any("parse failure" in t for t in texts) else longest(texts))
             deliver(place, Rollout(text=text, finish_reason=self.finish_reason))
-
-
-def open_engine() -> Longest:
-    """Return one that is not held up."""
-    engine = Longest()
-    engine.go_on.set()
-    return engine
 
 
 def judge_of(engine: Longest) -> Judge:

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from serving.judges import Longest, judge_of, open_engine, settings
+from serving.judges import Longest, judge_of, settings
 
 from think_as_locals.serving.app import Rate, create_app
 
@@ -26,7 +26,7 @@ Serve = Callable[..., TestClient]
 
 @pytest.fixture
 def longest() -> Longest:
-    return open_engine()
+    return Longest()
 
 
 @pytest.fixture
@@ -104,9 +104,9 @@ RATED = ("score.protocol=pointwise", "score.orders=1", "score.prompt=rewardbench
 @pytest.mark.parametrize(
     ("overrides", "responses", "reference", "rewards"),
     [
-        ((), ["a", "bbb", "unreadable"], "", [0, 1, 0.5]),
+        ((), ["a", "bbb", "parse failure"], "", [0, 1, 0.5]),
         *(((), [response], "xxx", [reward]) for response, reward in (("x", 0), ("xxxxx", 1), ("xxx", 0.5))),
-        (RATED, ["a", "aaaa", "a" * 20, "unreadable"], "", [0, 1 / 3, 1, 0.5]),
+        (RATED, ["a", "aaaa", "a" * 20, "parse failure"], "", [0, 1 / 3, 1, 0.5]),
     ],
 )
 def test_rewards_are_from_0_to_1(serve: Serve, overrides: Any, responses: Any, reference: str, rewards: Any) -> None:
@@ -114,7 +114,7 @@ def test_rewards_are_from_0_to_1(serve: Serve, overrides: Any, responses: Any, r
     body = {"query": [f"?{text}" for text in responses], "prompts": ["?"] * len(responses), "labels": labels}
     found = serve(*overrides).post("/score", json=body).json()
     assert found["rewards"] == pytest.approx(rewards)
-    assert found["extra_logs"]["judged"] == [float(text != "unreadable") for text in responses]
+    assert found["extra_logs"]["judged"] == [float(text != "parse failure") for text in responses]
 
 
 def test_a_label_gives_the_question_of_a_prompt_with_a_template(serve: Serve, longest: Longest) -> None:
@@ -208,7 +208,7 @@ def test_unknown_routes_and_methods_have_the_same_form_of_error(serve: Serve, me
 
 @pytest.fixture(scope="module")
 def lasting_client() -> Iterator[TestClient]:
-    with TestClient(create_app(judge_of(open_engine()), settings(), None), raise_server_exceptions=False) as client:
+    with TestClient(create_app(judge_of(Longest()), settings(), None), raise_server_exceptions=False) as client:
         yield client
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from conftest import SMALL
 from served_app import serving
-from serving.judges import Longest, judge_of, open_engine, settings
+from serving.judges import Longest, judge_of, settings
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
@@ -50,7 +50,7 @@ async def entered(engine: Longest) -> None:
 
 
 def test_a_full_server_refuses_requests_and_recovers() -> None:
-    longest = Longest()
+    longest = Longest(held=True)
 
     async def crowd(client: httpx.AsyncClient) -> None:
         first = [ask(client, i) for i in range(3)]
@@ -87,11 +87,11 @@ def test_slow_bodies_keep_nobody_out() -> None:
             assert b'"got":"10 bytes of it","expected":"all of it within 1 s"' in answer
         assert (await ask(client, 0)).status_code == 200
 
-    with_clients(judge_of(open_engine()), crowd, "limits.requests_at_once=3", "limits.body_s=1")
+    with_clients(judge_of(Longest()), crowd, "limits.requests_at_once=3", "limits.body_s=1")
 
 
 def test_other_requests_survive_a_disconnect_and_a_failure() -> None:
-    longest = Longest()
+    longest = Longest(held=True)
 
     async def crowd(client: httpx.AsyncClient) -> None:
         busy = ask(client, 0)
@@ -126,7 +126,7 @@ def test_single_responses_wait_for_their_group() -> None:
         alone = (await client.post("/score", json=bodies[0])).json()
         assert (alone["rewards"], alone["extra_logs"]["group_size"]) == ([0.5], [1.0])
 
-    with_clients(judge_of(open_engine()), executor, "score.group_size=3", "score.group_wait_s=0.5")
+    with_clients(judge_of(Longest()), executor, "score.group_size=3", "score.group_wait_s=0.5")
 
 
 def test_the_response_of_a_disconnected_client_stays_in_its_group() -> None:
@@ -135,7 +135,7 @@ def test_the_response_of_a_disconnected_client_stays_in_its_group() -> None:
             await client.post("/score", json={"query": ["?xx"], "prompts": ["?"]}, timeout=0.2)
         return (await client.post("/score", json={"query": ["?x"], "prompts": ["?"]})).json()
 
-    found = with_clients(judge_of(open_engine()), crowd, "score.group_size=2")
+    found = with_clients(judge_of(Longest()), crowd, "score.group_size=2")
     assert (found["rewards"], found["extra_logs"]["group_size"]) == ([0.0], [2.0])
 
 
@@ -143,7 +143,7 @@ def test_a_failure_fails_the_whole_group() -> None:
     async def crowd(client: httpx.AsyncClient) -> list[httpx.Response]:
         return await post_all(client, "/score", [{"query": [f"?{text}"], "prompts": ["?"]} for text in ("broken", "x")])
 
-    responses = with_clients(judge_of(open_engine()), crowd, "score.group_size=2")
+    responses = with_clients(judge_of(Longest()), crowd, "score.group_size=2")
     assert [response.status_code for response in responses] == [500, 500]
 
 

@@ -6,10 +6,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from think_as_locals.config.compose import group_options, read_launch
+from think_as_locals.config.compose import group_options
 from think_as_locals.sweeps.settings import (
     Combination,
     compose_settings,
@@ -61,8 +59,6 @@ def test_a_file_that_is_no_launch_file_is_an_error(tmp_path: Path, text: str, me
     (own := tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError, match=rf"mine.yaml: .*{message}"):
         load_settings([f"sweep.launch={own}"])
-    with pytest.raises(ConfigError, match=rf"mine.yaml: .*{message}"):
-        read_launch(own)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +143,6 @@ def test_combinations_follow_hydras_grammar(overrides: list[str], expected: list
 def test_overrides_with_one_value_are_shared_by_all_jobs() -> None:
     found = parse(["seed=1,2", "grpo.beta=0", "data.languages=[en,th]"])
     assert found.fixed == ("grpo.beta=0", "data.languages=[en,th]")
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 99), min_size=2, max_size=4, unique=True), min_size=1, max_size=3))
-def test_there_are_as_many_combinations_as_the_product_of_the_values(values: list[list[int]]) -> None:
-    space = parse([f"key{i}={','.join(map(str, each))}" for i, each in enumerate(values)])
-    expected = [tuple(f"key{i}={v}" for i, v in enumerate(each)) for each in product(*values)]
-    assert sorted(space.combinations("grid")) == sorted(expected)
 
 
 @pytest.mark.parametrize(

@@ -305,12 +305,14 @@ _OF_REWARD_MODELS = {
     "report_to": "nothing (many trainings in one process have no tracker: metrics.jsonl and scpo.json have it all)",
 }
 
+_OF_COLD_STARTS = {
+    "max_length": "data (no demonstration is cut)",
+    "dataset_kwargs": "data (demonstrations come as tokens)",
+}
+
 _TRL: dict[str, tuple[type[TrlSection], dict[str, str]]] = {  # sections with TRL's fields, and what else decides these
     "grpo": (GrpoSection, {"remove_unused_columns": "data.* (the rewards need its columns)"}),
-    "sft": (
-        SftSection,
-        {"max_length": "data (no demonstration is cut)", "dataset_kwargs": "data (demonstrations come as tokens)"},
-    ),
+    "sft": (SftSection, _OF_COLD_STARTS),
     "scpo": (ScpoSection, _OF_REWARD_MODELS),
     "global_rm": (GlobalRMSection, _OF_REWARD_MODELS),
 }

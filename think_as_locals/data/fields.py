@@ -1,7 +1,6 @@
-"""Row models: the schema of a data set's rows as a pydantic model that names faults instead of raising.
+"""Row models: the schema of a data set's rows as a pydantic model that names every fault of a row instead of raising.
 
-A field that is not as its type says gets an empty value and leaves a named fault, so that one reading reports every
-fault of a row. Fields without a default are required; null counts as missing.
+Fields without a default are required; null counts as missing.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
@@ -55,21 +55,16 @@ def check_texts(name: str, value: Any, faults: list[Fault]) -> tuple[str, ...]:
     if not isinstance(value, list):
         faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be a list of texts, got {shown(value)}"))
         return ()
-    if all(map(is_text, value)):
-        return tuple(value)
     return tuple(check_text(f"{name}[{i}]", text, faults, Defect.EMPTY_RESPONSE) for i, text in enumerate(value))
 
 
 def check_number(name: str, value: Any, faults: list[Fault]) -> float:
     """Read a number, or a text that holds one (CSV); anything else leaves a fault and reads as NaN."""
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be a number, got {shown(value)}"))
-        return math.nan
-    return number
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and math.isfinite(number := float(value)):
+            return number
+    faults.append(Fault(Defect.WRONG_TYPE, f"{name} must be a number, got {shown(value)}"))
+    return math.nan
 
 
 def check_rating(name: str, value: Any, faults: list[Fault], lowest: float, highest: float) -> float:

@@ -63,10 +63,7 @@ def culture_code(name: str) -> str | None:
 
 
 def countries_named(text: str, language: str) -> set[str]:
-    """Return the codes of the countries that a text names, in its language or in English.
-
-    Conservative: whole words, case-sensitive, where the language has spaces and capitals.
-    """
+    """Return the codes of the countries that a text names as whole words, in its language or in English."""
     return {
         codes[match[1]]
         for pattern, before, codes in (_countries("en"), _countries(language.partition("-")[0]))

@@ -245,8 +245,7 @@ def _json(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: not JSON: {error}; expected a list of rows (one row a line is .jsonl)") from error
     if not isinstance(values, list):
         raise DataError(f"{path}: expected a list of rows, got {type(values).__name__}; one row a line is .jsonl")
-    for number, value in enumerate(values, 1):
-        yield _value_row(str(path), number, value)
+    yield from _value_rows(str(path), values)
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -258,9 +257,8 @@ def _parquet(path: Path) -> Iterator[Row]:
     try:
         file = pyarrow.parquet.ParquetFile(path)
         _check_columns(path, file.schema_arrow.names)
-        values = (value for batch in file.iter_batches(batch_size=1000) for value in batch.to_pylist())
-        for number, value in enumerate(values, 1):
-            yield _value_row(str(path), number, value)
+        batches = file.iter_batches(batch_size=1000)
+        yield from _value_rows(str(path), (value for batch in batches for value in batch.to_pylist()))
     except (pyarrow.ArrowException, OverflowError) as error:  # a date that Python does not know
         raise DataError(f"{path}: not a parquet file that can be read: {error}") from error
 
@@ -277,9 +275,9 @@ def _csv(path: Path) -> Iterator[Row]:
                     message = f"{len(cells)} cells in {len(names)} columns: a text holds an unquoted comma or quote"
                     fault = Fault(Defect.NOT_AN_OBJECT, message)
                     yield Row(str(path), number, None, json.dumps(cells, ensure_ascii=False), fault)
-                    continue
-                values = [*map(_cell, cells), *[None] * (len(names) - len(cells))]
-                yield _value_row(str(path), number, dict(zip(names, values, strict=False)))
+                else:
+                    value = dict.fromkeys(names) | dict(zip(names, map(_cell, cells), strict=False))
+                    yield Row(str(path), number, value, json.dumps(value, ensure_ascii=False))
         except csv.Error as error:
             raise DataError(f"{path}: not CSV: line {lines.line_num}: {error}") from error
 
@@ -324,14 +322,13 @@ def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, s
             f"{path}: no such file, and as a data set of the Hub (owner/name[@revision][:config[:split]]) it cannot be "
             f"loaded: {type(error).__name__}: {error}"
         ) from error
-    splits = loaded if isinstance(loaded, DatasetDict) else {split: loaded}
-    for name, rows in splits.items():
-        for number, value in enumerate(rows, 1):
-            yield _value_row(f"{id}:{name}", number, value)
+    for name, rows in (loaded if isinstance(loaded, DatasetDict) else {split: loaded}).items():
+        yield from _value_rows(f"{id}:{name}", rows)
 
 
-def _value_row(file: str, number: int, value: Any) -> Row:
-    return Row(file, number, value, json.dumps(value, ensure_ascii=False, default=str))
+def _value_rows(file: str, values: Iterable[Any]) -> Iterator[Row]:
+    for number, value in enumerate(values, 1):
+        yield Row(file, number, value, json.dumps(value, ensure_ascii=False, default=str))
 
 
 def hub_id(path: str) -> re.Match[str] | None:

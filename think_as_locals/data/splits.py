@@ -36,10 +36,9 @@ class Splits:
 
 
 def split_items(items: Sequence[Item], split: Split, test_share: float) -> Splits:
-    """Split items so that no unit is divided; each domain gives its share, and at least one unit, to the test side.
+    """Split items by a hash of their unit; each domain gives its share, and at least one unit, to the test side.
 
-    With `group` a unit is a question group; with `pairing`, all items that ask the same question about the same
-    cultures (in any language) or show the same responses. A hash of the unit decides, not the order of the items.
+    With `pairing`, all items that ask the same question about the same cultures or show the same responses are a unit.
     """
     units = [item.group for item in items] if split == "group" else _pairing_units(items)
     by_domain: dict[str, set[str]] = defaultdict(set)

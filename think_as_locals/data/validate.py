@@ -69,10 +69,7 @@ def validate(data: DataSection, *, strict: bool, quarantine: Path | None, seed: 
 
 
 def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally:
-    """Write the items of a source as our own JSONL, and beside it `NAME.quarantine.jsonl` if rows are set aside.
-
-    With `strict` the first row that has a fault is a `DataError`, and nothing is written.
-    """
+    """Write the items of a source as our own JSONL, bad rows beside it; nothing if `strict` and a row has a fault."""
     tally = Tally()
     cultures: set[str | None] = set()
     aside_path = out.with_suffix(".quarantine.jsonl")

@@ -147,13 +147,12 @@ def _training(rows: Sequence[dict[str, Any]], improved: dict[str, Any]) -> Table
     cells: list[list[Cell]] = []
     for row in rows:
         counts, training = improved.get(row["variant"]) if row["num_pairs"] is None else None, row["training"]
-        helps = (
-            [f"{counts[key]} of {counts['countries']}" for key in ("helped", "significantly")] if counts else ["", ""]
-        )
+        keys = ("helped", "significantly")
+        helps = [f"{counts[key]} of {counts['countries']}" if counts else "" for key in keys]
         sizes = [f"{training['pairs']:.0f}", f"{100 * training['kept']:.1f} %", f"{training['steps']:.0f}"]
         deviations = [row["seeds"][part] for part in ("minority", "overall")]
-        shown = ["–" if value is None else f"{100 * value:.1f}" for value in deviations]
-        cells.append([_variant(row), *helps, *sizes, str(row["seeds"]["n"]), *shown])
+        spreads = ["–" if value is None else f"{100 * value:.1f}" for value in deviations]
+        cells.append([_variant(row), *helps, *sizes, str(row["seeds"]["n"]), *spreads])
     return Table(["variant", *headings, *spread], cells)
 
 

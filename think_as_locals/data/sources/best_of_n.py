@@ -29,7 +29,7 @@ from think_as_locals.data.fields import (
 )
 from think_as_locals.data.languages import countries_named
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row
-from think_as_locals.types import LABELS, Item
+from think_as_locals.types import LABELS, Item, is_text
 
 _SUBSETS = {
     "cultural_commonsense": "commonsense",
@@ -186,8 +186,8 @@ def _check_context(name: str, value: Any, faults: list[Fault]) -> str:
         else:
             reason = f"{name}[{i}] must be a message with a role ({', '.join(_ROLES)}) and its content"
             faults.append(Fault(Defect.WRONG_TYPE, reason))
-    if any(content.strip() for _, content in turns):
-        check_text(name, "".join(content for _, content in turns), faults)
+    if texts := [content for _, content in turns if content.strip()]:
+        check_text(name, min(texts, key=is_text), faults)  # the first that is broken, if any
     else:
         faults.append(Fault(Defect.EMPTY_PROMPT, f"{name} is empty"))
     return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {content}" for role, content in turns)
