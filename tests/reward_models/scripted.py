@@ -16,7 +16,7 @@ from think_as_locals.judging import write
 from think_as_locals.types import LABELS, Rollout
 
 Picks = Callable[[list[str]], int | None]
-"""Of the responses as shown, the place of the one that is chosen; `None` where nothing readable is written."""
+"""Of the responses as presented, the place of the one that is chosen; `None` for a parse failure."""
 
 
 def longest(shown: list[str]) -> int | None:

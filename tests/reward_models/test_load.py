@@ -53,10 +53,8 @@ def test_defaults_of_the_library_and_of_conf_are_the_same(load: Callable[..., An
 def test_a_thinking_switch_reaches_the_chat_template(kind: str, tmp_path: Path) -> None:
     tokenizer = a_tokenizer()
     tokenizer.chat_template = SWITCH
-    model, head = (
-        (Qwen3ForSequenceClassification, {"num_labels": 1}) if kind == "classifier" else (Qwen3ForCausalLM, {})
-    )
-    path = write_model(tmp_path, model, 0, tokenizer, **head)
+    model = Qwen3ForSequenceClassification if kind == "classifier" else Qwen3ForCausalLM
+    path = write_model(tmp_path, model, 0, tokenizer, num_labels=1)
     words = [f"rms.mine={kind}", f"rms.mine.path={path}", *(["rms.mine.reference=null"] if kind == "implicit" else [])]
 
     def text(*more: str) -> str:

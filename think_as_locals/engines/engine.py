@@ -19,8 +19,6 @@ from think_as_locals.types import LABELS, DataError, ModelError, Rollout
 Messages = list[dict[str, str]]
 Deliver = Callable[[int, Rollout], None]  # takes the index of a conversation and its rollout
 
-_THOUGHTS = ("<think>", "</think>")  # templates cut thoughts off there even if they are not tokens of their own
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
@@ -171,8 +169,9 @@ def control_marks(added: Iterable[tuple[str, bool]], template: str) -> set[str]:
     an assistant's turn there. Others, such as runs of spaces or HTML tags, are ordinary text.
     """
     bracketed = [text for text, _ in added if text.startswith(("<", "[")) and text.endswith((">", "]"))]
+    thoughts = "<think>", "</think>"  # templates cut thoughts off there even if they are not tokens of their own
     special = {text for text, is_special in added if is_special}
-    return special | {text for text in (*bracketed, *_THOUGHTS) if text in template}
+    return special | {text for text in (*bracketed, *thoughts) if text in template}
 
 
 def label_log_probs(
