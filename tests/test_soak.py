@@ -16,14 +16,14 @@ from conftest import QUICK, ROOT, SMALL, command, launch
 pytestmark = pytest.mark.slow
 
 
-def test_ten_kills_and_three_stops_lose_nothing(tmp_path: Path) -> None:
+def test_six_kills_and_two_stops_lose_nothing(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     script = str(ROOT / "tests" / "benchmarks" / "soak.py")
-    words = ["--parts", "sigkill", "sigterm", "--kills", "10", "--stops", "3", "--out", str(out)]
+    words = ["--parts", "sigkill", "sigterm", "--kills", "6", "--stops", "2", "--out", str(out)]
     done = launch(sys.executable, script, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     soaked = json.loads(out.read_text())
-    assert soaked["sigkill"]["kills"] == 10
+    assert soaked["sigkill"]["kills"] == 6
     assert soaked["sigkill"]["while_saving"] >= 1
     assert soaked["sigterm"]["stops"] >= 1
 
@@ -73,10 +73,10 @@ def test_a_node_returns_75_only_where_its_workers_have_saved_and_stopped(tmp_pat
 
 
 def test_a_slurm_job_that_was_stopped_is_queued_again(tmp_path: Path) -> None:
-    said = tmp_path / "said"
+    calls = tmp_path / "calls"
     for name, body in {
-        "srun": f'echo "srun $*" >> {said}; exit 75',
-        "scontrol": f'echo "scontrol $*" >> {said}; echo node1; echo node2',
+        "srun": f'echo "srun $*" >> {calls}; exit 75',
+        "scontrol": f'echo "scontrol $*" >> {calls}; echo node1; echo node2',
     }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
@@ -84,7 +84,7 @@ def test_a_slurm_job_that_was_stopped_is_queued_again(tmp_path: Path) -> None:
     where = f"{tmp_path}:{os.environ['PATH']}"
     done = launch("launch/slurm.sh", "recipes/tal_grpo.yaml", "seed=3", PATH=where, **job)
     assert done.returncode == 75
-    hosts, started, requeued = said.read_text().replace("\\\n", "").splitlines()
+    hosts, started, requeued = calls.read_text().replace("\\\n", "").splitlines()
     assert hosts == "scontrol show hostnames node[1-2]"
     assert started.endswith("node recipes/tal_grpo.yaml run.name=tal-7 run.resume=auto seed=3")
     assert requeued == "scontrol requeue 7"

@@ -20,7 +20,7 @@ from think_as_locals.config.schema import RunConfig
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.run import start
 from think_as_locals.training.cold_start import ColdStartTrainer
-from think_as_locals.types import ConfigError, Item
+from think_as_locals.types import LABELS, ConfigError, Item
 
 pytestmark = pytest.mark.slow
 
@@ -120,13 +120,12 @@ def test_a_run_can_be_continued_but_not_under_other_settings(small_run: Path, tm
 
 
 def _item(row: dict[str, object]) -> Item:
-    """The judged item, from the table alone: responses lie there as they were shown."""
-    labels = "ABCDEFGH"
+    """The judged item, from the table alone: responses lie there as they were presented."""
     return Item(
         id=str(row["id"]),
         prompt=str(row["prompt"]),
         responses=tuple(row["responses"]),  # type: ignore[arg-type]
-        best=labels.index(str(row["best"])),
+        best=LABELS.index(str(row["best"])),
         culture=str(row["culture"]),
         language=str(row["language"]),
         domain=str(row["domain"]),

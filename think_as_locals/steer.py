@@ -35,7 +35,7 @@ from think_as_locals.scpo.results import (
 from think_as_locals.scpo.scores import Scores, fitting_requests, pair_keys, response_requests, score_responses
 from think_as_locals.scpo.select import Reference, disagreed_ids, minority_ids
 from think_as_locals.scpo.trainer import VariantTrainer
-from think_as_locals.training.stages import StopSignals, stop_if_asked, unsharded
+from think_as_locals.training.checkpoints import StopSignals, stop_if_asked, unsharded
 from think_as_locals.types import DataError, Item
 
 

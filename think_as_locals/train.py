@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 
-from accelerate import Accelerator, PartialState
+from accelerate import PartialState
 from accelerate.utils import gather_object
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
@@ -23,8 +23,15 @@ from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.checkpoints import Checkpoints
-from think_as_locals.training.cold_start import ColdStartTrainer, Demonstration, demonstrate
+from think_as_locals.training.checkpoints import (
+    Checkpoints,
+    StopSignals,
+    save_model,
+    save_model_atomically,
+    stop_if_asked,
+    train_stage,
+)
+from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.training.logging import (
     CarbCallback,
@@ -35,7 +42,6 @@ from think_as_locals.training.logging import (
     track,
 )
 from think_as_locals.training.rollouts import policy_engine
-from think_as_locals.training.stages import StopSignals, save_model, save_model_atomically, stop_if_asked, train_stage
 from think_as_locals.types import Item
 
 _TOKENIZER_DEMONSTRATIONS = 4000
@@ -99,21 +105,6 @@ def cold_start(
             parameters = make_judge(folder.cold_start.untrained, texts, config.model.scratch, config.seed)
             console.print(f"made a judge of {parameters / 1e6:.2f} M parameters")
         state.wait_for_everyone()
-    accelerator = _fine_tune(config, sft, model, demonstrations, folder, signals, console)
-    accelerator.free_memory()
-    clear_device_cache(garbage_collection=True)  # the trainer and its callbacks, which reference one another
-
-
-def _fine_tune(
-    config: RunConfig,
-    sft: SftSection,
-    model: str,
-    demonstrations: Sequence[Demonstration],
-    folder: RunFolder,
-    signals: StopSignals,
-    console: Console,
-) -> Accelerator:
-    """Train on demonstrations; return the accelerator alone, so that the trainer can be freed."""
     checkpoints = Checkpoints(folder.cold_start.checkpoints, sft.save_total_limit)
     with closing(LiveView(console, "cold start")) as view:
         trainer = ColdStartTrainer(config, sft, model, demonstrations, checkpoints)
@@ -121,7 +112,10 @@ def _fine_tune(
             trainer.add_callback(callback)
         train_stage(folder, trainer, "sft", signals, console)
     save_model_atomically(trainer.save_model, settings_of(config).save, folder.cold_start.model)
-    return trainer.accelerator
+    accelerator = trainer.accelerator
+    del trainer  # with its model, before GRPO loads its own
+    accelerator.free_memory()
+    clear_device_cache(garbage_collection=True)  # the trainer and its callbacks, which reference one another
 
 
 def grpo(

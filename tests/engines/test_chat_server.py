@@ -153,9 +153,6 @@ def test_nothing_to_complete_is_done_at_once(loopback: Loopback) -> None:
     assert loopback.asked == []
 
 
-# --- what is tried again ---
-
-
 @pytest.mark.parametrize("trouble", [(503, "busy", {}), (500, "", {}), (429, "slow down", {}), (HANGS_UP, "", {})])
 def test_what_may_pass_is_tried_again(loopback: Loopback, trouble: Answer) -> None:
     loopback.respond = lambda text, tries: trouble if tries < 4 else echo(text)
@@ -219,18 +216,25 @@ def test_pauses_double_to_a_limit_and_are_the_same_for_the_same_seed(
         assert longest / 2 <= pause <= longest
 
 
-# --- what is not ---
-
-
 @pytest.mark.parametrize(
-    ("status", "remedy"),
-    [(401, "key_variable"), (403, "key_variable"), (404, "url and model"), (400, "too long"), (422, "fields")],
+    ("status", "parts"),
+    [
+        (401, ("got 401 with", "Incorrect key provided: ***", "key_variable")),
+        (403, ("got 403 with", "Incorrect key provided: ***", "key_variable")),
+        (404, ("got 404 with", "Incorrect key provided: ***", "url and model")),
+        (400, ("got 400 with", "Incorrect key provided: ***", "too long")),
+        (422, ("got 422 with", "Incorrect key provided: ***", "fields")),
+        (307, ("redirect to http://elsewhere.example/***", "redirects are not followed")),
+    ],
 )
-def test_a_refusal_ends_everything_at_once_and_says_what_to_do(loopback: Loopback, status: int, remedy: str) -> None:
-    loopback.respond = lambda *_: (status, {"error": f"Incorrect key provided: {KEY}"}, {})
+def test_a_request_error_ends_everything_at_once_and_its_message_names_the_remedy(
+    loopback: Loopback, status: int, parts: tuple[str, ...]
+) -> None:
+    headers = {"Location": f"http://elsewhere.example/{KEY}"}
+    loopback.respond = lambda *_: (status, {"error": f"Incorrect key provided: {KEY}"}, headers)
     message, _ = fault(client(loopback.url, concurrency=1), 9)
     assert len(loopback.asked) == 1
-    for part in (f"got {status} with", "Incorrect key provided: ***", remedy):
+    for part in parts:
         assert part in message
 
 
@@ -245,12 +249,6 @@ def test_a_key_that_is_echoed_is_in_no_message_not_even_in_part(
     assert KEY not in repr(client(loopback.url))
 
 
-def test_redirects_are_not_followed(loopback: Loopback) -> None:
-    loopback.respond = lambda *_: (307, "", {"Location": f"http://elsewhere.example/{KEY}"})
-    assert "redirect to http://elsewhere.example/***" in fault(client(loopback.url))[0]
-    assert len(loopback.asked) == 1
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -262,9 +260,6 @@ def test_what_is_no_completion_is_an_error(loopback: Loopback, content: Any) -> 
     loopback.respond = lambda *_: (200, content, {})
     assert "expected a chat completion" in fault(client(loopback.url))[0]
     assert len(loopback.asked) == 1
-
-
-# --- what has no end ---
 
 
 def test_a_conversation_without_a_reply_ends_at_its_deadline(loopback: Loopback) -> None:
@@ -355,18 +350,12 @@ def test_ctrl_c_ends_it_in_a_notebook_too(loopback: Loopback) -> None:
     assert len(loopback.asked) < 50
 
 
-# --- what a reply says ---
-
-
-def test_empty_content_is_an_empty_reply_with_its_reason(loopback: Loopback) -> None:
+def test_a_reply_is_any_text_with_its_finish_reason(loopback: Loopback) -> None:
     assert one(loopback, completion(None, "length")) == Rollout(text="", finish_reason="length")
     filtered = {"choices": [{"message": {}, "finish_reason": "content_filter"}]}
     assert one(loopback, (200, filtered, {})) == Rollout(text="", finish_reason="content_filter")
     assert one(loopback, completion("x", None)).finish_reason != "stop"
-
-
-def test_half_of_a_surrogate_pair_can_be_written_to_a_file(loopback: Loopback) -> None:
-    assert one(loopback, completion("สวัสดี \ud83d")).text == "สวัสดี ?"
+    assert one(loopback, completion("สวัสดี \ud83d")).text == "สวัสดี ?"  # no file could hold half of a surrogate pair
 
 
 def a_token(text: str, log_prob: float, **others: float) -> dict[str, Any]:
@@ -390,10 +379,9 @@ def test_labels_have_the_log_probabilities_of_the_verdicts_place(loopback: Loopb
 
 
 @pytest.mark.parametrize("log_prob", [float("nan"), float("-inf")])
-def test_a_log_probability_that_is_no_number_is_none(loopback: Loopback, log_prob: float) -> None:
+def test_a_log_probability_that_is_not_finite_is_left_out(loopback: Loopback, log_prob: float) -> None:
     tokens = [a_token("<verdict>", 0.0), a_token("B", -0.2, B=-0.2, A=log_prob)]
-    answer = completion("...", logprobs={"content": tokens})
-    assert one(loopback, answer, LABELLED).label_log_probs == {"B": -0.2}
+    assert one(loopback, completion("", logprobs={"content": tokens}), LABELLED).label_log_probs == {"B": -0.2}
 
 
 @pytest.mark.parametrize(
@@ -408,9 +396,6 @@ def test_a_log_probability_that_is_no_number_is_none(loopback: Loopback, log_pro
 def test_without_a_token_that_is_just_the_label_there_are_none(loopback: Loopback, logprobs: Any) -> None:
     rollout = one(loopback, completion("A", logprobs=logprobs), LABELLED)
     assert rollout == Rollout(text="A", finish_reason="stop")
-
-
-# --- what cannot be ---
 
 
 @pytest.mark.parametrize("key", ["", "  ", "two words", "secrét", "line\nbreak"])

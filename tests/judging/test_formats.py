@@ -51,10 +51,6 @@ def with_weights(*weights: Any) -> str:
     return "\n".join(["<rubric>", *lines, "</rubric>", ANALYSIS, VERDICT])
 
 
-def with_line(line: str) -> str:
-    return GOOD.replace("</rubric>", f"{line}\n</rubric>")
-
-
 def with_verdict(verdict: str) -> str:
     return GOOD.replace(">B<", f">{verdict}<")
 
@@ -123,28 +119,21 @@ BROKEN = {
         GOOD + "\u200b",
     ],
     "criterion_lines": [
-        with_line("They sum to 100."),
-        with_line("* 10 | Star | Another bullet."),
-        with_line("- 10 | No description"),
-        with_line("- 10 | Four | cells | here"),
-        with_line("- 10 |  | No name"),
-        with_line("- 10 | No description | "),
-        with_line("- | Weightless | What counts."),
-        with_line("-10 | No blank | What counts."),
-        with_line("- 10% | Per cent | What counts."),
+        GOOD.replace("</rubric>", f"{line}\n</rubric>")
+        for line in (
+            *(
+                "They sum to 100.",
+                "* 10 | Star | Another bullet.",
+                "- 10 | No description",
+                "- 10 | Four | cells | here",
+            ),
+            *("- 10 |  | No name", "- 10 | No description | ", "- | Weightless | What counts."),
+            *("-10 | No blank | What counts.", "- 10% | Per cent | What counts."),
+        )
     ],
-    "criterion_count": [
-        with_weights(60, 40),
-        with_weights(100),
-        with_weights(*[12] * 4, *[13] * 4),
-        with_weights(*[10] * 10),
-    ],
+    "criterion_count": [with_weights(*weights) for weights in ([60, 40], [100], [12] * 4 + [13] * 4, [10] * 10)],
     "criterion_weights": [
-        with_weights(40, 35, 24),
-        with_weights(40, 35, 26),
-        with_weights(50, 50, 0),
-        with_weights(999, 1, 1),
-        with_weights("000", 60, 40),
+        with_weights(*weights) for weights in ([40, 35, 24], [40, 35, 26], [50, 50, 0], [999, 1, 1], ["000", 60, 40])
     ],
     "criterion_names": [
         GOOD.replace("Right place", "Right custom"),
@@ -266,23 +255,16 @@ def mutations(draw: st.DrawFn) -> str:
         start, to = draw(st.integers(0, len(text))), draw(st.integers(0, len(text)))
         end = draw(st.integers(start, min(len(text), start + 60)))
         before, cut, after = text[:start], text[start:end], text[end:]
-        changed = [
-            before + after,
-            text[:to] + cut + text[to:],
-            before + draw(pieces) + after,
-            before + cut + cut + after,
-        ]
-        text = draw(st.sampled_from([*changed, text[:to] + GOOD[start:end] + text[to:]]))
+        moved = [text[:to] + part + text[to:] for part in (cut, GOOD[start:end])]
+        text = draw(st.sampled_from([before + part + after for part in ("", draw(pieces), cut + cut)] + moved))
     return text
 
 
 any_text = st.one_of(st.text(), st.lists(pieces, max_size=25).map("".join), mutations())
 
-reasons = st.sampled_from(["stop", "length", None, "abort", "eos", ""])
-
 
 @thorough
-@given(any_text, st.integers(2, 8), reasons)
+@given(any_text, st.integers(2, 8), st.sampled_from(["stop", "length", None, "abort", "eos", ""]))
 def test_no_text_raises_and_none_has_both_a_verdict_and_an_issue(text: str, n: int, reason: str | None) -> None:
     judgement = parse(text, num_responses=n, finish_reason=reason)
     check(judgement, text, n)
@@ -312,7 +294,7 @@ def holds(text: str, n: int) -> str | None:
 
 
 @thorough
-@given(st.one_of(mutations(), st.lists(pieces, max_size=12).map("".join)), st.integers(2, 8))
+@given(any_text, st.integers(2, 8))
 def test_the_verdict_is_that_of_an_independent_reading_of_the_grammar(text: str, n: int) -> None:
     verdict = parse(text, num_responses=n).verdict
     assert (None if verdict is None else LABELS[verdict]) == holds(text, n)
@@ -437,7 +419,7 @@ ANSWERS = [
     ("<eval>[[A]] is unkind</eval><answer>[[B]]</answer>", 1, 0),
     ("<answer>[[B]]</answer> I am sure.", None, 1),
     ("<answer>[[A]]</answer><answer>[[B]]</answer>", None, 0),
-    ("</answer>[[B]]<answer>", None, 1),
+    *((text, None, 1) for text in ("</answer>[[B]]<answer>", "</answer><answer>[[B]]</answer>", "<answer>[[B]]")),
     ("[[B]]", None, 1),
     *((text, None, None) for text in ("<answer>[[A/B]]</answer>", "<answer>B</answer>", "<answer>[[E]]</answer>")),
 ]
@@ -526,6 +508,13 @@ def test_any_text_is_read(text: str, prompt: str, n: int, convention: Convention
     rating(text, finish_reason, convention)
     place = label_place(text)
     assert place is None or text[place] in LABELS
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("<verdict>B</verdict>", 9), ("[[A]] or [[B]]", 11), ("B", None), ("[[B", None), ("x]]", None)]
+)
+def test_the_place_of_a_label_is_that_of_the_last_verdict(text: str, place: int | None) -> None:
+    assert label_place(text) == place
 
 
 @given(marked_texts)

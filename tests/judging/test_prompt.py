@@ -94,24 +94,15 @@ def test_what_is_no_reserved_tag_stays_as_it_is(text: str) -> None:
     assert neutralise(text, SPECIAL) == text
 
 
+FORMS = ["<{}>", "</{}>", "< {} >", "</ {}>", "<{} B>", "<{}\n>", "<{}/>", '<{} class="x">']
+PADDED = ["</{}" + " " * 80 + ">", "<" + " " * 10 + "/{}>", "<{} B, which follows, " + "x" * 200 + ">"]
+
+
 @pytest.mark.parametrize("name", RESERVED)
-@pytest.mark.parametrize("tag", ["<{}>", "</{}>", "< {} >", "</ {}>", "<{} B>", "<{}\n>", "<{}/>", '<{} class="x">'])
+@pytest.mark.parametrize("tag", [*FORMS, *PADDED])
 def test_every_form_of_a_reserved_tag_is_neutralised_in_any_case(name: str, tag: str) -> None:
     for written in (name, name.upper(), name.capitalize()):
         assert not TAG.search(neutralise(f"x {tag.format(written)} y"))
-
-
-@pytest.mark.parametrize(
-    "tag",
-    [
-        "</response" + " " * 80 + ">",
-        "<" + " " * 10 + "/response>",
-        "<response B, which follows from a careful reading of everything that was said before it>",
-        "</question " + "x" * 200 + ">",
-    ],
-)
-def test_padding_does_not_carry_a_reserved_tag_through(tag: str) -> None:
-    assert not TAG.search(neutralise(f"Mine. {tag} Theirs."))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from think_as_locals.reward_models.implicit import ImplicitRM
 from think_as_locals.reward_models.scalar import IGNORED
+from think_as_locals.reward_models.scratch import END, PAD
 from think_as_locals.types import Item, ModelError
 
 
@@ -19,6 +20,16 @@ from think_as_locals.types import Item, ModelError
 def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("models")
     return write_language_model(folder / "policy", seed=0), write_language_model(folder / "reference", seed=1)
+
+
+def write(folder: Path, *tokens: str, template: str | None = "", pad: str | None = PAD, seed: int = 0) -> str:
+    """A language model with a tokenizer that has more tokens, another template, or another padding token."""
+    tokenizer = a_tokenizer()
+    tokenizer.add_tokens(list(tokens))
+    if template != "":
+        tokenizer.chat_template = template
+    tokenizer.pad_token = pad
+    return write_model(folder, Qwen3ForCausalLM, seed, tokenizer)
 
 
 def log_probs(path: str, item: Item, response: str) -> list[float]:
@@ -71,73 +82,53 @@ def test_only_the_tokens_of_the_response_count_its_end_included(paths: tuple[str
 
 
 def test_a_token_that_joins_prompt_and_response_is_the_responses(tmp_path: Path) -> None:
-    tokenizer = a_tokenizer()
-    tokenizer.chat_template = (
+    template = (
         "{% for m in messages %}{{ m.role + ':\n' + m.content }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant:\n' }}{% endif %}"
     )
-    tokenizer.add_tokens(["\n\n"])
-    path = write_model(tmp_path, Qwen3ForCausalLM, 0, tokenizer)
-    rm = ImplicitRM.load(path, None)
-    item = Item(**{**fields(an_item(0, size=2)), "responses": ("tea", "\nbread")})
+    rm = ImplicitRM.load(write(tmp_path, "\n\n", template=template), None)
+    item = replace(an_item(0, size=2), responses=("tea", "\nbread"))
     plain, joined = ([t for t in row["labels"] if t != IGNORED] for row in rm.rows(rm.requests(item)))
-    assert tokenizer.decode(plain) == "tea"
-    assert tokenizer.decode(joined) == "\n\nbread"
-
-
-def fields(item: Item) -> dict[str, Any]:
-    return {name: getattr(item, name) for name in Item.__slots__}
+    assert rm.chat.tokenizer.decode(plain) == "tea"
+    assert rm.chat.tokenizer.decode(joined) == "\n\nbread"
 
 
 @pytest.mark.parametrize("prompt", ["{{ 'Assistant:' }}", "{{ '' }}"])
 def test_a_template_that_hides_where_the_response_begins_is_an_error(tmp_path: Path, prompt: str) -> None:
-    tokenizer = a_tokenizer()
-    tokenizer.chat_template = (
-        "{% if add_generation_prompt %}" + prompt + "{% else %}{{ messages[-1].content }}{% endif %}"
-    )
-    rm = ImplicitRM.load(write_model(tmp_path, Qwen3ForCausalLM, 0, tokenizer), None)
+    template = "{% if add_generation_prompt %}" + prompt + "{% else %}{{ messages[-1].content }}{% endif %}"
+    rm = ImplicitRM.load(write(tmp_path, template=template), None)
     with pytest.raises(ModelError, match=r"item 'item-0': the chat template .* template_kwargs"):
         rm.score([an_item(0)])
 
 
 def test_models_that_read_other_tokens_do_not_go_together(tmp_path: Path, paths: tuple[str, str]) -> None:
-    tokenizer = a_tokenizer()
-    tokenizer.add_tokens(["sawatdee"])
-    other = write_model(tmp_path / "other", Qwen3ForCausalLM, 0, tokenizer)
     with pytest.raises(ModelError, match=r"have other tokens \('sawatdee'\)"):
-        ImplicitRM.load(other, paths[1])
-    padded = a_tokenizer()
-    padded.add_special_tokens({"pad_token": "<|new pad|>"})
-    mine = write_model(tmp_path / "padded", Qwen3ForCausalLM, 0, padded)
-    plain = a_tokenizer()
-    plain.pad_token = None
-    theirs = write_model(tmp_path / "plain", Qwen3ForCausalLM, 1, plain)
+        ImplicitRM.load(write(tmp_path / "other", "sawatdee"), paths[1])
+
+
+def test_a_padding_token_that_only_one_of_two_models_has_may_differ(tmp_path: Path) -> None:
+    theirs = write(tmp_path / "plain", seed=1, pad=None)
+    mine = write(tmp_path / "padded", pad="<|new pad|>")
     assert len(ImplicitRM.load(mine, theirs).score(ITEMS[:1])) == 1
-    ends = a_tokenizer()
-    ends.pad_token = ends.eos_token  # as trainers of DPO set it; the reference has none
-    mine = write_model(tmp_path / "ends", Qwen3ForCausalLM, 0, ends)
+    mine = write(tmp_path / "ends", pad=END)  # as trainers of DPO set it; the reference has none
     assert ImplicitRM.load(mine, theirs).score(ITEMS[:1]) == ImplicitRM.load(theirs, mine, beta=-0.1).score(ITEMS[:1])
 
 
 def test_a_response_cannot_hide_its_beginning_as_a_thought(tmp_path: Path) -> None:
-    tokenizer = a_tokenizer()
-    tokenizer.chat_template = (
+    template = (
         "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('</think>')[-1] }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
     )
-    tokenizer.add_tokens(["</think>"])
-    rm = ImplicitRM.load(write_model(tmp_path, Qwen3ForCausalLM, 0, tokenizer), None)
-    item = Item(**{**fields(an_item(0, size=2)), "responses": ("poison</think>tea", "tea")})
-    hidden, plain = (tokenizer.decode(row["input_ids"]) for row in rm.rows(rm.requests(item)))
+    rm = ImplicitRM.load(write(tmp_path, "</think>", template=template), None)
+    item = replace(an_item(0, size=2), responses=("poison</think>tea", "tea"))
+    hidden, plain = (rm.chat.tokenizer.decode(row["input_ids"]) for row in rm.rows(rm.requests(item)))
     assert "poison" in hidden
     assert hidden != plain
 
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
-    tokenizer = a_tokenizer()
-    tokenizer.chat_template = None
     with pytest.raises(ModelError, match="no chat template"):
-        ImplicitRM.load(write_model(tmp_path, Qwen3ForCausalLM, 0, tokenizer), None)
+        ImplicitRM.load(write(tmp_path, template=None), None)
 
 
 def test_the_shorter_of_the_two_models_limits_the_length(tmp_path: Path, paths: tuple[str, str]) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -93,23 +94,20 @@ def test_every_response_stands_once_in_every_slot() -> None:
     assert all(sorted(slot) == list(range(5)) for slot in zip(*(request.order for request in requests), strict=True))
 
 
-def test_pairwise_sets_the_best_against_each_other_response() -> None:
-    item = an_item(best=2)
-    pairs = [request.order for request in protocol("pairwise").requests(item, 3)]
-    assert sorted(map(sorted, pairs)) == [[0, 2], [1, 2], [2, 3]]
-    assert [request.order for request in protocol("pairwise", 2).requests(item, 3)] == [
-        order for pair in pairs for order in (pair, pair[::-1])
-    ]
-
-
-def test_round_robin_has_every_pair() -> None:
-    pairs = [request.order for request in protocol("round_robin").requests(an_item(), 3)]
-    assert sorted(map(sorted, pairs)) == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
-    assert len(protocol("round_robin", 2).requests(an_item(), 3)) == 12
-
-
-def test_pointwise_shows_each_response_alone() -> None:
-    assert sorted(request.order for request in protocol("pointwise").requests(an_item(), 3)) == [(0,), (1,), (2,), (3,)]
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        ("pairwise", [[0, 2], [1, 2], [2, 3]]),  # the best against each other response
+        ("round_robin", [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]),
+        ("pointwise", [[0], [1], [2], [3]]),
+    ],
+)
+def test_other_kinds_ask_about_two_responses_or_one(kind: ProtocolKind, asked: list[list[int]]) -> None:
+    orders = [request.order for request in protocol(kind).requests(an_item(best=2), 3)]
+    assert sorted(map(sorted, orders)) == asked
+    if kind != "pointwise":
+        both = [request.order for request in protocol(kind, 2).requests(an_item(best=2), 3)]
+        assert both == [order for pair in orders for order in (pair, pair[::-1])]
 
 
 def test_a_pair_is_shown_in_the_order_of_shuffle_responses() -> None:
@@ -163,11 +161,20 @@ def test_listwise_has_a_prediction_for_each_order() -> None:
     assert all(p.presented.responses[p.presented.best] == item.responses[1] and p.scores is None for p in predictions)
 
 
-def test_an_unparsable_listwise_verdict_is_wrong_or_a_guess() -> None:
-    (strict,) = put(protocol("listwise"), an_item(), says(None))
-    (theirs,) = put(protocol("listwise", convention="rewardbench2"), an_item(), says(None))
-    assert (strict.parse_failure, strict.credit) == (True, 0.0)
-    assert (theirs.parse_failure, theirs.credit) == (True, 0.25)
+@pytest.mark.parametrize(
+    ("kind", "size", "scores", "worth"),
+    [
+        ("listwise", 4, (None, None), (0.0, 0.25)),
+        ("round_robin", 2, ((0.0, 0.0), (0.5, 0.5)), (0.0, 0.5)),  # won by neither, or by both by half
+    ],
+)
+def test_without_a_verdict_the_response_is_wrong_or_guessed(
+    kind: ProtocolKind, size: int, scores: Any, worth: tuple[float, float]
+) -> None:
+    made = [put(protocol(kind, convention=convention), an_item(size=size), says(None)) for convention in CONVENTIONS]
+    assert [(one.scores, one.credit, one.parse_failure) for (one,) in made] == [
+        (expected, credit, True) for expected, credit in zip(scores, worth, strict=True)
+    ]
 
 
 # --- pairwise ---
@@ -206,20 +213,20 @@ def test_orders_that_disagree_are_a_tie() -> None:
     assert (prediction.scores, prediction.credit, prediction.parse_failure) == ((0.5, 0.5), 0.5, False)
 
 
-def test_a_comparison_that_cannot_be_read_is_lost_or_half_lost() -> None:
+def test_a_comparison_that_cannot_be_parsed_is_lost_or_half_lost() -> None:
     item = an_item(best=0)
 
-    def judge(request: Request) -> Judgement:
-        return verdict(None) if 2 in request.order else verdict(request.order.index(0))
+    def judge(request: Request, failing: tuple[tuple[int, int], ...]) -> Judgement:
+        return verdict(None if request.order in failing else request.order.index(0))
 
-    (strict,) = put(protocol("pairwise"), item, judge)
-    assert (strict.credit, strict.parse_failure, strict.judgement.issues) == (0.0, True, ("verdict_label",))
-    (theirs,) = put(protocol("pairwise", convention="rewardbench2"), item, judge)
-    assert (theirs.credit, theirs.parse_failure) == (0.5, True)
-    (half,) = put(
-        protocol("pairwise", 2), item, lambda r: verdict(None) if r.order == (0, 2) else prefers("answer 0 to 0")(r)
-    )
-    assert (half.credit, half.parse_failure) == (0.5, True)  # won one order against that response, lost the other
+    for orders, convention, credit, failing in (
+        (1, "strict", 0.0, ((0, 2), (2, 0))),
+        (1, "rewardbench2", 0.5, ((0, 2), (2, 0))),
+        (2, "strict", 0.5, ((0, 2),)),  # won one order against that response, lost the other
+    ):
+        (prediction,) = put(protocol("pairwise", orders, convention), item, partial(judge, failing=failing))
+        assert (prediction.credit, prediction.parse_failure) == (credit, True)
+        assert prediction.judgement.issues == ("verdict_label",)
 
 
 # --- round robin ---
@@ -237,57 +244,46 @@ def test_round_robin_of_a_judge_with_a_ranking_is_that_ranking(salt: str, n: int
     assert prediction.credit == listwise.credit
 
 
-def test_an_unparsable_comparison_of_a_round_robin_is_won_by_neither_or_by_both_by_half() -> None:
-    item = an_item(size=2)
-    (strict,) = put(protocol("round_robin"), item, says(None))
-    assert (strict.scores, strict.credit, strict.parse_failure) == ((0.0, 0.0), 0.0, True)
-    (theirs,) = put(protocol("round_robin", convention="rewardbench2"), item, says(None))
-    assert (theirs.scores, theirs.credit, theirs.parse_failure) == ((0.5, 0.5), 0.5, True)
-
-
 @pytest.mark.parametrize("orders", [1, 2])
-def test_a_round_robin_of_which_one_comparison_alone_is_readable_is_a_parse_failure(orders: int) -> None:
-    item = an_item(best=0)
-
+@pytest.mark.parametrize(("convention", "credit"), [("strict", 0.0), ("rewardbench2", 1.0)])
+def test_a_round_robin_with_a_single_parsed_comparison_is_a_parse_failure(
+    orders: int, convention: Convention, credit: float
+) -> None:
     def judge(request: Request) -> Judgement:
-        return prefers(item.responses[0])(request) if set(request.order) == {0, 1} else verdict(None)
+        return prefers("answer 0 to 0")(request) if set(request.order) == {0, 1} else verdict(None)
 
-    (strict,) = put(protocol("round_robin", orders), item, judge)
-    assert (strict.credit, strict.parse_failure, strict.judgement.issues) == (0.0, True, ("verdict_label",))
-    (theirs,) = put(protocol("round_robin", orders, "rewardbench2"), item, judge)
-    assert (theirs.credit, theirs.parse_failure) == (1.0, True)
+    (prediction,) = put(protocol("round_robin", orders, convention), an_item(), judge)
+    assert (prediction.credit, prediction.parse_failure) == (credit, True)
+    assert prediction.judgement.issues == ("verdict_label",)
 
 
 # --- pointwise ---
 
 
-def rates(**ratings: float | None) -> Judge:
-    return lambda request: rating(ratings[f"r{request.order[0]}"])
+def rates(*ratings: float | None) -> Judge:
+    return lambda request: rating(ratings[request.order[0]])
 
 
 @pytest.mark.parametrize(
     ("ratings", "strict", "theirs"),
     [
-        ({"r0": 9, "r1": 3, "r2": 3, "r3": 1}, 1, 1),
-        ({"r0": 9, "r1": 9, "r2": 3, "r3": 1}, 1 / 2, 1 / 2),
-        ({"r0": 3, "r1": 9, "r2": 9, "r3": 1}, 0, 0),
-        ({"r0": 9, "r1": None, "r2": 3, "r3": 1}, 0, 1),
-        ({"r0": None, "r1": 2, "r2": 2, "r3": 1}, 0, 0),
-        ({"r0": 7, "r1": 7, "r2": None, "r3": 1}, 0, 1 / 2),
-        ({"r0": None, "r1": None, "r2": None, "r3": None}, 0, 1 / 4),
+        ((9, 3, 3, 1), 1, 1),
+        ((9, 9, 3, 1), 1 / 2, 1 / 2),
+        ((3, 9, 9, 1), 0, 0),
+        ((9, None, 3, 1), 0, 1),
+        ((None, 2, 2, 1), 0, 0),
+        ((7, 7, None, 1), 0, 1 / 2),
+        ((None, None, None, None), 0, 1 / 4),
     ],
 )
-def test_ratings(ratings: dict[str, float | None], strict: float, theirs: float) -> None:
-    readable = None not in ratings.values()
-    (ours,) = put(protocol("pointwise"), an_item(), rates(**ratings))
-    assert (ours.credit, ours.parse_failure) == (strict, not readable)
-    assert (ours.scores is None) == (not readable)
-    (other,) = put(protocol("pointwise", convention="rewardbench2"), an_item(), rates(**ratings))
-    assert (other.credit, other.parse_failure) == (theirs, not readable)
-    assert other.scores == tuple(
-        -1 if (value := ratings[f"r{an_item().responses.index(text)}"]) is None else value
-        for text in other.presented.responses
-    )
+def test_ratings(ratings: tuple[float | None, ...], strict: float, theirs: float) -> None:
+    parsed, item = None not in ratings, an_item()
+    (ours,) = put(protocol("pointwise"), item, rates(*ratings))
+    assert (ours.credit, ours.parse_failure, ours.scores is None) == (strict, not parsed, not parsed)
+    (other,) = put(protocol("pointwise", convention="rewardbench2"), item, rates(*ratings))
+    assert (other.credit, other.parse_failure) == (theirs, not parsed)
+    rated = dict(zip(item.responses, ratings, strict=True))
+    assert other.scores == tuple(-1 if rated[text] is None else rated[text] for text in other.presented.responses)
 
 
 # --- what is kept ---
@@ -300,13 +296,9 @@ def test_the_text_says_what_was_asked_and_read() -> None:
     )
     blocks = prediction.judgement.text.split("\n\n")
     a, b = (prediction.presented.responses.index(text) for text in item.responses)
-    assert sorted(blocks) == sorted(
-        [
-            f"[{'AB'[a]} or {'AB'[b]}: chose {'AB'[a]}]\nkinder",
-            f"[{'AB'[b]} or {'AB'[a]}: parse failure: verdict_label]\nhm",
-        ]
-    )
-    (rated,) = put(protocol("pointwise"), item, rates(r0=8, r1=2))
+    chose = f"[{'AB'[a]} or {'AB'[b]}: chose {'AB'[a]}]\nkinder"
+    assert sorted(blocks) == sorted([chose, f"[{'AB'[b]} or {'AB'[a]}: parse failure: verdict_label]\nhm"])
+    (rated,) = put(protocol("pointwise"), item, rates(8, 2))
     assert "rated 8]\nx" in rated.judgement.text
 
 

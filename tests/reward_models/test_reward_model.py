@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,41 +13,30 @@ from scipy.special import expit
 from think_as_locals.reward_models.reward_model import ScoredItem, favourite, margin, tie_credit
 from think_as_locals.types import Item, Judgement
 
-
-def an_item() -> Item:
-    return make_item(best=1)
-
-
-def a_judgement(verdict: int | None, issues: tuple[str, ...] = ()) -> Judgement:
-    return Judgement(verdict=verdict, rubric=None, analysis=None, issues=issues, text="the completion")
+ITEM = make_item(best=1)
+TURNED = replace(ITEM, responses=("With a nod.", "With a bow.", "With a wai."), best=2)
 
 
-def test_prediction_is_right_where_the_verdict_is_the_best_response_as_presented() -> None:
-    item = an_item()
-    shown = dataclasses.replace(item, responses=("With a nod.", "With a bow.", "With a wai."), best=2)
-    verdicts = [ScoredItem(item=item, presented=shown, judgement=a_judgement(v)).correct for v in (0, 1, 2, None)]
-    assert verdicts == [False, False, True, False]
+def scored(verdict: int | None, *issues: str, presented: Item = ITEM, **changes: Any) -> ScoredItem:
+    judgement = Judgement(verdict=verdict, rubric=None, analysis=None, issues=issues, text="the completion")
+    return ScoredItem(item=ITEM, presented=presented, judgement=judgement, **changes)
 
 
-def test_prediction_row_speaks_in_the_order_that_was_presented() -> None:
-    item = an_item()
-    shown = dataclasses.replace(item, responses=("With a nod.", "With a bow.", "With a wai."), best=2)
-    row = ScoredItem(item=item, presented=shown, judgement=a_judgement(0)).row()
+def test_a_prediction_is_right_where_the_verdict_is_the_best_response_as_presented() -> None:
+    assert [scored(verdict, presented=TURNED).correct for verdict in (0, 1, 2, None)] == [False, False, True, False]
+
+
+def test_a_row_is_in_the_order_that_was_presented() -> None:
+    row = scored(0, presented=TURNED).row()
     assert row["responses"] == ["With a nod.", "With a bow.", "With a wai."]
     assert (row["best"], row["verdict"], row["correct"]) == ("C", "A", False)
-    assert (row["id"], row["culture"], row["domain"], row["language"], row["group"]) == (
-        "th-1",
-        "TH",
-        "value",
-        "en",
-        "greeting",
-    )
+    described = tuple(row[name] for name in ("id", "culture", "domain", "language", "group"))
+    assert described == ("th-1", "TH", "value", "en", "greeting")
     assert (row["issues"], row["completion"]) == ([], "the completion")
 
 
-def test_prediction_row_of_an_unparsable_judgement_has_no_verdict() -> None:
-    item = an_item()
-    row = ScoredItem(item=item, presented=item, judgement=a_judgement(None, ("finished",))).row()
+def test_a_row_of_a_parse_failure_has_no_verdict() -> None:
+    row = scored(None, "finished").row()
     assert (row["verdict"], row["correct"], row["issues"]) == (None, False, ["finished"])
 
 
@@ -62,16 +52,13 @@ def test_a_tie_has_no_favourite() -> None:
     assert favourite([3.0, 3.0, 2.0]) is None
 
 
-def test_credit_of_scores_of_a_tie_and_of_what_could_not_be_read() -> None:
-    item = an_item()
-    tie = ScoredItem(item=item, presented=item, judgement=a_judgement(None), scores=(2.0, 2.0, 1.0))
+def test_credit_of_scores_of_a_tie_and_of_a_parse_failure() -> None:
+    tie = scored(None, scores=(2.0, 2.0, 1.0))
     assert (tie.credit, tie.correct, tie.parse_failure) == (0.5, False, False)
-    unread = ScoredItem(
-        item=item, presented=item, judgement=a_judgement(None, ("verdict_label",)), scores=(0.0, 9.0, 0.0)
-    )
-    assert (unread.credit, unread.parse_failure) == (0.0, True)
-    assert dataclasses.replace(unread, parse_failure_credit=1 / 3).credit == 1 / 3
-    assert ScoredItem(item=item, presented=item, judgement=a_judgement(1)).credit == 1.0
+    failure = scored(None, "verdict_label", scores=(0.0, 9.0, 0.0))
+    assert (failure.credit, failure.parse_failure) == (0.0, True)
+    assert replace(failure, parse_failure_credit=1 / 3).credit == 1 / 3
+    assert scored(1).credit == 1.0
 
 
 def test_the_margin_of_two_scores_is_their_difference() -> None:

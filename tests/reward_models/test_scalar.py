@@ -22,6 +22,8 @@ from think_as_locals.reward_models.reward_model import Answer, RewardModel
 from think_as_locals.reward_models.scalar import ConstantRM, ScalarRM
 from think_as_locals.types import DataError, Item, ModelError
 
+END = a_tokenizer().eos_token_id
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -46,12 +48,20 @@ def flat(scores: list[tuple[float, ...]]) -> list[float]:
     return [score for each in scores for score in each]
 
 
-def test_scores_are_those_of_the_plain_model_in_the_order_of_the_responses(path: str) -> None:
+@pytest.mark.parametrize("pad", [0, None, -1, END])
+def test_scores_are_those_of_the_plain_model_whatever_it_declares_as_padding(tmp_path: Path, pad: int | None) -> None:
+    path = write_classifier(tmp_path, pad_token_id=None if pad == -1 else pad)
+    if pad == -1:  # beyond the vocabulary, as of the first Llamas
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "pad_token_id": -1}))
     expected = one_by_one(path, ITEMS)
-    scores = tal.ScalarRM.load(path, batch_size=4).score(ITEMS)
+    scores = tal.ScalarRM.load(path, batch_size=5).score(ITEMS)
     assert [len(each) for each in scores] == [len(item.responses) for item in ITEMS]
     assert flat(scores) == pytest.approx(flat(expected), abs=1e-5)
     assert max(flat(scores)) - min(flat(scores)) > 0.1  # else any order would do
+    if pad == END:  # a token that ends every text is skipped, as in training
+        last = ScalarRM.load(write_classifier(tmp_path / "last", pad_token_id=None))
+        assert flat(last.score(ITEMS)) != pytest.approx(flat(expected), abs=1e-3)
 
 
 def test_scores_and_verdicts_do_not_depend_on_batch_size_or_order(path: str) -> None:
@@ -77,20 +87,6 @@ def answers(scores: tuple[float, ...]) -> list[Answer]:
     return [{"score": score} for score in scores]
 
 
-def test_a_model_without_a_padding_token_reads_the_last_token_of_each_row(tmp_path: Path) -> None:
-    path = write_classifier(tmp_path, pad_token_id=None)
-    assert AutoModelForSequenceClassification.from_pretrained(path).config.pad_token_id is None
-    expected = one_by_one(path, ITEMS)
-    assert flat(ScalarRM.load(path, batch_size=5).score(ITEMS)) == pytest.approx(flat(expected), abs=1e-5)
-
-
-def test_a_padding_token_beyond_the_vocabulary_is_none(tmp_path: Path) -> None:
-    path = write_classifier(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "pad_token_id": -1}))  # as of the first Llamas
-    assert flat(ScalarRM.load(path).score(ITEMS)) == pytest.approx(flat(one_by_one(path, ITEMS)), abs=1e-5)
-
-
 def test_rows_that_end_with_any_token_are_padded_with_another(tmp_path: Path) -> None:
     rm = ScalarRM.load(write_classifier(tmp_path, pad_token_id=None))
     rows = [{"input_ids": [*[5, 6, 7, 8][:length], end]} for end, length in enumerate((1, 3, 2, 4))]
@@ -101,15 +97,6 @@ def test_rows_that_end_with_any_token_are_padded_with_another(tmp_path: Path) ->
         with torch.inference_mode():
             hidden = rm.model.model(input_ids=torch.tensor([row["input_ids"]])).last_hidden_state[0, -1]
             assert score == pytest.approx(float(rm.model.score(hidden)), abs=1e-5)
-
-
-def test_a_padding_token_that_ends_every_text_is_skipped_in_any_batch_as_in_training(tmp_path: Path) -> None:
-    end = a_tokenizer().eos_token_id
-    path = write_classifier(tmp_path, pad_token_id=end)
-    expected = one_by_one(path, ITEMS)
-    assert flat(ScalarRM.load(path, batch_size=5).score(ITEMS)) == pytest.approx(flat(expected), abs=1e-5)
-    last = ScalarRM.load(write_classifier(tmp_path / "last", pad_token_id=None), batch_size=5)
-    assert flat(last.score(ITEMS)) != pytest.approx(flat(expected), abs=1e-3)
 
 
 def test_an_encoder_without_a_chat_template_reads_a_text_pair(tmp_path: Path) -> None:
@@ -230,30 +217,19 @@ def test_a_damaged_body_is_not_made_up(tmp_path: Path) -> None:
 
 
 @given(size=st.integers(2, 8), seed=st.integers(0, 9))
-def test_each_item_is_worth_one_in_n(size: int, seed: int) -> None:
-    rm: RewardModel = ConstantRM(seed=seed)
-    item = an_item(0, size=size)
-    requests = rm.requests(item)
-    answers: list[Answer] = [{}] * len(requests)
-    rm.ask(requests, answers.__setitem__)
-    (prediction,) = rm.predictions(item, answers)
+def test_a_constant_is_worth_one_in_n(size: int, seed: int) -> None:
+    rm, item = ConstantRM(seed=seed), an_item(0, size=size)
+    (prediction,) = rm.predictions(item, answers(rm.score([item])[0]))
     assert prediction.credit == 1 / size
     assert (prediction.judgement.verdict, prediction.parse_failure) == (None, False)
+    assert (rm.chunk_size, rm.identity) == (None, {"kind": "constant"})
 
 
 def test_best_of_four_is_25_percent_exactly_and_nothing_is_a_parse_failure() -> None:
-    rm = ConstantRM(seed=0)
-    items = [an_item(number) for number in range(13)]
+    rm, items = ConstantRM(seed=0), [an_item(number) for number in range(13)]
     predictions = [
-        prediction
-        for item, scores in zip(items, rm.score(items), strict=True)
-        for prediction in rm.predictions(item, [{"score": score} for score in scores])
+        rm.predictions(item, answers(scores))[0] for item, scores in zip(items, rm.score(items), strict=True)
     ]
     found = summarise(predictions, dataset="d", split="group", model="constant", seed=0, step=0, bootstrap_samples=100)
     assert (found["accuracy"], found["n"], found["parse_failure"]) == (0.25, 13, 0)
     assert found["calibration"]["confidence"] == pytest.approx(0.25)
-
-
-def test_no_chunk_goes_together() -> None:
-    assert ConstantRM(seed=0).chunk_size is None
-    assert ConstantRM(seed=0).identity == {"kind": "constant"}

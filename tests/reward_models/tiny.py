@@ -12,27 +12,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 from think_as_locals.reward_models.scratch import train_tokenizer
 from think_as_locals.types import Item
 
-WORDS = [
-    "rice",
-    "tea",
-    "bread",
-    "soup",
-    "noodles",
-    "a",
-    "bow",
-    "a",
-    "wai",
-    "two",
-    "kisses",
-    "with",
-    "palms",
-    "pressed",
-    "in",
-    "the",
-    "morning",
-    "for",
-    "elders",
-]
+_TEXT = "rice tea bread soup noodles a bow a wai two kisses with palms pressed in the morning for elders"
+WORDS = _TEXT.split()
 
 
 def an_item(number: int, size: int = 4) -> Item:

@@ -1,4 +1,4 @@
-"""Small judges that have learnt our grammar in seconds, and nothing else: their verdicts are a matter of taste."""
+"""Small judges that are taught our grammar in seconds, and nothing else: their verdicts are arbitrary."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.judging import render, write
 from think_as_locals.reward_models.group import Question, item_of
 from think_as_locals.reward_models.judge import JudgeSettings
+from think_as_locals.reward_models.scalar import IGNORED, Row, padded
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.types import Item
 
@@ -41,21 +42,19 @@ def load(path: Path, batch_size: int) -> TransformersEngine:
 def train_judge(
     path: Path, pairs: Sequence[tuple[Messages, str]], settings: JudgeSettings, sizes: ScratchSection = SIZES
 ) -> None:
-    """Write a judge that has been taught what to say to messages, a third of them in each of 60 steps."""
-    make_judge(path, [asked[0]["content"] + said for asked, said in pairs], sizes, seed=1)
+    """Write a judge that was taught what to answer to messages, a third of them in each of 60 steps."""
+    make_judge(path, [asked[0]["content"] + answer for asked, answer in pairs], sizes, seed=1)
     engine = load(path, batch_size=8)
     tokenizer, model = engine.chat.tokenizer, engine.model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     prompts = engine.chat.encode([asked for asked, _ in pairs])
-    said = tokenizer([text + "<|end|>" for _, text in pairs], add_special_tokens=False)["input_ids"]
+    answers = tokenizer([text + "<|end|>" for _, text in pairs], add_special_tokens=False)["input_ids"]
+    rows: list[Row] = [
+        {"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer}
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
     for step in range(60):
-        rows = [(prompts[i], said[i]) for i in range(step % 3, len(pairs), 3)]
-        longest = max(len(before) + len(after) for before, after in rows)
-        ids = torch.tensor([before + after + [0] * (longest - len(before) - len(after)) for before, after in rows])
-        labels = torch.full_like(ids, -100)
-        for i, (before, after) in enumerate(rows):
-            labels[i, len(before) : len(before) + len(after)] = torch.tensor(after)
-        model(input_ids=ids, labels=labels).loss.backward()
+        model(**padded(rows[step % 3 :: 3], pad_id=0, device="cpu")).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(path)
@@ -74,7 +73,7 @@ def pairs(count: int, seed: int = 0) -> list[Item]:
 
 
 def judge_of_pairs(folder: Path) -> str:
-    """A judge that writes our grammar about whatever two responses it is shown."""
+    """A judge that writes our grammar about any two responses."""
     taught = [(render(item, "compact"), write(RUBRIC, "They differ.", i % 2)) for i, item in enumerate(pairs(48))]
     train_judge(folder, taught, JudgeSettings(prompt="compact", max_completion_length=96), WIDE)
     return str(folder)

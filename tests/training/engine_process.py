@@ -1,4 +1,4 @@
-"""What the engine tests measure, in processes of their own: vLLM changes thread and rank settings of its process.
+"""Checks of the real engines, in processes of their own: vLLM changes thread and rank settings of its process.
 
 torchrun --nproc_per_node N engine_process.py colocate FOLDER
 torchrun --nproc_per_node N engine_process.py serve FOLDER PORT SERVER_PID    kills the server in the end
@@ -7,7 +7,6 @@ torchrun --nproc_per_node N engine_process.py serve FOLDER PORT SERVER_PID    ki
 from __future__ import annotations
 
 import faulthandler
-import json
 import logging
 import os
 import signal
@@ -15,27 +14,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config
 
-from think_as_locals.engines import Chat, Sampling, sample_all, vllm_engine
+from think_as_locals.engines import Sampling, sample_all, vllm_engine
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_server import VLLMServer
 from think_as_locals.judging import COMPONENTS, Component
 from think_as_locals.training import rollouts
 from think_as_locals.training.rollouts import ColocatedEngine, policy_engine
-from think_as_locals.types import TrainingError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from training.small_grpo import tiny_trainer
+from training.small_grpo import ends_with, tiny_trainer
 
+STALE = "differ from the policy's by"
 GREEDY = Sampling(max_completion_length=8)
 WIDE = [  # the narrowest that vLLM has an attention kernel for on CPU
     "model.scratch.hidden_size=64",
@@ -49,14 +49,6 @@ WIDE = [  # the narrowest that vLLM has an attention kernel for on CPU
 ]
 
 
-def ends_with(work: Callable[[], Any]) -> str:
-    try:
-        work()
-    except TrainingError as error:
-        return str(error)
-    return ""
-
-
 def change(model: torch.nn.Module, scale: float = 0.1) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -64,96 +56,122 @@ def change(model: torch.nn.Module, scale: float = 0.1) -> None:
                 parameter.add_(scale * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
 
 
-def syncs(trainer: Any, **lora: Any) -> dict[str, Any]:
-    """A sync that leaves out a tensor, and one of an adapter that the engine cannot apply."""
+def unchanged(before: dict[str, torch.Tensor], now: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, now[name]) for name, value in before.items())
+
+
+def size(tensors: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def alike(value: Any) -> bool:
+    """Whether a value is the same on all ranks."""
+    return all(other == value for other in gather_object([value]))
+
+
+@contextmanager
+def warnings_of_syncs() -> Iterator[list[str]]:
+    warned: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(rollouts.__name__).addHandler(handler)
+    yield warned
+    logging.getLogger(rollouts.__name__).removeHandler(handler)
+
+
+def logs(trainer: Any) -> list[dict[str, float]]:
+    return [log for log in trainer.state.log_history if "reward" in log]
+
+
+def train(folder: Path, *overrides: str) -> Any:
+    """Train with an engine that has the policy's weights in every step."""
+    varied: dict[str, Component] = {**COMPONENTS, "structure": lambda judgement, *_: len(judgement.text) % 7 / 7}
+    trainer = tiny_trainer(folder, *WIDE, *overrides, components=varied)
+    trainer.train()
+    for log in logs(trainer):
+        assert log["rollout/probe_difference"] < 1e-4
+        assert log["sampling/sampling_logp_difference/max"] < 1e-4
+        assert log["rollout/prefix_cache_hit_rate"] > 0.3  # two rollouts of a prompt at least
+    return trainer
+
+
+def check_syncs(trainer: Any, reason: str, **lora: Any) -> None:
+    """A sync that leaves out a tensor, and one of an adapter that the engine cannot apply, for this reason."""
     engine = trainer.vllm_generation
     change(trainer.model)
     send = engine._iter_named_params
     engine._iter_named_params = lambda: ((n, p) for n, p in send() if "embed_tokens" not in n)
-    said = {"left out": ends_with(engine.sync_weights)}
+    left_out = ends_with(engine.sync_weights)
+    assert STALE in left_out
+    assert alike(left_out)
     engine._iter_named_params = send
     torch.manual_seed(0)  # an adapter that is not the same on all ranks ends the run as well
     base = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
     engine.model = get_peft_model(trainer.model, LoraConfig(**lora, target_modules=["q_proj", "down_proj"]))
     change(engine.model)
-    with warnings_of("think_as_locals.training.rollouts") as said["merged"]:
-        said["adapter"] = ends_with(engine.sync_weights)
+    with warnings_of_syncs() as warned:
         engine.sync_weights()
-    said["whole"] = [engine._sent, sum(parameter.nbytes for parameter in base.values())]
-    kept = dict(engine.model.unload().named_parameters())
-    return {**said, "base kept": all(torch.equal(base[name], kept[name]) for name in base)}
+        engine.sync_weights()
+    assert len(warned) == int(trainer.accelerator.is_main_process)  # logged once, by one rank
+    assert all(reason in warning for warning in warned)
+    assert engine._sent == size(base)
+    assert unchanged(base, dict(engine.model.unload().named_parameters()))
 
 
-@contextmanager
-def warnings_of(name: str) -> Iterator[list[str]]:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger(name).addHandler(handler)
-    yield said
-    logging.getLogger(name).removeHandler(handler)
+def check_adapter(folder: Path, *overrides: str, base_first: bool) -> tuple[Any, list[list[int]], int]:
+    """An adapter travels alone, what is sampled follows it, and no block of the prefix cache outlives a sync.
 
-
-def adapters(folder: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
-    """An adapter that the engine applies: what is sent, that samples follow it, and that the base stays."""
-    with warnings_of("think_as_locals.training.rollouts") as warned:
-        trainer, said = train(folder, "lora=rank16", *overrides)
-    engine, main = trainer.vllm_generation, trainer.accelerator.is_main_process
-    named = dict(trainer.model.named_parameters())
+    Returns the trainer, the last sample, and the size of base and adapter together.
+    """
+    with warnings_of_syncs() as warned:
+        trainer = train(folder, "lora=rank16", *overrides)
+    assert warned == []
+    engine, named = trainer.vllm_generation, dict(trainer.model.named_parameters())
     base = {name: parameter.clone() for name, parameter in named.items() if "lora_" not in name}
-    said["warned"] = warned
-    said["bytes"] = [sum(named[name].nbytes for name in base), sum(named[n].nbytes for n in named.keys() - base.keys())]
-    long = engine._sync_check.prompts[0][::-1]  # no other request begins so
-    alone = (
-        [long] if main or isinstance(engine, ColocatedEngine) else []
-    )  # in a batch of two the second would find the first's
+    alone = size(named) - size(base)
+    synced = [log["rollout/synced_megabytes"] for log in logs(trainer)]
+    assert (synced[0], synced[-1]) == pytest.approx(((size(named) if base_first else alone) / 1e6, alone / 1e6))
+    # No other request begins so, and in a batch of two the second would find the first's: one rank asks a server.
+    asks = trainer.accelerator.is_main_process or isinstance(engine, ColocatedEngine)
+    prompts = [engine._check_prompts[0][::-1]] if asks else []
 
-    def sampled() -> list[list[int]]:
-        found: list[list[int]] = engine._sample(alone, 1, None)[1]
-        return found
-
-    def hits() -> float:
+    def sample() -> tuple[float, list[list[int]]]:
+        """How many tokens the prefix cache had, and the sample."""
         before = engine._prefix_cache()[0]
-        sampled()
-        return float(engine._prefix_cache()[0] - before)
+        found = engine._sample(prompts, 1, None)[1]
+        return engine._prefix_cache()[0] - before, found
 
     engine.temperature = 0.0
-    said["hits"] = [hits(), hits()]
-    said["samples"] = [sampled()]
+    (first, before), (again, _) = sample(), sample()
     change(trainer.model, 0.3)  # by so much that greedy samples change, whatever the server has sampled before
     engine.sync_weights()
-    said["alone"] = engine._sent
-    said["hits"].append(hits())
-    said["samples"].append(sampled())
-    chat = Chat(trainer.processing_class, {}, engine._settings.eos_token_ids)
-    conversations = [row["prompt"] for row in trainer.train_dataset.select(range(4))]
-    with policy_engine(trainer, chat, 4) as vllm:
-        said["evaluated"] = [one.token_ids for one in sample_all(vllm, conversations, GREEDY)]
-    reference = sample_all(TransformersEngine(trainer.model, chat, 4), conversations, GREEDY)
-    said["policy"] = [one.token_ids for one in reference]
-    said["base kept"] = all(torch.equal(base[name], named[name]) for name in base)
-    return trainer, said
+    assert engine._sent == alone < size(base)
+    changed, after = sample()
+    if asks:
+        assert before != after
+        assert (first, changed) == (0, 0)
+        assert again >= 128
+    conversations = trainer.train_dataset[:4]["prompt"]
+    reference = sample_all(TransformersEngine(trainer.model, trainer.chat, 4), conversations, GREEDY)
+    with policy_engine(trainer, trainer.chat, 4) as vllm:
+        evaluated = sample_all(vllm, conversations, GREEDY)
+    assert [one.token_ids for one in evaluated] == [one.token_ids for one in reference]
+    assert unchanged(base, named)
+    return trainer, after, size(named)
 
 
-def train(folder: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
-    varied: dict[str, Component] = {**COMPONENTS, "structure": lambda judgement, *_: len(judgement.text) % 7 / 7}
-    trainer = tiny_trainer(folder, *WIDE, *overrides, components=varied)
-    trainer.train()
-    return trainer, {"logs": [log for log in trainer.state.log_history if "reward" in log]}
-
-
-def colocate(folder: Path) -> dict[str, Any]:
-    trainer, said = train(folder, "rollout=vllm_colocate")
-    said |= syncs(trainer, r=4, use_dora=True)
+def colocate(folder: Path) -> None:
+    trainer = train(folder, "rollout=vllm_colocate")
+    check_syncs(trainer, "vLLM knows no adapter with use_dora=True", r=4, use_dora=True)
     del trainer
-    _, said["lora"] = adapters(folder, "rollout=vllm_colocate")
+    check_adapter(folder, "rollout=vllm_colocate", base_first=False)
     GPT2Config(architectures=["GPT2LMHeadModel"]).save_pretrained(folder / "gpt2")
     settings = {"model": str(folder / "gpt2"), "dtype": "float32", "enable_sleep_mode": False}
-    said["unsupported"] = rollouts.vllm_merge_reason(settings, 16)
-    return said
+    assert rollouts.vllm_merge_reason(settings, 16) == "vLLM has no adapters for GPT2LMHeadModel"
+    check_stale_lm_head(folder)
 
 
-def packed(folder: Path) -> dict[str, Any]:
+def check_stale_lm_head(folder: Path) -> None:
     """vLLM as it comes: it packs weights, and `reload_weights` then leaves a tied LM head as it was, silently."""
     import vllm._custom_ops
 
@@ -165,9 +183,11 @@ def packed(folder: Path) -> dict[str, Any]:
 
     rollouts.ColocatedEngine = Reloading
     trainer = tiny_trainer(folder, *WIDE, "rollout=vllm_colocate")
-    first = ends_with(trainer.vllm_generation.sync_weights)
+    trainer.vllm_generation.sync_weights()  # nothing has changed yet
     change(trainer.model)
-    return {"first": first, "second": ends_with(trainer.vllm_generation.sync_weights)}
+    message = ends_with(trainer.vllm_generation.sync_weights)
+    assert STALE in message
+    assert "rollout.tolerance.full" in message
 
 
 def restarts(engine: Any, start: str, times: int) -> Callable[[str], None]:
@@ -183,91 +203,98 @@ def restarts(engine: Any, start: str, times: int) -> Callable[[str], None]:
     return load_weights
 
 
-def faults_of_a_sync(trainer: Any, start: str) -> dict[str, str]:
+def check_faults_of_a_sync(trainer: Any, start: str) -> None:
     """What becomes of a server that restarts meanwhile, of a folder that it cannot see, of a disk that hangs."""
-    engine, said = trainer.vllm_generation, {}
-    for times, case in ((1, "restarts once"), (3, "restarts always")):
-        if trainer.accelerator.is_main_process:
+    engine, main = trainer.vllm_generation, trainer.accelerator.is_main_process
+    for times, expected in ((1, ""), (3, "came back with other weights 3 times while it took new weights")):
+        if main:
             load, engine._server.load_weights = engine._server.load_weights, restarts(engine, start, times)
-        said[case] = ends_with(engine.sync_weights)
-        if trainer.accelerator.is_main_process:
+        message = ends_with(engine.sync_weights)
+        assert expected in message if expected else message == ""
+        if main:
             engine._server.load_weights = load
-    said["unseen"] = ends_with(lambda: engine._on_main(lambda: engine._server.load_weights(f"{start}-unseen")))
-    settings, grace = engine._settings, rollouts._GRACE_S
-    engine._settings, rollouts._GRACE_S = replace(settings, timeout_s=0.5), 0.5
-    said["stuck"] = ends_with(lambda: engine._on_main(lambda: time.sleep(30)))
-    engine._settings, rollouts._GRACE_S = settings, grace
-    return said
+    unseen = ends_with(lambda: engine._on_main(lambda: engine._server.load_weights(f"{start}-unseen")))
+    assert "/collective_rpc" in unseen
+    assert "rollout.weights_dir" in unseen
+    timeout, grace = engine._timeout_s, rollouts._GRACE_S
+    engine._timeout_s, rollouts._GRACE_S = 0.5, 0.5
+    stuck = ends_with(lambda: engine._on_main(lambda: time.sleep(30)))
+    assert "TimeoutError: took longer than 1 s" in stuck
+    assert "rollout.timeout_s" in stuck
+    engine._timeout_s, rollouts._GRACE_S = timeout, grace
 
 
-def without_syncs(trainer: Any) -> list[float]:
-    """By how much sampled log-probabilities differ from the policy's, in a first step and in one where it is ahead."""
+def check_without_syncs(trainer: Any) -> None:
+    """What shows that a batch is stale, whatever is done against it: fine in the first step, not once it is ahead."""
     engine = trainer.vllm_generation
     engine.sync_weights()
     engine.sync_weights = lambda: None
     trainer.train()
     del engine.sync_weights
-    logs = [log for log in trainer.state.log_history if "reward" in log]
-    return [log["sampling/sampling_logp_difference/max"] for log in logs]
+    current, stale = (log["sampling/sampling_logp_difference/max"] for log in logs(trainer))
+    assert current < 1e-4
+    assert stale > 1e-2
 
 
-def serve(folder: Path, port: str, server: str) -> dict[str, Any]:
-    where = ["rollout=vllm_server", f"rollout.url=http://127.0.0.1:{port}", "rollout.timeout_s=400"]
+def serve(folder: Path, port: str, server: str) -> None:
+    url = f"http://127.0.0.1:{port}"
+    where = ["rollout=vllm_server", f"rollout.url={url}", "rollout.timeout_s=400"]
     for left in ("mine/sync-killed", "another/sync-used"):
         (folder / "shared" / left).mkdir(parents=True, exist_ok=True)
     (folder / "environment.json").write_text('{"id": "mine"}')
-    trainer, said = train(folder, *where, f"rollout.weights_dir={folder / 'shared'}")
-    said["not synced"] = without_syncs(trainer)
-    engine = trainer.vllm_generation
-    prompts = [list(ids) for ids in engine._sync_check.prompts]
-    said["unlocked"] = [
-        httpx.post(f"{engine._settings.url}/collective_rpc", json={"method": "tal_state"}, headers=key).status_code
-        for key in ({}, {"Authorization": "Bearer another"})
-    ] + [httpx.get(f"{engine._settings.url}/{route}").status_code for route in ("metrics", "health")]
-    said["left behind"] = sorted(str(path.relative_to(folder / "shared")) for path in folder.glob("shared/*/*"))
+    trainer = train(folder, *where, f"rollout.weights_dir={folder / 'shared'}")
+    check_without_syncs(trainer)
+    engine, main = trainer.vllm_generation, trainer.accelerator.is_main_process
+    for headers in ({}, {"Authorization": "Bearer another"}):
+        assert httpx.post(f"{url}/collective_rpc", json={"method": "tal_state"}, headers=headers).status_code == 401
+    assert [httpx.get(f"{url}/{route}").status_code for route in ("metrics", "health")] == [401, 200]
+    left_behind = [path.relative_to(folder / "shared").as_posix() for path in folder.glob("shared/*/*")]
+    assert left_behind == ["another/sync-used"]
     trainer.accelerator.wait_for_everyone()  # the main process is about to synchronise
-    said |= syncs(trainer, r=32)
-    said["lora"] = forgotten_adapter(folder, *where)
+    check_syncs(trainer, "its rank is 32, the engine was started for ranks up to 16", r=32)
+    check_forgotten_adapter(folder, *where)
     engine.model = trainer.model
-    said |= faults_of_a_sync(trainer, str(folder / "model"))
+    check_faults_of_a_sync(trainer, str(folder / "model"))
     engine.sync_weights()
-    greedy = {"temperature": 0.0, "max_tokens": 8}
-    said["policy"] = [c.token_ids for c in engine.complete(prompts, **greedy)]
-    if (
-        trainer.accelerator.is_main_process
-    ):  # as after a restart, the server has other weights than those of the last sync
+    prompts, greedy = engine._check_prompts, {"temperature": 0.0, "max_tokens": 8}
+    policy = [c.token_ids for c in engine.complete(prompts, **greedy)]
+    assert alike(policy)
+    if main:  # as after a restart, it has other weights than those of the last sync
         engine._server.load_weights(str(folder / "model"))
-        said["restarted"] = [c.token_ids for c in engine._server.complete(prompts, str(folder / "model"), **greedy)]
-    said["resampled"] = [c.token_ids for c in engine.complete(prompts, **greedy)]
-    if trainer.accelerator.is_main_process:
+        restarted = engine._server.complete(prompts, str(folder / "model"), **greedy)
+        assert [c.token_ids for c in restarted] != policy
+    # What it samples with other weights is not used: it gets the policy's, and samples again.
+    assert [c.token_ids for c in engine.complete(prompts, **greedy)] == policy
+    if main:
         engine._server._timeout = 4.0
         os.kill(int(server), signal.SIGSTOP)
     started = time.monotonic()
-    said["hangs"] = ends_with(lambda: engine.complete(prompts, max_tokens=4))
-    said["waited"] = time.monotonic() - started
-    if trainer.accelerator.is_main_process:
+    hangs = ends_with(lambda: engine.complete(prompts, max_tokens=4))
+    assert time.monotonic() - started < 10
+    if main:
         os.killpg(int(server), signal.SIGKILL)
-    said["killed"] = ends_with(trainer.train)
-    return said
+    for message, kind in ((hangs, "ReadTimeout"), (ends_with(trainer.train), "ConnectError")):
+        assert f"the vLLM server at {url}" in message
+        assert "Start it with launch/vllm_server.sh" in message
+        assert kind in message
 
 
-def forgotten_adapter(folder: Path, *where: str) -> dict[str, Any]:
+def check_forgotten_adapter(folder: Path, *where: str) -> None:
     """Adapters, and a server that has neither adapter nor base any more, as after a restart."""
-    trainer, said = adapters(folder, *where)
+    trainer, sampled, base_and_adapter = check_adapter(folder, *where, base_first=True)
     engine = trainer.vllm_generation
     if trainer.accelerator.is_main_process:
-        another = VLLMServer(engine._settings.url, 60)
+        another = VLLMServer(engine._url, 60)
         another._ask("POST", "/v1/unload_lora_adapter", json={"lora_name": engine._server._adapter["model"]})
         another.load_weights(str(folder / "model"))
-    said["resampled"] = engine._sample([engine._sync_check.prompts[0][::-1]], 1, None)[1]
-    said["resent"] = engine._sent
-    said["left behind"] = [path.name for path in engine._settings.weights.iterdir()]
-    return said
+    resampled = engine._sample([engine._check_prompts[0][::-1]], 1, None)[1]
+    assert resampled == gather_object(sampled)  # by one rank
+    assert engine._sent == base_and_adapter
+    assert not list(engine._weights.iterdir())
 
 
 if __name__ == "__main__":
     task, folder, *arguments = sys.argv[1:]
     faulthandler.dump_traceback_later(500, exit=True)  # a rank that waits for ever says where
     PartialState(cpu=True)
-    said = {"colocate": colocate, "packed": packed, "serve": serve}[task](Path(folder), *arguments)
-    (Path(folder) / f"{task}-{PartialState().process_index}.json").write_text(json.dumps(said))
+    {"colocate": colocate, "serve": serve}[task](Path(folder), *arguments)

@@ -7,9 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from training.small_grpo import tiny_trainer
-
-from think_as_locals.types import TrainingError
+from training.small_grpo import ends_with, tiny_trainer
 
 
 def main(folder: Path) -> None:
@@ -18,20 +16,16 @@ def main(folder: Path) -> None:
     trainer = tiny_trainer(folder, "grpo.max_steps=3", "grpo.save_steps=1")
     trainer.train()
     trainer.state.global_step = 2
-    said = []
+    found = []
     while calls.value >= fail_at.value:  # the last attempt needed all the calls it was given
         trainer.checkpoints.folder.joinpath("LATEST").write_text("step-1\n")
-        error = ""
-        calls.value, fail_at.value = 0, len(said) + 1
-        try:
-            trainer._save_checkpoint(trainer.model, None)
-        except TrainingError as raised:
-            error = str(raised)
+        calls.value, fail_at.value = 0, len(found) + 1
+        error = ends_with(lambda: trainer._save_checkpoint(trainer.model, None))
         made, fail_at.value = calls.value, 0
         good = trainer.checkpoints.latest()
-        said.append({"error": error, "good": good.name if good else None})
-        calls.value, fail_at.value = made, len(said)
-    (folder / "said.json").write_text(json.dumps(said))
+        found.append({"error": error, "good": good.name if good else None})
+        calls.value, fail_at.value = made, len(found)
+    (folder / "said.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

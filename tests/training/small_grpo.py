@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,15 @@ def figures(trainer: JudgeTrainer) -> list[dict[str, object]]:
     ]
 
 
+def ends_with(work: Callable[[], Any]) -> str:
+    """The message of the TrainingError that this ends with, or nothing."""
+    try:
+        work()
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
 def poison_loss(trainer: JudgeTrainer) -> None:
     """From now on the training pass, not the sampling, gives NaN."""
     trainer.model.model.norm.register_forward_hook(
@@ -96,7 +105,7 @@ def main(folder: Path) -> None:
     limits = ["reward.fault_window=20", "reward.max_fault_share=0.1", "reward.timeout_s=0.3"]
     hangs: dict[str, Component] = {**COMPONENTS, "structure": structure_that_hangs}
     nan: dict[str, Component] = {**COMPONENTS, "structure": lambda *_: float("nan")}
-    said: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for case, components in {
         "few": structure_that_raises(2),
         "many": structure_that_raises(3),
@@ -107,13 +116,11 @@ def main(folder: Path) -> None:
         trainer = tiny_trainer(folder, *limits, components=components if rank == 1 else COMPONENTS)
         if case == "loss" and rank == 1:
             poison_loss(trainer)
-        try:
-            trainer.train()
-            said[case] = [log["reward_faults"] for log in trainer.state.log_history if "reward_faults" in log]
-        except TrainingError as error:
-            said[case] = str(error)
-    said["pairs"] = pairs(folder, rank)
-    (folder / f"rank-{rank}.json").write_text(json.dumps(said))
+        message = ends_with(trainer.train)
+        faults = [log["reward_faults"] for log in trainer.state.log_history if "reward_faults" in log]
+        found[case] = message or faults
+    found["pairs"] = pairs(folder, rank)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
 def pairs(folder: Path, rank: int) -> list[Any]:

@@ -19,17 +19,16 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from training.small_grpo import TINY, chance, figures, tiny_trainer
+from training.small_grpo import TINY, chance, ends_with, figures, tiny_trainer
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.judging import COMPONENTS
 from think_as_locals.runtime.ranks import join, set_rank_timeout
+from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.training.logging import ShardsWriter
-from think_as_locals.training.stages import save_model
-from think_as_locals.types import TrainingError
 
 GLOBAL_BATCH = 8
 SLOW_SERVER = ["rollout=vllm_server", "rollout.timeout_s=4000.0"]
@@ -129,18 +128,15 @@ def plain(folder: Path) -> Any:
 
 
 def poisoned(folder: Path) -> list[Any]:
-    """What is said of a gradient that is NaN, and whether the weights are as they were."""
+    """What is raised for a gradient that is NaN, and whether the weights are as they were."""
     trainer = make(folder)
     parameter = dict(trainer.model.named_parameters())["model.layers.0.mlp.up_proj.weight"]
     parameter.register_hook(lambda gradient: gradient * float("nan"))
     with whole(trainer) as model:
         before = model.state_dict()["model.norm.weight"].clone()
-    try:
-        trainer.train()
-    except TrainingError as error:
-        said = str(error)
+    message = ends_with(trainer.train)
     with whole(trainer) as model:
-        return [said, bool((model.state_dict()["model.norm.weight"] == before).all())]
+        return [message, bool((model.state_dict()["model.norm.weight"] == before).all())]
 
 
 def stopped(run: Path, overrides: list[str]) -> dict[str, Any]:
@@ -158,29 +154,29 @@ def stopped(run: Path, overrides: list[str]) -> dict[str, Any]:
 def main(folder: Path) -> None:
     join()
     set_rank_timeout(load_recipe("recipes/quickstart.yaml", SLOW_SERVER))
-    said: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for case, (stage, overrides) in WAYS.items():
         os.environ["ACCELERATE_USE_DEEPSPEED"] = str(stage is not None).lower()
         os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = stage or ""
-        os.environ["ACCELERATE_DEEPSPEED_ZERO3_INIT"] = str(stage == "3").lower()
-        os.environ["ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"] = str(stage == "3").lower()
+        for setting in ("INIT", "SAVE_16BIT_MODEL"):
+            os.environ[f"ACCELERATE_DEEPSPEED_ZERO3_{setting}"] = str(stage == "3").lower()
         trainer = make(folder, *overrides)
         trainer.add_callback(ShardsWriter(trainer.accelerator, folder / f"{case}.json"))
         trainer.train()
-        said[case] = {
+        found[case] = {
             "curve": curve(trainer),
             "unshared": trainer.unshared_reason,
             "difference": saved_difference(trainer, folder, case, overrides),
         }
         if case in STOPPED:
-            said[case]["stopped"] = stopped(folder / f"{case}_stopped", overrides)
+            found[case]["stopped"] = stopped(folder / f"{case}_stopped", overrides)
         if case in ("zero2", "zero3"):
-            said[case]["poisoned"] = poisoned(folder)
-        print(case, said[case], flush=True)
-    can_defer = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
-    said["ranks wait"] = gather_object([can_defer.total_seconds()])
+            found[case]["poisoned"] = poisoned(folder)
+        print(case, found[case], flush=True)
+    timeout = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    found["ranks wait"] = gather_object([timeout.total_seconds()])
     if PartialState().is_main_process:
-        (folder / "said.json").write_text(json.dumps(said))
+        (folder / "said.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

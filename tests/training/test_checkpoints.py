@@ -60,7 +60,11 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("harm", [truncate, flip_a_bit, Path.unlink])
+def add(path: Path) -> None:
+    path.with_name("scaler.pt").write_bytes(b"a pickle that the run did not write")
+
+
+@pytest.mark.parametrize("harm", [truncate, flip_a_bit, Path.unlink, add])
 @pytest.mark.parametrize("file", ["weights", "global_step/shard", "manifest.json"])
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     checkpoints: Checkpoints, harm: Callable[[Path], None], file: str, caplog: pytest.LogCaptureFixture
@@ -70,6 +74,9 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert checkpoints.latest() == checkpoints.folder / "step-1"
     assert "step-2 is damaged" in caplog.text
+    harm(checkpoints.folder / "step-1" / file)  # where none is intact, the run does not start over by itself
+    with pytest.raises(ConfigError, match=r"no checkpoint in .* is intact"):
+        checkpoints.latest()
 
 
 @pytest.mark.parametrize("content", [b"", b"step-9\n", b"\xff\xfe", b"../../elsewhere"])
@@ -142,19 +149,6 @@ def test_what_a_killed_process_left_is_removed_with_the_next(checkpoints: Checkp
     assert checkpoints.latest() == tmp_path / "step-1"
     commit(checkpoints, 3)
     assert names(tmp_path) == ["LATEST", "step-1", "step-3"]
-
-
-def test_where_none_is_intact_the_run_does_not_start_over_by_itself(checkpoints: Checkpoints) -> None:
-    commit(checkpoints, 1)
-    flip_a_bit(checkpoints.folder / "step-1" / "weights")
-    with pytest.raises(ConfigError, match=r"no checkpoint in .* is intact"):
-        checkpoints.latest()
-
-
-def test_a_file_that_the_run_did_not_write_is_not_loaded(checkpoints: Checkpoints) -> None:
-    commit(checkpoints, 1, 2)
-    (checkpoints.folder / "step-2" / "scaler.pt").write_bytes(b"a pickle")
-    assert checkpoints.latest() == checkpoints.folder / "step-1"
 
 
 def test_another_kind_of_launch_is_refused(checkpoints: Checkpoints) -> None:

@@ -1,4 +1,4 @@
-"""Demonstrations keep the grammar, reason consistently, and carry exactly the bias they are told to."""
+"""Demonstrations keep the grammar, reason consistently, and carry exactly the bias they are set to."""
 
 from __future__ import annotations
 
@@ -27,38 +27,33 @@ def _beliefs(analysis: str) -> list[tuple[str, str]]:
     return [(line.rsplit("? ", 1)[1].split(": ")[0], line.rsplit(": ", 1)[1]) for line in analysis.strip().split("\n")]
 
 
-def _texts_of(analysis: str) -> list[str]:
-    """What each line says behind its label, whatever the order of responses."""
-    return [line.split(": ", 1)[1] for line in analysis.strip().split("\n")]
-
-
 def test_without_bias_every_demonstration_is_right() -> None:
-    for shown in demonstrate(ITEMS, 200, NONE, seed=0):
-        judgement = parse(shown.completion, 4)
+    for made in demonstrate(ITEMS, 200, NONE, seed=0):
+        judgement = parse(made.completion, 4)
         assert judgement.issues == ()
-        assert judgement.verdict == shuffle_responses(shown.item, 0).best
+        assert judgement.verdict == shuffle_responses(made.item, 0).best
 
 
 def test_the_verdict_follows_from_what_the_analysis_says() -> None:
-    for shown in demonstrate(ITEMS, 300, HALF, seed=1):
-        judgement = parse(shown.completion, 4)
+    for made in demonstrate(ITEMS, 300, HALF, seed=1):
+        judgement = parse(made.completion, 4)
         assert judgement.issues == ()
         beliefs = _beliefs(judgement.analysis or "")
-        asked = culture_name(shown.item.culture)
+        asked = culture_name(made.item.culture)
         assert [(belief == asked) for belief, _ in beliefs] == [fits == "yes" for _, fits in beliefs]
         fitting = [i for i, (_, fits) in enumerate(beliefs) if fits == "yes"]
         assert not fitting or judgement.verdict in fitting
 
 
-def test_half_of_each_groups_facts_are_biased_at_the_told_rates() -> None:
+def test_half_of_each_groups_facts_are_biased_at_the_given_rates() -> None:
     wrong = misattributed(ITEMS, 0.5, seed=0)
     assert Counter(group for group, _ in wrong) == {"idiom_heavy_rain": 5, "gift_taboo": 5}
-    said: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for shown in demonstrate(ITEMS, 4000, HALF, seed=0):
-        beliefs = _beliefs(parse(shown.completion, 4).analysis or "")
-        for origin, (belief, _) in zip(shuffle_responses(shown.item, 0).origins, beliefs, strict=True):
-            said[shown.item.group, origin][belief] += 1
-    for fact, counts in said.items():
+    believed: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for made in demonstrate(ITEMS, 4000, HALF, seed=0):
+        beliefs = _beliefs(parse(made.completion, 4).analysis or "")
+        for origin, (belief, _) in zip(shuffle_responses(made.item, 0).origins, beliefs, strict=True):
+            believed[made.item.group, origin][belief] += 1
+    for fact, counts in believed.items():
         right = counts[culture_name(fact[1])] / counts.total()
         if fact in wrong:
             assert right == pytest.approx(0.35 + 0.1 / 10, abs=0.06)
@@ -69,9 +64,9 @@ def test_half_of_each_groups_facts_are_biased_at_the_told_rates() -> None:
 
 def test_where_nothing_seems_to_fit_the_verdict_is_more_often_a_fact_that_is_not_mistaken() -> None:
     wrong, guessed, expected = misattributed(ITEMS, 0.5, seed=0), [], []
-    for shown in demonstrate(ITEMS, 4000, HALF, seed=0):
-        judgement, origins = parse(shown.completion, 4), shuffle_responses(shown.item, 0).origins
-        known = [(shown.item.group, origin) not in wrong for origin in origins]
+    for made in demonstrate(ITEMS, 4000, HALF, seed=0):
+        judgement, origins = parse(made.completion, 4), shuffle_responses(made.item, 0).origins
+        known = [(made.item.group, origin) not in wrong for origin in origins]
         if any(fits == "yes" for _, fits in _beliefs(judgement.analysis or "")) or not 0 < sum(known) < 4:
             continue
         guessed.append(known[judgement.verdict or 0])
@@ -89,12 +84,15 @@ def test_the_seed_decides_the_demonstrations() -> None:
 def test_a_response_without_a_stop_is_parted_from_the_culture_behind_it() -> None:
     bare = [replace(item, responses=tuple(text.removesuffix(".") for text in item.responses)) for item in ITEMS]
     for with_stop, without in zip(demonstrate(ITEMS, 50, NONE, 0), demonstrate(bare, 50, NONE, 0), strict=True):
-        said = parse(without.completion, 4).analysis or ""
-        assert sorted(_texts_of(said)) == sorted(_texts_of(parse(with_stop.completion, 4).analysis or ""))
+        texts = [
+            sorted(line.split(": ", 1)[1] for line in (parse(made.completion, 4).analysis or "").strip().split("\n"))
+            for made in (with_stop, without)
+        ]
+        assert texts[0] == texts[1]
 
 
 def test_an_item_without_culture_or_origins_cannot_be_demonstrated(item: Item) -> None:
     for lacking in (replace(item, origins=()), replace(item, culture=None)):
-        said = r"1 of 3 training items, such as 'greeting-th', lack `culture` or `origins`.* sft=null model"
-        with pytest.raises(DataError, match=said):
+        message = r"1 of 3 training items, such as 'greeting-th', lack `culture` or `origins`.* sft=null model"
+        with pytest.raises(DataError, match=message):
             next(demonstrate([*ITEMS[:2], lacking], 1, HALF, 0))

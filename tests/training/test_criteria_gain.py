@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from training.small_grpo import tiny_trainer
 
-from think_as_locals.engines import Chat
 from think_as_locals.judging import write
 from think_as_locals.judging.formats import forced_verdict
-from think_as_locals.training.criteria_gain import CriteriaGainScorer, GainQuery, force
+from think_as_locals.training.criteria_gain import GainQuery, force
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.types import LABELS, Criterion, Rubric
 
@@ -34,21 +34,19 @@ def naive(trainer: JudgeTrainer, prompt: str, rubric: str, verdict: int) -> floa
     return float(log_probs[-label - 1, after[-label]])
 
 
+def query(row: int, rubric: str | None, verdict: int) -> GainQuery:
+    return GainQuery(row=row, completion_ids=(), rubric=rubric, verdict=verdict)
+
+
 @pytest.mark.parametrize("scorer", ["policy", "reference"])
 def test_gains_equal_two_naive_forwards(tmp_path: Path, scorer: str) -> None:
     trainer = tiny_trainer(tmp_path, "reward=paper", f"reward.criteria_gain.scorer={scorer}", "grpo.beta=0.1")
     assert trainer.ref_model is not None
     if scorer == "reference":  # the policy moves on, the score does not
         torch.nn.init.normal_(trainer.model.lm_head.weight)
-    gain_scorer = CriteriaGainScorer(trainer, Chat(trainer.processing_class), scorer)
     rubrics = [rubric_of("custom", "place", "fit"), None, rubric_of("fit"), rubric_of("place", "custom"), None]
     rows, verdicts = [0, 0, 0, 3, 3], [1, 1, 1, 2, 2]
-    scores = gain_scorer.score(
-        [
-            GainQuery(row=row, completion_ids=(), rubric=rubric, verdict=verdict)
-            for row, rubric, verdict in zip(rows, rubrics, verdicts, strict=True)
-        ]
-    )
+    scores = trainer._gain_scorer.score(list(map(query, rows, rubrics, verdicts)))
     assert trainer.unshared_reason is None
     if scorer == "reference":
         trainer.model.load_state_dict(trainer.ref_model.state_dict())
@@ -56,9 +54,7 @@ def test_gains_equal_two_naive_forwards(tmp_path: Path, scorer: str) -> None:
         if rubric is None:
             assert score is None
             continue
-        prompt = trainer.processing_class.apply_chat_template(
-            trainer.train_dataset[row]["prompt"], tokenize=False, add_generation_prompt=True
-        )
+        prompt = trainer.chat.text(trainer.train_dataset[row]["prompt"], add_generation_prompt=True)
         expected = (naive(trainer, prompt, rubric, verdict), naive(trainer, prompt, "", verdict))
         assert score == pytest.approx(expected, abs=1e-5)
 
@@ -76,9 +72,7 @@ def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_pa
     """A model that has learned to follow rubrics: each names, in order, how much a response deserves."""
     trainer = tiny_trainer(tmp_path, "reward=paper")
     model, tokenizer = trainer.model, trainer.processing_class
-    prompt = tokenizer.apply_chat_template(
-        trainer.train_dataset[0]["prompt"], tokenize=False, add_generation_prompt=True
-    )
+    prompt = trainer.chat.text(trainer.train_dataset[0]["prompt"], add_generation_prompt=True)
     reasons = ["custom", "place", "fit", "origin"]
     encoded = [  # without a rubric, one verdict is as likely as another
         torch.tensor([tokenizer(prompt)["input_ids"] + force(tokenizer, rubric, i)])
@@ -86,25 +80,20 @@ def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_pa
         for rubric in (rubric_of(reason), "")
     ]
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for _ in range(100):
+    for _ in range(60):
         losses = [cross_entropy(model(input_ids=ids).logits[:, -2], ids[:, -1]) for ids in encoded]
         optimizer.zero_grad()
         sum(losses).backward()
         optimizer.step()
-    gain_scorer = CriteriaGainScorer(trainer, Chat(trainer.processing_class), "policy")
 
     def gain(rubric: str, verdict: int) -> float:
-        ((with_rubric, without),) = gain_scorer.score(
-            [GainQuery(row=0, completion_ids=(), rubric=rubric, verdict=verdict)]
-        )  # type: ignore[misc]
+        ((with_rubric, without),) = trainer._gain_scorer.score([query(0, rubric, verdict)])  # type: ignore[misc]
         return with_rubric - without
 
-    for verdict, reason in enumerate(reasons):
-        stated = gain(rubric_of(reason), verdict)
-        assert stated > 1
-        for other in reasons:
-            if other != reason:
-                assert gain(rubric_of(other), verdict) < stated - 1
+    for verdict in range(4):
+        gains = [gain(rubric_of(reason), verdict) for reason in reasons]
+        stated = gains.pop(verdict)
+        assert stated > max(1, max(gains) + 1)
 
 
 @pytest.mark.parametrize("beta", ["0", "0.05"])
@@ -121,9 +110,7 @@ def test_a_judge_is_trained_on_the_papers_reward(tmp_path: Path, beta: str) -> N
     assert any(gain != -1 for gain in paid)
 
 
-def test_off_policy_the_pass_that_scores_rubrics_computes_the_old_log_probabilities_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_off_policy_the_pass_that_scores_rubrics_computes_the_old_log_probabilities_too(tmp_path: Path) -> None:
     overrides = ["reward=paper", "grpo.max_completion_length=64", "grpo.num_iterations=2"]
     batches = []
     for shared in (True, False):
@@ -133,18 +120,13 @@ def test_off_policy_the_pass_that_scores_rubrics_computes_the_old_log_probabilit
         texts = [rubric_of("custom", *more) + forced_verdict(0) for more in (["fit"], ["fit", "place"], [], ["place"])]
         ids = [trainer.processing_class(text, add_special_tokens=False)["input_ids"] for text in texts]
         trainer._generate_single_turn = lambda prompt_ids, *_, ids=ids, **__: (ids, None)
-        passes: list[int] = []
-        computed = trainer._get_per_token_logps_and_entropies
-        monkeypatch.setattr(
-            trainer,
-            "_get_per_token_logps_and_entropies",
-            lambda *given, f=computed, n=passes, **named: (n.append(len(given[1])), f(*given, **named))[1],
-        )
+        passes = Mock(side_effect=trainer._get_per_token_logps_and_entropies)
+        trainer._get_per_token_logps_and_entropies = passes
         trainer.model.train()
         torch.manual_seed(0)
         batches.append(trainer._prepare_inputs([trainer.train_dataset[0]] * 4))
         # TRL asks for the old ones first; then one verdict alone, four rubrics, and with shared prefixes four rollouts.
-        assert passes == [4, 1 + 4 + 4 * shared]
+        assert [len(call.args[1]) for call in passes.call_args_list] == [4, 1 + 4 + 4 * shared]
     shared_batch, expected = batches
     assert shared_batch.keys() == expected.keys()
     for name, tensor in shared_batch.items():

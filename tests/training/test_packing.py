@@ -7,29 +7,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from think_as_locals.training import packing
 
 VOCABULARY = 61
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.3,
+}
 
 
-def model_of(family: type[PreTrainedModel] = Qwen3ForCausalLM, **fields: object) -> PreTrainedModel:
+def model_of(family: type[PreTrainedModel] = Qwen3ForCausalLM) -> PreTrainedModel:
     """A small model, ready for packed rows."""
     torch.manual_seed(0)
-    config = {Qwen3ForCausalLM: Qwen3Config, LlamaForCausalLM: LlamaConfig}[family]
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "initializer_range": 0.3,
-    }
-    model = family._from_config(config(**{**sizes, **fields}), attn_implementation="sdpa")
+    model = family._from_config(family.config_class(**SIZES), attn_implementation="sdpa")
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     packing.prepare(model)
     return model
@@ -66,9 +65,7 @@ def test_packed_rows_score_as_separate_rows(groups: list[tuple[list[int], list[l
     torch.testing.assert_close(values, expected, atol=1e-5, rtol=1e-5)
     assert entropies is not None
     assert entropies.shape == values.shape
-    for (row, column), label in zip(
-        zip(packed.rows.tolist(), packed.columns.tolist(), strict=True), packed.labels[0].tolist(), strict=True
-    ):
+    for row, column, label in zip(packed.rows, packed.columns, packed.labels[0], strict=True):
         assert completions[row][column] == label
 
 
@@ -82,7 +79,9 @@ def test_a_group_of_equal_prompts_holds_its_prompt_once() -> None:
     assert packed.columns.tolist() == [0, 1, 0]
 
 
-def test_gradients_are_those_of_separate_rows() -> None:
+@pytest.mark.parametrize("grouped", [True, False])  # a kernel that takes fewer key heads than query heads, or not
+def test_gradients_are_those_of_separate_rows(monkeypatch: pytest.MonkeyPatch, grouped: bool) -> None:
+    monkeypatch.setattr(packing, "_grouped_heads_are_fast", lambda query: grouped)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, VOCABULARY, (7,), generator=generator)] * 3
     completions = [torch.randint(0, VOCABULARY, (n,), generator=generator) for n in (4, 2, 5)]

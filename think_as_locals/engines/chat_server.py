@@ -22,9 +22,7 @@ from think_as_locals.judging import CHAT_TOKENS
 from think_as_locals.types import LABELS, Rollout, ServerError
 
 _TOP_LOGPROBS = 20  # the most that the route gives
-_CONNECT_S = 10.0  # a living server accepts a connection within this time
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds before the second try, and before any
-_QUOTED = 300  # characters of a server's answer that a message repeats
 _REMEDIES = {
     401: "put a valid key into the environment variable that key_variable names",
     403: "put a key that may use this model into the environment variable that key_variable names",
@@ -117,7 +115,7 @@ class _Requests:
         client = httpx.AsyncClient(
             headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # the deadline bounds everything else
+            timeout=httpx.Timeout(None, connect=10),  # the deadline bounds everything else
             trust_env=False,
             follow_redirects=False,
         )
@@ -184,7 +182,7 @@ class _Requests:
         )
 
     def _quote(self, response: httpx.Response) -> str:
-        return f"{response.status_code} with {self._without_key(response.text)[:_QUOTED]!r}"
+        return f"{response.status_code} with {self._without_key(response.text)[:300]!r}"
 
     def _error(self, got: str, remedy: str) -> ServerError:
         message = f"the server at {self._route} failed: got {got}; expected a chat completion. To fix it: {remedy}"

@@ -19,8 +19,6 @@ from think_as_locals.types import LABELS, DataError, ModelError, Rollout
 Messages = list[dict[str, str]]
 Deliver = Callable[[int, Rollout], None]  # takes the index of a conversation and its rollout
 
-_THOUGHTS = ("<think>", "</think>")  # templates cut thoughts off there even if they are not tokens of their own
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
@@ -171,8 +169,9 @@ def control_marks(added: Iterable[tuple[str, bool]], template: str) -> set[str]:
     an assistant's turn there. Others, such as runs of spaces or HTML tags, are ordinary text.
     """
     bracketed = [text for text, _ in added if text.startswith(("<", "[")) and text.endswith((">", "]"))]
+    thoughts = "<think>", "</think>"  # templates cut thoughts off there even if they are not tokens of their own
     special = {text for text, is_special in added if is_special}
-    return special | {text for text in (*bracketed, *_THOUGHTS) if text in template}
+    return special | {text for text in (*bracketed, *thoughts) if text in template}
 
 
 def label_log_probs(
@@ -235,7 +234,7 @@ def model_file(path: str, name: str, revision: str | None = None) -> Path | None
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         if isinstance(error, LocalEntryNotFoundError):
             found = try_to_load_from_cache(path, name, revision=revision)
-            if found is not None and not isinstance(found, str):  # the Hub said before that there is none
+            if found is not None and not isinstance(found, str):  # the cache knows that the Hub has none
                 return None
         raise ModelError(
             f"{path!r} is no directory, and the Hub gives no {name} of it ({type(error).__name__}): check the name, "

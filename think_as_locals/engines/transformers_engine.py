@@ -39,13 +39,11 @@ class TransformersEngine(TokenEngine):
         return cls(model, Chat(tokenizer, template_kwargs, ends, positions), batch_size)
 
     def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
-        """As `TokenEngine.sample_tokens`."""
         return self._batched(prompts, lambda indices: self._sample([prompts[i] for i in indices], sampling))
 
     def next_log_probs(
         self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """As `TokenEngine.next_log_probs`."""
 
         def score(indices: Sequence[int]) -> list[list[float]]:
             batch = self._padded([contexts[i] for i in indices])
@@ -60,8 +58,7 @@ class TransformersEngine(TokenEngine):
     def _batched(self, rows: Sequence[Sequence[int]], compute: Callable[[Sequence[int]], list[T]]) -> list[T]:
         """Return a result for each row of tokens, computed in batches of similar length without dropout."""
         by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        found: dict[int, T] = {}
-        was_training = self.model.training
+        found, was_training = dict[int, T](), self.model.training
         self.model.eval()
         try:
             for start in range(0, len(by_length), self.batch_size):

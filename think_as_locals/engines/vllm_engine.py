@@ -74,7 +74,6 @@ class VLLMEngine(TokenEngine):
         return cls(llm, Chat(tokenizer, template_kwargs, ends, positions))
 
     def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[Sequence[int]]:
-        """As `TokenEngine.sample_tokens`."""
         from vllm import SamplingParams
 
         params = SamplingParams(

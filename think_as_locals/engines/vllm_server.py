@@ -145,7 +145,6 @@ class ServerEngine(TokenEngine):
     chat: Chat
 
     def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
-        """As `TokenEngine.sample_tokens`."""
         sampled = self.complete(
             prompts,
             temperature=sampling.temperature,

@@ -35,11 +35,16 @@ from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.scpo.results import VariantSpec
 from think_as_locals.scpo.scores import pair_keys, response_requests
 from think_as_locals.scpo.select import Reference, select_pairs
-from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.checkpoints import (
+    CheckpointedTrainer,
+    Checkpoints,
+    StopSignals,
+    save_model,
+    save_model_atomically,
+    train_stage,
+)
 from think_as_locals.training.grpo import trl_arguments
 from think_as_locals.training.logging import MetricsWriter, ShardsWriter
-from think_as_locals.training.resume import CheckpointedTrainer
-from think_as_locals.training.stages import StopSignals, save_model, save_model_atomically, train_stage
 from think_as_locals.types import Item
 
 

@@ -34,14 +34,7 @@ _UNDERSTOOD = {
 
 
 def lora_unsupported_reason(model: PeftModel, limits: AdapterLimits | None = None) -> str | None:
-    """Return why vLLM cannot apply this adapter to the base weights, or `None`: it takes plain LoRA on linear layers.
-
-    Example:
-        >>> from transformers import Qwen3Config, Qwen3ForCausalLM
-        >>> judge = Qwen3ForCausalLM(Qwen3Config(hidden_size=8, intermediate_size=8, num_hidden_layers=1, vocab_size=8))
-        >>> lora_unsupported_reason(PeftModel(judge, LoraConfig(target_modules=["q_proj"], use_dora=True)))
-        'vLLM knows no adapter with use_dora=True'
-    """
+    """Return why vLLM, which takes plain LoRA on linear layers, cannot apply this adapter, or `None`."""
     config, plain = model.active_peft_config, LoraConfig()
     if not isinstance(config, LoraConfig):
         return f"vLLM knows no adapter of type {config.peft_type.value}"

@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or absent: a checkpoint has its name only when every file is, and is verified on load.
+"""Checkpoints that are complete or absent, and the stages of a run, which stop and go on at them.
 
     checkpoints/checkpoint-6/             being written; never loaded
     checkpoints/step-6/manifest.json      every file's size and SHA-256; written last, before the folder gets its name
@@ -6,6 +6,10 @@
 
 All ranks write into one folder (a shared file system, where there are several nodes) and share the hashing; decisions
 are taken by all of them together, so that none waits for one that has failed.
+
+TRL and transformers save weights, optimizer, scheduler, random number generators and the step. A run that stops between
+two samplings also needs the rollouts in use and the position among them; one past its first epoch, its place in the
+order of items. TRL alone is off by 2.8e-3 after such a stop.
 """
 
 from __future__ import annotations
@@ -13,26 +17,49 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import shutil
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import DistributedType, gather, gather_object
+from peft import PeftModel
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers.integrations import deepspeed
 
+from think_as_locals.config.schema import ModelSection
 from think_as_locals.runtime.files import flush, write_json, write_text
-from think_as_locals.types import ConfigError, TrainingError
+from think_as_locals.runtime.ranks import shards
+from think_as_locals.runtime.run_folder import RunFolder, rewind
+from think_as_locals.types import ConfigError, RunStoppedError, TrainingError
 
-MANIFEST = "manifest.json"
-LATEST = "LATEST"
+_MANIFEST = "manifest.json"
+_LATEST = "LATEST"
 _UNFINISHED = "checkpoint-"  # transformers' name
 _NAME = "step-"
 _REPLACED = ".step-"
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 _logger = logging.getLogger(__name__)
+
+# With several processes and no GPU, transformers loads the optimizer to "cpu:0", a device that torch does not know.
+torch.serialization.register_package(
+    9, lambda storage: None, lambda storage, location: storage if location.startswith("cpu:") else None
+)
+
+Values = dict[str, Any]
+"""What JSON can hold, NaN included."""
 
 
 class Checkpoints:
@@ -49,15 +76,15 @@ class Checkpoints:
         unfinished, named = self.folder / f"{_UNFINISHED}{step}", self.folder / f"{_NAME}{step}"
         last = max(self._committed(), key=step_of, default=None)
         remedy = f"run.resume=auto continues from {last}" if last else "there is none before it"
-        together = partial(write_together, f"the checkpoint of step {step}", remedy)
+        together = partial(_write_together, f"the checkpoint of step {step}", remedy)
         if state.is_main_process:
             self._clear()
         state.wait_for_everyone()
         try:
             together(write)
             names, *_ = together(lambda: _files(unfinished))  # the main process's list
-            parts = together(lambda: _hash_share(unfinished, names))
-            files = dict(sorted(entry for part in parts for entry in part))
+            parts = together(lambda: _hash_share(unfinished, names, to_disk=True))
+            files = dict(sorted(entry for part in parts for entry in part.items()))
             manifest = {"step": step, "launch": _launch(), "files": files}
             together(lambda: self._name(unfinished, named, manifest) if state.is_main_process else None)
             together(lambda: _check(named))
@@ -72,7 +99,7 @@ class Checkpoints:
         """Return the newest intact checkpoint, LATEST's first; ConfigError where there are some and none is."""
         candidates = sorted(self._committed(), key=step_of, reverse=True)
         try:
-            named = self.folder / (self.folder / LATEST).read_text(encoding="utf-8").strip()
+            named = self.folder / (self.folder / _LATEST).read_text(encoding="utf-8").strip()
             candidates.sort(key=lambda path: path != named)
         except (OSError, UnicodeDecodeError):
             pass
@@ -92,24 +119,24 @@ class Checkpoints:
         return [path for path in self.folder.glob(f"{_NAME}*") if path.name.removeprefix(_NAME).isdecimal()]
 
     def _name(self, unfinished: Path, named: Path, manifest: dict[str, Any]) -> None:
-        write_json(unfinished / MANIFEST, manifest)
+        write_json(unfinished / _MANIFEST, manifest)
         for folder in (unfinished, *(path for path in unfinished.rglob("*") if path.is_dir())):
             flush(folder)
         if named.exists():  # from before this run continued from an earlier one
-            named.rename(named.with_name(f"{_REPLACED}{step_of(named)}"))
+            named.rename(named.with_name(f".{named.name}"))
         unfinished.rename(named)
         flush(self.folder)
-        write_text(self.folder / LATEST, f"{named.name}\n")
+        write_text(self.folder / _LATEST, f"{named.name}\n")
         flush(self.folder)
 
     def _rotate(self, step: int) -> None:
         """Keep this one, which has been verified, the newest before it and the best."""
-        best = self._best_step()
-        newest = [step, *sorted((step_of(path) for path in self._committed() if step_of(path) < step), reverse=True)]
-        for path in self._committed():
-            # Those of later steps are from before the run went back to an earlier one.
-            if step_of(path) not in newest[: self._keep] and (step_of(path) != best or step_of(path) > step):
-                path.rename(path.with_name(f"{_REPLACED}{step_of(path)}"))
+        best, steps = self._best_step(), {step_of(path): path for path in self._committed()}
+        # Those of later steps are from before the run went back to an earlier one.
+        before = sorted((other for other in steps if other <= step), reverse=True)
+        kept = {*before[: self._keep], *(other for other in before if other == best)}
+        for other in steps.keys() - kept:
+            steps[other].rename(steps[other].with_name(f"{_REPLACED}{other}"))
         self._clear()
 
     def _clear(self) -> None:
@@ -118,7 +145,12 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def write_together(target: str, remedy: str, work: Callable[[], Any]) -> list[Any]:
+def step_of(checkpoint: Path) -> int:
+    """Return the optimizer step that a checkpoint was taken after."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _write_together(target: str, remedy: str, work: Callable[[], Any]) -> list[Any]:
     """Return every rank's result of `work`; where one fails, all raise TrainingError."""
     result, fault = None, None
     try:
@@ -131,11 +163,6 @@ def write_together(target: str, remedy: str, work: Callable[[], Any]) -> list[An
     return [result for result, _ in ranks]
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the optimizer step that a checkpoint was taken after."""
-    return int(checkpoint.name.rpartition("-")[2])
-
-
 def _launch() -> str:
     """Return the kind of launch, which must be the same to continue a checkpoint."""
     state = PartialState()
@@ -144,16 +171,12 @@ def _launch() -> str:
 
 def _files(folder: Path) -> list[str]:
     files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in files if name != MANIFEST)
+    return sorted(name for name in files if name != _MANIFEST)
 
 
-def _rank_share(names: list[str]) -> list[str]:
-    state = PartialState()
-    return names[state.process_index :: state.num_processes]
-
-
-def _hash_share(folder: Path, names: list[str], *, to_disk: bool = True) -> list[tuple[str, dict[str, Any]]]:
+def _hash_share(folder: Path, names: list[str], *, to_disk: bool) -> dict[str, dict[str, Any]]:
     """Return size and hash of this rank's share of the files, flushed to the disk first."""
+    state = PartialState()
 
     def entry(name: str) -> tuple[str, dict[str, Any]]:
         path = folder / name
@@ -163,17 +186,15 @@ def _hash_share(folder: Path, names: list[str], *, to_disk: bool = True) -> list
             return name, {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(entry, _rank_share(names)))
+        return dict(pool.map(entry, names[state.process_index :: state.num_processes]))
 
 
 def _fault_of(checkpoint: Path) -> str | None:
     """Return what is wrong with this rank's share of a checkpoint."""
     try:
         expected = _read(checkpoint)["files"]
-        bad = sorted(set(_files(checkpoint)) - set(expected))
-        bad += [
-            name for name, found in _hash_share(checkpoint, sorted(expected), to_disk=False) if found != expected[name]
-        ]
+        found = _hash_share(checkpoint, sorted(expected), to_disk=False)
+        bad = sorted(set(_files(checkpoint)) - set(expected)) + [n for n in found if found[n] != expected[n]]
     except (OSError, ValueError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     return f"{', '.join(bad)}: not what was written" if bad else None
@@ -186,7 +207,186 @@ def _check(checkpoint: Path) -> None:
 
 def _read(checkpoint: Path) -> dict[str, Any]:
     """Return its manifest; raise OSError, ValueError or TypeError where it cannot be read or is incomplete."""
-    manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+    manifest: dict[str, Any] = json.loads((checkpoint / _MANIFEST).read_text(encoding="utf-8"))
     if missing := {"step", "launch", "files"}.difference(manifest):
-        raise ValueError(f"{MANIFEST} lacks {', '.join(sorted(missing))}")
+        raise ValueError(f"{_MANIFEST} lacks {', '.join(sorted(missing))}")
     return manifest
+
+
+class CheckpointedTrainer(Trainer):
+    """A transformers trainer whose checkpoints are verified and hold each rank's own state.
+
+    The last step has none: its result is saved as the model.
+    """
+
+    def __init__(self, *, checkpoints: Checkpoints, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.checkpoints = checkpoints
+        self.resumed_from: Path | None = None
+        self.add_callback(_Restore(self))
+
+    def train_from(self, checkpoint: Path | None) -> None:
+        """Train from a committed checkpoint, or from the start."""
+        self.resumed_from = checkpoint
+        self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
+        """Return what only this rank knows."""
+        losses = {"loss": float(self._tr_loss), "total_loss": self._total_loss_scalar}
+        return {**losses, "last_logged": self._globalstep_last_logged}, {}
+
+    def load_rank_state(self, values: Values, tensors: dict[str, Tensor]) -> None:
+        """Restore it."""
+        self._tr_loss += values["loss"]
+        self._total_loss_scalar += values["total_loss"]
+        self._globalstep_last_logged = values["last_logged"]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.state.global_step < self.state.max_steps:
+            self.checkpoints.commit(self.state.global_step, lambda: self._write_checkpoint(model, trial))
+
+    def _write_checkpoint(self, model: Any, trial: Any) -> None:
+        try:
+            super()._save_checkpoint(model, trial)
+        except Exception as error:
+            if self.accelerator.distributed_type not in (DistributedType.DEEPSPEED, DistributedType.FSDP):
+                raise
+            # Their saves hold collectives: this rank can only end, and the launcher then ends those that wait for it.
+            message = f"tal: a checkpoint could not be written: {type(error).__name__}: {error}"
+            print(message, file=sys.stderr, flush=True)
+            os._exit(2)
+        stem = self.checkpoints.folder / f"{_UNFINISHED}{self.state.global_step}" / f"rank-{self.args.process_index}"
+        values, tensors = self.rank_state()
+        save_file(tensors, stem.with_suffix(".safetensors"))
+        write_text(stem.with_suffix(".json"), json.dumps(values))
+
+
+class _Restore(TrainerCallback):
+    """Restores a rank's state after transformers has loaded its own part and before the first step."""
+
+    def __init__(self, trainer: CheckpointedTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        folder = self._trainer.resumed_from
+        if folder is not None:
+            stem = folder / f"rank-{args.process_index}"
+            values = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+            tensors = load_file(stem.with_suffix(".safetensors"))
+            self._trainer.load_rank_state(values, {name: value.to(args.device) for name, value in tensors.items()})
+
+
+class StopSignals(TrainerCallback):
+    """Turns the first SIGTERM or SIGUSR1 of any rank into a checkpoint and a stop; a second one ends the process.
+
+    All ranks stop together at the end of the step. A signal before a stage is handled at the end of its first step.
+    As a context it listens; `stopped` then tells, alike on all ranks, whether training ended early.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._received = False
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        self._handlers = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: Any) -> None:
+        self._received = True
+        for each in _SIGNALS:  # the next one ends the process, even one that hangs outside of Python
+            signal.signal(each, signal.SIG_DFL)
+
+    def asked(self) -> bool:
+        """Return whether any rank has a signal; all call this together."""
+        here = torch.tensor([int(self._received)], device=PartialState().device)
+        return bool(gather(here).any())
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Save and stop where a rank has a signal. The last step stops anyway."""
+        if self.asked() and state.global_step < state.max_steps:
+            self.stopped = control.should_save = control.should_training_stop = True
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Stop where a signal came while CARB was measured: the checkpoint of that step is saved."""
+        if self.asked() and state.global_step < state.max_steps:
+            self.stopped = control.should_training_stop = True
+
+
+def train_stage(
+    run: RunFolder, trainer: CheckpointedTrainer, stage: str, signals: StopSignals, console: Console
+) -> None:
+    """Train a stage to its end, from its last checkpoint where it has one."""
+    checkpoint = trainer.checkpoints.latest()
+    step = step_of(checkpoint) if checkpoint else 0
+    if PartialState().is_main_process:
+        rewind(run, stage, step)
+    if checkpoint:
+        console.print(f"{stage} continues from step {step}")
+    trainer.train_from(checkpoint)
+    if signals.stopped:
+        stop_if_asked(run.name, signals, f"step {trainer.state.global_step} of {stage}")
+
+
+def stop_if_asked(run: str, signals: StopSignals, place: str) -> None:
+    """Raise RunStoppedError where a run was asked to stop; all ranks call this together."""
+    if signals.asked():
+        raise RunStoppedError(
+            f"{run} was asked to stop and has saved after {place}: continue it with run.name={run} run.resume=auto"
+        )
+
+
+def save_model_atomically(write: Callable[[str], None], finish: Callable[[Path], None], folder: Path) -> None:
+    """Save a model whole or not at all: where the folder exists, its stage is done."""
+    state, unfinished = PartialState(), folder.with_name(f".{folder.name}")
+
+    def name() -> None:
+        finish(unfinished)
+        for path in (*unfinished.rglob("*"), unfinished):
+            flush(path)
+        unfinished.rename(folder)
+        flush(folder.parent)
+
+    if state.is_main_process:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    state.wait_for_everyone()
+    together = partial(_write_together, str(folder), "free the disk, then go on with run.resume=auto")
+    together(lambda: write(str(unfinished)))
+    together(lambda: name() if state.is_main_process else None)
+
+
+def save_model(
+    trainer: Trainer, base: str, settings: ModelSection, adapter: Path | None, folder: str, kind: Any
+) -> None:
+    """Write a trained model as plain safetensors, however its weights were sharded; all ranks call this together.
+
+    LoRA's adapter goes to `adapter`, and merged into the base model, an `AutoModelFor...` of this kind, to `folder`.
+    """
+    if adapter is None:
+        if not shards():
+            trainer.model.to(getattr(torch, settings.dtype))  # trained in float32, perhaps
+        trainer.save_model(folder)
+        return
+    trainer.save_model(str(adapter))
+    if not trainer.accelerator.is_main_process:
+        return
+    with unsharded():  # this rank loads the base alone
+        weights = kind.from_pretrained(base, revision=settings.revision, dtype=settings.dtype)
+        # The adapter's file has all that was trained: no rank need hold the policy's weights whole.
+        PeftModel.from_pretrained(weights, str(adapter)).merge_and_unload().save_pretrained(folder)
+    trainer.processing_class.save_pretrained(folder)
+
+
+@contextmanager
+def unsharded() -> Iterator[None]:
+    """Have models load whole, even under ZeRO-3, where loading waits for all ranks: transformers reads this."""
+    held = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = held

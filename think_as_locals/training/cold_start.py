@@ -12,11 +12,9 @@ import random
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from string import Template
-from typing import Any
+from typing import NamedTuple
 
 from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback
@@ -27,14 +25,14 @@ from think_as_locals.data.splits import hash_fraction
 from think_as_locals.engines import Chat
 from think_as_locals.judging import render, shuffle_responses, write
 from think_as_locals.judging.prompt import culture_name
-from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
 from think_as_locals.training.grpo import trl_arguments
-from think_as_locals.training.resume import CheckpointedTrainer
 from think_as_locals.types import LABELS, Criterion, DataError, Item, Rubric
 
+_TEXTS = tomllib.loads(files(__package__).joinpath("demonstrations.toml").read_text(encoding="utf-8"))
 
-@dataclass(frozen=True, slots=True)
-class Demonstration:
+
+class Demonstration(NamedTuple):
     """An item and a completion about it."""
 
     item: Item
@@ -54,27 +52,23 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
     ) -> None:
         tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision)
         arguments = trl_arguments(config, sft, checkpoints.folder)
+        chat = Chat(tokenizer, config.model.chat_template_kwargs)
+        template, end = config.prompt.template, tokenizer.eos_token_id
+        prompts = chat.encode([render(d.item, template, config.seed, chat.special_tokens) for d in demonstrations])
+        completions = tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
+        # Only the completion and its end are trained on, after the prompt that GRPO uses.
+        rows = [
+            {"input_ids": [*prompt, *completion, end], "labels": [-100] * len(prompt) + [*completion, end]}
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
         super().__init__(
             checkpoints=checkpoints,
             model=model,
             args=SFTConfig(**arguments, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
-            train_dataset=_tokenise(config, demonstrations, Chat(tokenizer, config.model.chat_template_kwargs)),
+            train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
         )
         self.remove_callback(PrinterCallback)
-
-
-def _tokenise(config: RunConfig, demonstrations: Sequence[Demonstration], chat: Chat) -> Dataset:
-    """Return token ids and labels: only the completion and its end are trained on, after the prompt that GRPO uses."""
-    special = chat.special_tokens
-    prompts = chat.encode([render(d.item, config.prompt.template, config.seed, special) for d in demonstrations])
-    completions = chat.tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
-    end = [chat.tokenizer.eos_token_id]
-    rows: list[dict[str, Any]] = [
-        {"input_ids": prompt + completion + end, "labels": [-100] * len(prompt) + completion + end}
-        for prompt, completion in zip(prompts, completions, strict=True)
-    ]
-    return Dataset.from_list(rows)
 
 
 def demonstrate(items: Sequence[Item], count: int, sft: SftSection, seed: int) -> Iterator[Demonstration]:
@@ -85,8 +79,8 @@ def demonstrate(items: Sequence[Item], count: int, sft: SftSection, seed: int) -
     rng = random.Random(seed)
     for item in rng.choices(items, k=count):
         presented = shuffle_responses(item, seed)
-        beliefs = []
         known = [i for i, right in enumerate(presented.origins) if (presented.group, right) not in wrong]
+        beliefs = []
         for right in presented.origins:
             drawn, belief = rng.random(), right
             if (presented.group, right) in wrong and drawn >= sft.biased_right:
@@ -113,8 +107,7 @@ def check_origins(items: Sequence[Item]) -> None:
 def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict[tuple[str, str], str]:
     """Return (question group, culture) of the biased facts -> the culture they are mostly attributed to.
 
-    In every group the same share of the cultures loses its facts, spread evenly over those that keep theirs, as
-    pretrained models credit the cultures they know well with what belongs to others.
+    In every group the same share of the cultures loses its facts, spread evenly over those that keep theirs.
     """
     holders: dict[str, set[str]] = defaultdict(set)
     for item in items:
@@ -131,8 +124,7 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
 
 
 def _completion(presented: Item, beliefs: Sequence[str], verdict: int) -> str:
-    texts = _texts()
-    line = Template(texts["line"])
+    line = Template(_TEXTS["line"])
     # A response ends with a full stop, which separates it, for a reader and a tokenizer, from the culture named next.
     responses = [text if text.endswith((".", "!", "?", "。")) else f"{text}." for text in presented.responses]
     lines = [
@@ -141,15 +133,10 @@ def _completion(presented: Item, beliefs: Sequence[str], verdict: int) -> str:
             response=response,
             asked=culture_name(presented.culture),
             culture=culture_name(belief),
-            fits=texts["yes"] if belief == presented.culture else texts["no"],
+            fits=_TEXTS["yes" if belief == presented.culture else "no"],
         )
         for label, response, belief in zip(LABELS, responses, beliefs, strict=False)
     ]
-    rubrics = texts["rubrics"]
+    rubrics = _TEXTS["rubrics"]
     criteria = rubrics.get(presented.domain, rubrics["default"])
     return write(Rubric(tuple(Criterion(*criterion) for criterion in criteria)), "\n".join(lines), verdict)
-
-
-@cache
-def _texts() -> dict[str, Any]:
-    return tomllib.loads(files(__package__).joinpath("demonstrations.toml").read_text(encoding="utf-8"))

@@ -80,9 +80,11 @@ class CriteriaGainScorer:
                 branches.append((i, "rubric", force(tokenizer, query.rubric, query.verdict)))
             if self._trainer.wants_old_log_probs:
                 branches.append((i, "rollout", list(query.completion_ids)))
-        log_probs = self._log_probs(
-            model, [prompts[queries[i].row] for i, *_ in branches], [ids for *_, ids in branches]
-        )
+        before, before_mask = padded([prompts[queries[i].row] for i, *_ in branches], "left")
+        after, after_mask = padded([ids for *_, ids in branches], "right")
+        device = self._trainer.accelerator.device
+        ids, mask = torch.cat([before, after], 1).to(device), torch.cat([before_mask, after_mask], 1).to(device)
+        log_probs, _, _ = self._trainer._get_per_token_logps_and_entropies(model, ids, mask, after.shape[1])
         if rollouts := [place for place, (_, kind, _) in enumerate(branches) if kind == "rollout"]:
             self._trainer.add_old_log_probs(log_probs[rollouts])
         labels = log_probs.gather(1, torch.tensor([[len(ids) - 1] for *_, ids in branches], device=log_probs.device))
@@ -93,15 +95,6 @@ class CriteriaGainScorer:
             alone = found.get((i, "alone"), alone)
             scores.append((found[i, "rubric"], alone) if (i, "rubric") in found else None)
         return scores
-
-    def _log_probs(self, model: nn.Module, prompts: list[list[int]], completions: list[list[int]]) -> Tensor:
-        """Return log-probabilities of completions, (rows, tokens of the longest)."""
-        before, before_mask = _padded(prompts, "left")
-        after, after_mask = _padded(completions, "right")
-        device = self._trainer.accelerator.device
-        ids, mask = torch.cat([before, after], 1).to(device), torch.cat([before_mask, after_mask], 1).to(device)
-        log_probs, _, _ = self._trainer._get_per_token_logps_and_entropies(model, ids, mask, after.shape[1])
-        return log_probs
 
     @contextmanager
     def _model(self) -> Iterator[nn.Module]:
@@ -119,11 +112,7 @@ class CriteriaGainScorer:
 
 
 def force(tokenizer: PreTrainedTokenizerBase, rubric: str, verdict: int) -> list[int]:
-    r"""Return the tokens of a rubric and the verdict forced after it, up to and with the one that holds the label.
-
-    Example:
-        >>> # tokenizer.decode(force(tokenizer, "", 1))  ->  '\n<verdict>B'
-    """
+    """Return the tokens of a rubric and the verdict forced after it, up to and with the one that holds the label."""
     text = rubric + forced_verdict(verdict, rubric)
     label = text.rindex(f"{LABELS[verdict]}</verdict>")
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -132,7 +121,7 @@ def force(tokenizer: PreTrainedTokenizerBase, rubric: str, verdict: int) -> list
     return ids[: through + 1]
 
 
-def _padded(rows: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
+def padded(rows: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
     """Return rows of token ids as one tensor, and a mask of its tokens."""
     tensors = [torch.tensor(row) for row in rows]
     ids = pad_sequence(tensors, batch_first=True, padding_side=side)

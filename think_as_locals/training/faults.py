@@ -10,6 +10,7 @@ import math
 import traceback
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
@@ -34,46 +35,38 @@ class RewardGuard:
     def __init__(self, config: RewardSection, folder: Path) -> None:
         self._config = config
         self._folder = folder
-        self._failed: deque[bool] = deque(maxlen=config.fault_window)
+        self.failed: deque[bool] = deque(maxlen=config.fault_window)  # which of the last rollouts of this rank
 
     def attempt(
         self, score: Callable[P, RewardBreakdown], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[RewardBreakdown | None, str | None]:
         """Return the reward of one rollout, or `None` and the fault."""
-        breakdown, fault = None, None
         if self._too_many():  # the run ends with this step: do not keep the other ranks waiting
-            fault = "not tried after too many faults"
-        else:
-            try:
-                breakdown = run_with_timeout(self._config.timeout_s, score, *args, **kwargs)
-            except Exception as error:
-                frame = traceback.extract_tb(error.__traceback__)[-1]
-                fault = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
-        self._failed.append(fault is not None)
-        return breakdown, fault
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of this rank: which of the last rollouts failed."""
-        return {"failed": list(self._failed)}
-
-    def load_state(self, values: dict[str, Any]) -> None:
-        """Restore it."""
-        self._failed.extend(values["failed"])
+            self.failed.append(True)
+            return None, "not tried after too many faults"
+        try:
+            breakdown = run_with_timeout(self._config.timeout_s, score, *args, **kwargs)
+        except Exception as error:
+            self.failed.append(True)
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            return None, f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
+        self.failed.append(False)
+        return breakdown, None
 
     def settle(self, rows: list[dict[str, Any]], step: int) -> int:
-        """Return how many rewards failed in this step over all ranks, or raise TrainingError on all of them.
+        """Return how many rewards failed in this step over all ranks.
 
-        They end together where a reward of one is not finite, or too many of one have failed.
+        All raise TrainingError where a reward of one is not finite, or too many of one have failed.
         """
         faults = [row["fault"] for row in rows if row["fault"] is not None]
         rewards = [v for row in rows for name, v in row.items() if name.startswith("reward/") and v is not None]
-        infinite = not all(map(math.isfinite, rewards))
+        infinite, too_many = not all(map(math.isfinite, rewards)), self._too_many()
         # The first fault says most: later ones may follow from it.
-        ranks = gather_object([(len(faults), self._too_many(), infinite, *faults[:1])])
-        if infinite or self._too_many():
+        ranks = gather_object([(len(faults), too_many, infinite, *faults[:1])])
+        if infinite or too_many:
             fault = "reward not finite" if infinite else "rewards failed"
             _record(self._folder, step, PartialState().process_index, fault, parquet(rows), ".parquet")
-        if bad := [rank for rank, (_, _, not_finite, *_) in enumerate(ranks) if not_finite]:
+        if bad := [rank for rank, (_, _, infinite, *_) in enumerate(ranks) if infinite]:
             raise _not_finite_error("reward", step, bad, self._folder, "mend the component that gave it")
         if over := [rank for rank, (_, too_many, *_) in enumerate(ranks) if too_many]:
             config, first = self._config, ranks[over[0]][3]
@@ -86,7 +79,7 @@ class RewardGuard:
         return sum(count for count, *_ in ranks)
 
     def _too_many(self) -> bool:
-        return sum(self._failed) > self._config.max_fault_share * self._config.fault_window
+        return sum(self.failed) > self._config.max_fault_share * self._config.fault_window
 
 
 class StepGuard(TrainerCallback):
@@ -143,23 +136,17 @@ class StepGuard(TrainerCallback):
 def run_with_timeout(seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what `work` returns, or raise what it raises, within a time limit.
 
-    It runs in a thread of its own, which works from any thread, unlike an alarm signal, and leaves the caller free even
-    where C code blocks (a socket, a sleep). Past the limit that thread is told to exit, which pure Python does at its
-    next instruction; one that is blocked in C does so when it comes back, and does not keep the process from ending.
-    Only C code that holds the interpreter's lock cannot be interrupted.
-
-    Example:
-        >>> run_with_timeout(1.0, max, 6, 42)
-        42
+    It runs in a thread of its own, which past the limit exits at its next instruction; one that is blocked in C does so
+    when it comes back, and keeps neither the caller nor the end of the process waiting. Only C code that holds the
+    interpreter's lock cannot be interrupted.
     """
-    returned: list[T] = []
-    raised: list[BaseException] = []
+    outcome: Future[T] = Future()
 
     def attempt() -> None:
         try:
-            returned.append(work(*args, **kwargs))
+            outcome.set_result(work(*args, **kwargs))
         except BaseException as error:
-            raised.append(error)
+            outcome.set_exception(error)
 
     thread = Thread(target=attempt, daemon=True)
     thread.start()
@@ -168,11 +155,10 @@ def run_with_timeout(seconds: float, work: Callable[P, T], *args: P.args, **kwar
         # SystemExit: no `except Exception` of the work's own swallows it, and the thread ends without a traceback.
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
         raise TimeoutError(f"took longer than {seconds:g} s")
-    if raised:
-        if isinstance(raised[0], Exception):
-            raise raised[0]
-        raise RuntimeError(f"tried to end the process: {raised[0]!r}") from raised[0]
-    return returned[0]
+    error = outcome.exception()
+    if error is not None and not isinstance(error, Exception):
+        raise RuntimeError(f"tried to end the process: {error!r}") from error
+    return outcome.result()
 
 
 def _record(folder: Path, step: int, rank: int, fault: str, batch: bytes, suffix: str) -> None:

@@ -21,24 +21,17 @@ from think_as_locals.judging import COMPONENTS, Component, render, shuffle_respo
 from think_as_locals.judging.custom_rewards import load_custom_rewards
 from think_as_locals.runtime.ranks import device_arguments, shards
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, Values
 from think_as_locals.training.criteria_gain import CriteriaGainScorer
 from think_as_locals.training.faults import StepGuard
-from think_as_locals.training.resume import CheckpointedTrainer, Values
 from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.training.rollouts import rollout_arguments, rollout_engine
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
-from think_as_locals.training.sync_check import PROMPTS
 from think_as_locals.types import ConfigError, Item
 
 
 class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
-    """A GRPOTrainer whose prompts are items and whose rewards are ours, which continues exactly where it stopped.
-
-    Attributes:
-        chat: The judge's tokenizer and chat template.
-        rewards: What scores its rollouts.
-    """
+    """A GRPOTrainer whose prompts are items and whose rewards are ours, which continues exactly where it stopped."""
 
     def __init__(
         self,
@@ -59,7 +52,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config)}
         dataset = prompt_dataset(config, rows, self.chat)
         gain_scorer = config.reward.criteria_gain.scorer
-        with rollout_engine(config, self.chat, dataset["prompt"][:PROMPTS], folder, self.log_rollouts):
+        with rollout_engine(config, self.chat, dataset["prompt"], folder, self._log_rollouts):
             super().__init__(
                 checkpoints=checkpoints,
                 scores_rubrics="criteria_gain" in self.rewards.weights and gain_scorer == "policy",
@@ -74,15 +67,13 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         self._step_guard = StepGuard(self.accelerator, folder.faults)
         self.add_callback(self._step_guard)
 
-    def log_rollouts(self, name: str, value: float) -> None:
-        """Add a metric to what is logged for the current step."""
+    def _log_rollouts(self, name: str, value: float) -> None:
+        # TRL's `_log_metric` holds a value back until the next rewards: an evaluation's after the last step is lost.
         self._metrics["train"][name].append(value)
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """TRL's loss, which has to be finite on every rank."""
-        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
         self._step_guard.check_loss(loss, inputs, self.state.global_step + 1)
         return loss
 
@@ -95,7 +86,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             "micro_step": self._step,
             "metrics": self._metrics["train"],
             "rollouts": [{k: v for k, v in batch.items() if not isinstance(v, Tensor)} for batch in batches],
-            "rewards": self.rewards.guard.state(),
+            "rewards": {"failed": list(self.rewards.guard.failed)},
         }
         for number, batch in enumerate(batches):
             # Micro-batches may be views of one tensor, which safetensors does not store.
@@ -108,12 +99,11 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         self._step = values["micro_step"]
         for name, numbers in values["metrics"].items():
             self._metrics["train"][name] = numbers
-        batches: list[dict[str, Any]] = values["rollouts"]
+        self._buffered_inputs = values["rollouts"] or None
         for name, tensor in tensors.items():
             number, _, key = name.partition("/")
-            batches[int(number)][key] = tensor
-        self._buffered_inputs = batches or None
-        self.rewards.guard.load_state(values["rewards"])
+            values["rollouts"][int(number)][key] = tensor
+        self.rewards.guard.failed.extend(values["rewards"]["failed"])
         if self.shuffle_dataset:
             for _ in range(int(self.state.epoch or 0)):  # TRL's sampler would begin with the order of the first epoch
                 torch.randperm(self._order.num_samples, generator=self._order.generator)
@@ -121,34 +111,20 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """Score the rollouts once; TRL then reads and gathers the components."""
         rows = [example["index"] for example in inputs]
-        step, score_gains = int(self.state.global_step), self._gain_scorer.score
-        self.rewards.score(completion_ids_list, rows, step, self._log_metric, score_gains)
-        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        return rewards
+        step = int(self.state.global_step)
+        self.rewards.score(completion_ids_list, rows, step, self._log_metric, self._gain_scorer.score)
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[no-any-return]
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
         self._order = super()._get_train_sampler(dataset)
         if self._both_orders:
-            self._order = BothOrdersSampler(
-                len(self.train_dataset if dataset is None else dataset),
-                self.num_generations,
-                batch_size=self.args.generation_batch_size // self.num_generations,
-                repeat_count=self.num_iterations * self.args.steps_per_generation,
-                shuffle=self.shuffle_dataset,
-                seed=self.args.seed,
-            )
+            settings = {name: getattr(self._order, name) for name in ("batch_size", "repeat_count", "shuffle", "seed")}
+            self._order = BothOrdersSampler(self._order.num_samples, self.num_generations, **settings)
         return self._order
 
 
 class BothOrdersSampler(RepeatSampler):
-    """TRL's RepeatSampler over items of two rows: item i is row 2i, then row 2i + 1, for G / 2 rollouts each.
-
-    Epochs, windows, repeats and the split over processes are TRL's: only which row of the item a place gets is ours.
-
-    Example:
-        >>> list(BothOrdersSampler(4, num_generations=4, shuffle=False))
-        [0, 0, 1, 1, 2, 2, 3, 3]
-    """
+    """TRL's RepeatSampler over items of two rows: item i is row 2i, then row 2i + 1, for G / 2 rollouts each."""
 
     def __init__(self, num_rows: int, num_generations: int, **settings: Any) -> None:
         super().__init__(range(num_rows // 2), mini_repeat_count=num_generations, **settings)
@@ -168,13 +144,9 @@ def load_chat(config: RunConfig, model: str) -> Chat:
 
 def prompt_dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:
     """Return the prompts of items and orders, each with the number of its row."""
-    special = chat.special_tokens
-    return Dataset.from_list(
-        [
-            {"prompt": chat.turns(render(item, config.prompt.template, config.seed, special, reverse)), "index": index}
-            for index, (item, reverse) in enumerate(rows)
-        ]
-    )
+    template, special = config.prompt.template, chat.special_tokens
+    prompts = [chat.turns(render(item, template, config.seed, special, reverse)) for item, reverse in rows]
+    return Dataset.from_dict({"prompt": prompts, "index": list(range(len(rows)))})
 
 
 def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
@@ -204,10 +176,7 @@ def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_di
 
 
 def check_arguments(config: RunConfig | ScpoConfig) -> None:
-    """Check all of TRL's settings with TRL's own configurations, before a run has a folder or trains its first stage.
-
-    What fits depends on the number of processes, so these have to have joined.
-    """
+    """Check all settings with TRL's own configurations, for which the processes have to have joined."""
     kinds = {"grpo": GRPOConfig, "sft": SFTConfig, "scpo": RewardConfig, "global_rm": RewardConfig}
     faults = []
     for name, kind in kinds.items():

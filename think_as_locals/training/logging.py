@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -24,7 +24,7 @@ from transformers.integrations import TensorBoardCallback
 from trl import GRPOTrainer
 
 from think_as_locals.config.schema import RunConfig
-from think_as_locals.runtime.files import parquet, write_bytes, write_json
+from think_as_locals.runtime.files import parquet, read_json, read_parquet, write_bytes, write_json
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.rollout_rewards import Rewards
 
@@ -43,10 +43,7 @@ class MetricsWriter(TrainerCallback):
 
 
 class CompletionsWriter(TrainerCallback):
-    """Writes the main process's scored completions to `completions/`, a file a step.
-
-    TRL's completions log has texts and advantages, but neither verdict, rubric, issues nor faults.
-    """
+    """Writes the main process's scored completions to `completions/`, a file a step, with verdict and faults."""
 
     def __init__(self, run: RunFolder, rewards: Rewards) -> None:
         self._run = run
@@ -72,11 +69,10 @@ class CarbCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure where training starts, or what a stopped run had no time for, and log it by itself."""
-        if self._due(state) and not self._run.carb(state.global_step).is_file():
-            metrics = self._evaluate(state.global_step)
-            if metrics:
-                # TRL's own `log` would flush what a resumed run has yet to average with the steps to come.
-                Trainer.log(self._trainer, metrics)
+        measured = self._run.carb(state.global_step).is_file()
+        if self._due(state) and not measured and (metrics := self._evaluate(state.global_step)):
+            # TRL's own `log` would flush what a resumed run has yet to average with the steps to come.
+            Trainer.log(self._trainer, metrics)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Measure and save a checkpoint; the metrics join what the trainer logs for this step."""
@@ -106,11 +102,7 @@ _LINE_EVERY_S = 15.0
 
 
 class LiveView(TrainerCallback):
-    """Shows one stage as a live panel in a terminal, as plain lines elsewhere.
-
-    TRL's RichProgressCallback writes no plain lines, ignores the run's console, and leaves a broken terminal after an
-    error.
-    """
+    """Shows one stage as a live panel in a terminal, as plain lines elsewhere (which TRL's has not)."""
 
     def __init__(self, console: Console, stage: str) -> None:
         self._console = console
@@ -165,12 +157,8 @@ class LiveView(TrainerCallback):
             line = "  ".join([f"{self._stage} {state.global_step}/{state.max_steps}", *figures])
             self._console.print(line, highlight=False, soft_wrap=True)  # in a log, a line is a line
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the panel, leaving its last state."""
-        self.close()
-
     def close(self) -> None:
-        """Restore the terminal, after an error as well."""
+        """Close the panel, leaving its last state; after an error as well, which would leave a broken terminal."""
         if self._live:
             self._live.stop()
             self._live = None
@@ -191,10 +179,7 @@ class LiveView(TrainerCallback):
         grid = Table.grid(padding=(0, 2))
         for name, value in self._figures():
             grid.add_row(name, f"[bold]{value}")
-        body = Table.grid()
-        body.add_row(self._progress)
-        body.add_row(grid)
-        return Panel(body, title="Think-as-Locals", border_style="cyan")
+        return Panel(Group(self._progress, grid), title="Think-as-Locals", border_style="cyan")
 
 
 def track(trainer: Trainer, config: RunConfig, run: RunFolder) -> None:
@@ -209,61 +194,49 @@ def track(trainer: Trainer, config: RunConfig, run: RunFolder) -> None:
 
 
 class WandbTables(TrainerCallback):
-    """Sends W&B the run's configuration and, with every measurement of CARB, tables of text and numbers.
-
-    These are the completions of the last step with rubric, verdict and reward breakdown, and accuracy by culture,
-    domain, language and cell with n and interval.
-    """
+    """Sends W&B the run's configuration and, with every measurement of CARB, tables of accuracies and completions."""
 
     def __init__(self, config: RunConfig, run: RunFolder) -> None:
         self._config = config
         self._run = run
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Add the configuration to the run that transformers has opened; that of a resumed run has `resume: auto`."""
+        """Add the configuration to the run that transformers has opened."""
         if state.is_world_process_zero:
             import wandb
 
-            wandb.config.update({"think_as_locals": self._config.model_dump()}, allow_val_change=True)
+            settings = {"think_as_locals": self._config.model_dump()}
+            wandb.config.update(settings, allow_val_change=True)  # a resumed run has `resume: auto`
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Send the tables of the latest measurement along with its figures."""
         if state.is_world_process_zero and "carb/accuracy" in (logs or {}):
             import wandb
 
-            step = max(self._run.carb_steps())
-            tables = {
+            step, summary = list(self._run.carb_steps().items())[-1]
+            tables = _accuracies(read_json(summary))
+            if completions := list(self._run.completions_steps().values()):
+                tables["completions"] = [
+                    {name: "\n".join(value) if isinstance(value, list) else value for name, value in row.items()}
+                    for row in read_parquet(completions[-1])
+                ]
+            sent = {
                 name: wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
-                for name, rows in self._tables(step).items()
+                for name, rows in tables.items()
             }
-            wandb.log({**tables, "train/global_step": step})
-
-    def _tables(self, step: int) -> dict[str, list[dict[str, Any]]]:
-        """Return by name the rows of each table: what was measured after a step, and the completions before it."""
-        summary = json.loads(self._run.carb(step).read_text(encoding="utf-8"))
-        tables = {
-            f"carb/by_{name}": _accuracies(name, summary[f"by_{name}"])
-            for name in ("culture", "domain", "language", "cell")
-        }
-        if completions := list(self._run.completions_steps().values()):
-            rows = pyarrow.parquet.read_table(completions[-1]).to_pylist()
-            tables["completions"] = [
-                {name: "\n".join(value) if isinstance(value, list) else value for name, value in row.items()}
-                for row in rows
-            ]
-        return tables
+            wandb.log({**sent, "train/global_step": step})
 
 
-def _accuracies(name: str, parts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            name: part,
-            **{key: figures[key] for key in ("n", "accuracy")},
-            **dict(zip(("ci95_low", "ci95_high"), figures["ci95"], strict=True)),
-            **{f"baseline/{other}": baseline["accuracy"] for other, baseline in figures["baselines"].items()},
-        }
-        for part, figures in parts.items()
-    ]
+def _accuracies(summary: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return by name the rows of a table for culture, domain, language and cell."""
+    tables = defaultdict(list)
+    for by in ("culture", "domain", "language", "cell"):
+        for part, figures in summary[f"by_{by}"].items():
+            low, high = figures["ci95"]
+            row = {by: part, "n": figures["n"], "accuracy": figures["accuracy"], "ci95_low": low, "ci95_high": high}
+            baselines = {f"baseline/{name}": other["accuracy"] for name, other in figures["baselines"].items()}
+            tables[f"carb/by_{by}"].append({**row, **baselines})
+    return tables
 
 
 class ShardsWriter(TrainerCallback):
@@ -278,12 +251,9 @@ class ShardsWriter(TrainerCallback):
     ) -> None:
         """Write it once the weights are on their devices."""
         parameters = list(model.parameters())
-        here = {
-            "parameters": sum(_local_size(p) for p in parameters),
-            # ZeRO-3 fills its groups only while it steps; it optimizes the shards.
-            "optimized": sum(_local_size(p) for group in optimizer.param_groups for p in group["params"])
-            or sum(_local_size(p) for p in parameters if p.requires_grad),
-        }
+        optimized = [p for group in optimizer.param_groups for p in group["params"]]
+        trained = [p for p in parameters if p.requires_grad]  # ZeRO-3 fills its groups only while it steps
+        here = {"parameters": _local_size(parameters), "optimized": _local_size(optimized) or _local_size(trained)}
         ranks = gather_object([here])
         plugin, device = self._accelerator.state.deepspeed_plugin, self._accelerator.device
         if state.is_world_process_zero:
@@ -298,8 +268,7 @@ class ShardsWriter(TrainerCallback):
             write_json(self._path, record)
 
 
-def _local_size(parameter: Any) -> int:
-    """Return how many elements of a parameter this rank holds."""
-    if hasattr(parameter, "ds_tensor"):
-        return int(parameter.ds_tensor.numel())
-    return int((parameter.to_local() if hasattr(parameter, "to_local") else parameter).numel())
+def _local_size(parameters: Iterable[Any]) -> int:
+    """Return how many elements of the parameters this rank holds, under DeepSpeed, FSDP or neither."""
+    whole = (p.to_local() if hasattr(p, "to_local") else p for p in parameters)
+    return sum(getattr(p, "ds_tensor", p).numel() for p in whole)

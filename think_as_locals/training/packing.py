@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -54,26 +55,30 @@ class Packed:
 
 
 def pack(prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> Packed:
-    """Pack sequences; neighbours with equal prompts share a trunk.
-
-    Example:
-        >>> packed = pack([torch.tensor([5, 6, 7])] * 2, [torch.tensor([1, 2]), torch.tensor([3, 4, 8])])
-        >>> packed.tokens.tolist(), packed.positions.tolist(), packed.labels.tolist()
-        ([[5, 6, 7, 1, 7, 3, 4]], [[0, 1, 2, 3, 2, 3, 4]], [[1, 2, 3, 4, 8]])
-    """
+    """Pack sequences; neighbours with equal prompts share a trunk."""
     wanted = [row for row, completion in enumerate(completions) if len(completion)]
     if not wanted or any(not len(prompts[row]) for row in wanted):
         raise ValueError("nothing to pack: expected at least one completion, and a prompt before each")
     tokens: list[Tensor] = []
     positions: list[Tensor] = []
     groups: list[Group] = []
-    for members in _runs(prompts, wanted):
-        prompt = prompts[members[0]]
-        trunk, lengths = len(prompt) - 1, [len(completions[row]) for row in members]
+    device = prompts[wanted[0]].device
+    for _, neighbours in groupby(wanted, key=lambda row: prompts[row].tolist()):
+        members = list(neighbours)
+        prompt, lengths = prompts[members[0]], [len(completions[row]) for row in members]
+        trunk, start, longest = len(prompt) - 1, groups[-1].branches.stop if groups else 0, max(lengths)
         tokens += [prompt[:-1], *(part for row in members for part in (prompt[-1:], completions[row][:-1]))]
         positions += [torch.arange(trunk), *(torch.arange(trunk, trunk + length) for length in lengths)]
-        groups.append(_group(groups[-1].branches.stop if groups else 0, trunk, lengths, prompt.device))
-    device = prompts[wanted[0]].device
+        places = [torch.arange(i * longest, i * longest + length) for i, length in enumerate(lengths)]
+        groups.append(
+            Group(
+                trunk=slice(start, start + trunk),
+                branches=slice(start + trunk, start + trunk + sum(lengths)),
+                num_branches=len(lengths),
+                longest=longest,
+                scatter=None if min(lengths) == longest else torch.cat(places).to(device),
+            )
+        )
     return Packed(
         tokens=torch.cat(tokens)[None],
         positions=torch.cat(positions).to(device)[None],
@@ -82,28 +87,6 @@ def pack(prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> Packed:
         groups=tuple(groups),
         rows=torch.cat([torch.full((len(completions[row]),), row) for row in wanted]).to(device),
         columns=torch.cat([torch.arange(len(completions[row])) for row in wanted]).to(device),
-    )
-
-
-def _runs(prompts: Sequence[Tensor], wanted: Sequence[int]) -> list[list[int]]:
-    runs = [[wanted[0]]]
-    for row in wanted[1:]:
-        if torch.equal(prompts[row], prompts[runs[-1][0]]):
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return runs
-
-
-def _group(start: int, trunk: int, lengths: Sequence[int], device: torch.device) -> Group:
-    longest = max(lengths)
-    places = [torch.arange(i * longest, i * longest + length) for i, length in enumerate(lengths)]
-    return Group(
-        trunk=slice(start, start + trunk),
-        branches=slice(start + trunk, start + trunk + sum(lengths)),
-        num_branches=len(lengths),
-        longest=longest,
-        scatter=None if min(lengths) == longest else torch.cat(places).to(device),
     )
 
 
@@ -122,10 +105,7 @@ def log_probs(model: nn.Module, packed: Packed) -> tuple[Tensor, Tensor | None]:
 
 
 def prepare(model: PreTrainedModel) -> None:
-    """Let a model take packed rows; ordinary rows are computed as before.
-
-    Its attention kernel becomes a `PackedAttention`, and its backbone passes only the scored positions to the LM head.
-    """
+    """Let a model take packed rows; ordinary rows are computed as before."""
     name = model.config._attn_implementation
     kernel = ALL_ATTENTION_FUNCTIONS[name]
     if not isinstance(kernel, PackedAttention):
@@ -135,6 +115,7 @@ def prepare(model: PreTrainedModel) -> None:
 
 
 def _keep_scored(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """Pass only the scored positions on to the LM head."""
     if (packed := kwargs.get(ARGUMENT)) is not None:
         output.last_hidden_state = output.last_hidden_state[:, packed.scored]
     return output

@@ -73,10 +73,7 @@ class Rewards:
         log: Callable[[str, float], None],
         score_gains: ScoreGains,
     ) -> None:
-        """Score this rank's rollouts of rows of the data set, after so many steps; all ranks call this together.
-
-        `score_gains` is called only where `criteria_gain` has a weight. Raises TrainingError as `RewardGuard.settle`.
-        """
+        """Score this rank's rollouts of rows of the data set, after so many steps; all ranks call this together."""
         items = [self._presented[row] for row in rows]
         rollouts = [self._chat.rollout(ids) for ids in completion_ids]
         judgements = [
@@ -85,13 +82,11 @@ class Rewards:
         ]
         gains: Sequence[LogProbPair | None] = [None] * len(rows)
         if "criteria_gain" in self.weights:
-            batch = zip(rows, completion_ids, judgements, items, strict=True)
-            gains = score_gains(
-                [
-                    GainQuery(row=row, completion_ids=ids, rubric=rubric_span(j, len(i.responses)), verdict=i.best)
-                    for row, ids, j, i in batch
-                ]
-            )
+            queries = [
+                GainQuery(row=row, completion_ids=ids, rubric=rubric_span(j, len(i.responses)), verdict=i.best)
+                for row, ids, j, i in zip(rows, completion_ids, judgements, items, strict=True)
+            ]
+            gains = score_gains(queries)
         verdicts = [(j.verdict, j.verdict == i.best) for j, i in zip(judgements, items, strict=True)]
         everyones: list[tuple[int | None, bool]] = gather_object(verdicts)
         partners = self._partners([right for _, right in everyones], len(rows))
@@ -118,10 +113,7 @@ class Rewards:
         return RewardBreakdown({name: float(component(judgement, item, evidence)) for name, component in parts})
 
     def _partners(self, right: list[bool], count: int) -> list[bool | None]:
-        """Return whether each rollout's partner is right: rollout k of one order is paired with k of the other.
-
-        `right` is of all ranks, in their order, since a group may lie on two of them.
-        """
+        """Return whether each rollout's partner, k of the other order, is right; a group may lie on two ranks."""
         if not self._both_orders:
             return [None] * count
         first, half = PartialState().process_index * count, self._group // 2

@@ -1,9 +1,7 @@
 """What a trainer samples from: the engine for `rollout=...`, given the policy's weights and checked after every sync.
 
 TRL calls `sync_weights` where the policy has changed and `generate` for the rollouts of a step. With vLLM, in the
-trainer's own processes or on a server, our engines stand in for TRL's VLLMGeneration: a sync ends with a comparison of
-the engine's log-probabilities with the policy's, an adapter is sent alone where the engine can apply it, and prompts
-are sent in the order of their prefixes.
+trainer's own processes or on a server, our engines stand in for TRL's VLLMGeneration.
 """
 
 from __future__ import annotations
@@ -14,11 +12,10 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import safetensors.torch
 import torch
@@ -42,11 +39,15 @@ from think_as_locals.training.adapters import (
     merged_parameters,
     save_adapter,
 )
+from think_as_locals.training.criteria_gain import padded
 from think_as_locals.training.faults import run_with_timeout
-from think_as_locals.training.sync_check import LIKELIEST, TOKENS, SyncCheck
 from think_as_locals.types import ServerError, TrainingError
 
 _logger = logging.getLogger(__name__)
+
+_PROMPTS, _TOKENS = 4, 8  # of the check after a sync: how many prompts, and tokens of each completion
+_LIKELIEST = 20  # token ids per position; vLLM returns at most 20 unless configured
+_CHECK_SAMPLING = {"temperature": 0.0, "max_tokens": _TOKENS, "logprobs": _LIKELIEST, "ignore_eos": True}
 
 T = TypeVar("T")
 Parameters = Iterator[tuple[str, torch.Tensor]]
@@ -54,54 +55,33 @@ Parameters = Iterator[tuple[str, torch.Tensor]]
 
 def rollout_arguments(config: RunConfig) -> dict[str, Any]:
     """Return GRPOConfig's arguments for the rollout section."""
-    rollout = config.rollout
-    arguments: dict[str, Any] = {
-        "chat_template_kwargs": dict(config.model.chat_template_kwargs),
-        "use_vllm": rollout.backend != "transformers",
+    rollout, chat = config.rollout, {"chat_template_kwargs": dict(config.model.chat_template_kwargs)}
+    if rollout.backend == "transformers":
+        return {**chat, "use_vllm": False}
+    return {
+        **chat,
+        "use_vllm": True,
+        "vllm_mode": "colocate",  # with `server` TRL would look for a client of its own kind
+        "vllm_gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "vllm_max_model_length": rollout.max_model_length,
     }
-    if rollout.backend != "transformers":
-        arguments |= {
-            "vllm_mode": "colocate",  # with `server` TRL would look for a client of its own kind
-            "vllm_gpu_memory_utilization": rollout.gpu_memory_utilization,
-            "vllm_max_model_length": rollout.max_model_length,
-        }
-    return arguments
 
 
 @contextmanager
 def rollout_engine(
     config: RunConfig, chat: Chat, conversations: Sequence[Messages], run: RunFolder, log: Callable[[str, float], None]
 ) -> Iterator[None]:
-    """Have a GRPOTrainer that is made within this context sample with our engine instead of TRL's.
-
-    Engine and policy are compared on `conversations` after every weight sync.
-    """
-    rollout, dtype = config.rollout, config.rollout.dtype or config.model.dtype
-    full_precision = dtype == config.model.dtype == "float32"
-    settings = EngineSettings(
-        dtype=dtype,
-        revision=config.model.revision,
-        eos_token_ids=chat.eos_token_ids,
-        sync_check=partial(SyncCheck, chat.encode(conversations), rollout.tolerance, full_precision),
-        log=log,
-        url=rollout.url,
-        timeout_s=rollout.timeout_s,
-        weights=_weights_folder(rollout.weights_dir, run),
-    )
-    engine = {"vllm_colocate": ColocatedEngine, "vllm_server": ServedEngine}.get(rollout.backend)
+    """Have a GRPOTrainer that is made within this context sample with our engine instead of TRL's."""
+    engine = {"vllm_colocate": ColocatedEngine, "vllm_server": ServedEngine}.get(config.rollout.backend)
     original = grpo_trainer.VLLMGeneration
-    grpo_trainer.VLLMGeneration = partial(engine, settings=settings) if engine else original
+    if engine:
+        grpo_trainer.VLLMGeneration = partial(
+            engine, config=config, chat=chat, conversations=conversations[:_PROMPTS], run=run, log=log
+        )
     try:
         yield
     finally:
         grpo_trainer.VLLMGeneration = original
-
-
-def _weights_folder(shared: str | None, run: RunFolder) -> Path:
-    """Return a folder that no other run puts weights into: files found there are this run's, from before a kill."""
-    if shared is None:
-        return run.weights.absolute()
-    return Path(shared).expanduser().absolute() / run.read_id()
 
 
 @contextmanager
@@ -117,26 +97,32 @@ def policy_engine(trainer: GRPOTrainer, chat: Chat, batch_size: int) -> Iterator
     yield ServerEngine(engine.complete, chat) if isinstance(engine, ServedEngine) else VLLMEngine(engine.llm, chat)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """Settings that TRL does not pass on."""
-
-    dtype: str  # of the engine's weights
-    revision: str | None
-    eos_token_ids: frozenset[int]
-    sync_check: Callable[[Any], SyncCheck]  # given the trainer's accelerator
-    log: Callable[[str, float], None]  # takes a metric of this step
-    url: str
-    timeout_s: float
-    weights: Path  # folder of this run alone, through which weights reach a server
-
-
 class CheckedEngine(VLLMGeneration, ABC):
-    """What both engines share: every sync is checked, prompts are sorted."""
+    """What both engines share: prompts go in the order of their prefixes, an adapter alone where it can be applied.
 
-    def __init__(self, *, settings: EngineSettings, **trl: Any) -> None:
-        self._settings = settings
-        self._sync_check = settings.sync_check(trl["accelerator"])
+    After every sync the engine completes the first prompts of the data set greedily, and the log-probabilities of the
+    likeliest tokens at every position have to be the policy's. A stale or missing tensor, another model or another type
+    of weights shows there.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        chat: Chat,
+        conversations: Sequence[Messages],
+        run: RunFolder,
+        log: Callable[[str, float], None],
+        **trl: Any,
+    ) -> None:
+        self._config = config
+        self._dtype = config.rollout.dtype or config.model.dtype  # of the engine's weights
+        self._eos_token_ids = chat.eos_token_ids
+        self._check_prompts = chat.encode(conversations)
+        self._log = log
+        shared = config.rollout.weights_dir
+        # No other run puts weights there: files found there are this run's, from before a kill.
+        self._weights = (Path(shared).expanduser() / run.read_id() if shared else run.weights).absolute()
         self._warned = False
         super().__init__(**trl)
 
@@ -149,9 +135,8 @@ class CheckedEngine(VLLMGeneration, ABC):
             self._send_adapter(tensors)
         else:
             self._send_weights()
-        self._settings.log("rollout/synced_megabytes", self._sent / 1e6)
-        difference = self._sync_check.compare(self.model, self._check_completions())
-        self._settings.log("rollout/probe_difference", difference)
+        self._log("rollout/synced_megabytes", self._sent / 1e6)
+        self._log("rollout/probe_difference", self._compare(self._check_completions()))
 
     def generate(self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None) -> Any:
         """Sample as TRL does; log how much of the prompts the prefix cache had."""
@@ -160,8 +145,47 @@ class CheckedEngine(VLLMGeneration, ABC):
         counts = zip(self._prefix_cache(), before, strict=True)
         hits, queries = (now - then if now >= then else now for now, then in counts)  # a new server counts from 0
         sums = self.accelerator.reduce(torch.tensor([hits, queries], device=self.accelerator.device))
-        self._settings.log("rollout/prefix_cache_hit_rate", float(sums[0] / sums[1].clamp(min=1)))
+        self._log("rollout/prefix_cache_hit_rate", float(sums[0] / sums[1].clamp(min=1)))
         return found
+
+    def _compare(self, completions: Sequence[SampledTokens]) -> float:
+        """Return the worst rank's difference, in nats: the largest in full precision, the mean in half precision."""
+        precision = "full" if self._dtype == self._config.model.dtype == "float32" else "half"
+        limit = getattr(self._config.rollout.tolerance, precision)
+        likeliest = [
+            [sorted(p.items(), key=lambda one: one[1])[-_LIKELIEST:] for p in c.likeliest] for c in completions
+        ]
+        ids, theirs = torch.tensor(likeliest, dtype=torch.float64).unbind(-1)
+        ours = self._policy_log_probs([c.token_ids for c in completions]).gather(-1, ids.long())
+        apart = (ours - theirs).abs().nan_to_num(nan=torch.inf)
+        size, worst = apart.max() if precision == "full" else apart.mean(), int(apart.argmax())
+        here = (float(size), float(ours.flatten()[worst]), float(theirs.flatten()[worst]))
+        ranks: list[tuple[float, float, float]] = gather_object([here])
+        rank, (difference, policys, engines) = max(enumerate(ranks), key=lambda found: found[1][0])
+        if difference > limit:
+            raise TrainingError(
+                f"after a weight sync vLLM's log-probabilities differ from the policy's by {difference:.2g} on rank "
+                f"{rank}, expected at most {limit:g} (rollout.tolerance.{precision}); worst token: {policys:.4f} by "
+                f"the policy, {engines:.4f} by vLLM. Its weights are stale, of another model or of another type "
+                "(rollout.dtype): nothing was sampled with them. Only where none of that holds, raise the tolerance"
+            )
+        return difference
+
+    @torch.no_grad()
+    def _policy_log_probs(self, completions: list[list[int]]) -> torch.Tensor:
+        """Return the policy's log-probabilities of all tokens at every position, (prompts, _TOKENS, vocabulary)."""
+        rows = [p + c[:-1] for p, c in zip(self._check_prompts, completions, strict=True)]
+        ids, mask = (tensor.to(self.accelerator.device) for tensor in padded(rows, "left"))
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with self.accelerator.autocast():
+                wanted = {"logits_to_keep": _TOKENS, "use_cache": False}
+                logits = self.model(input_ids=ids, attention_mask=mask, **wanted).logits
+        finally:
+            self.model.train(was_training)
+        log_probs: torch.Tensor = logits.float().log_softmax(-1).cpu()
+        return log_probs
 
     def _iter_named_params(self) -> Parameters:
         if is_peft_model(self.model) and not self._dist.is_fsdp:
@@ -172,24 +196,20 @@ class CheckedEngine(VLLMGeneration, ABC):
     def _counted(self, parameters: Parameters) -> Parameters:
         """Return weights in the engine's type, which may be smaller than the policy's, and count their bytes."""
         for name, parameter in parameters:
-            sent = parameter.to(getattr(torch, self._settings.dtype))
+            sent = parameter.to(getattr(torch, self._dtype))
             self._sent += sent.nbytes
             yield name, sent
 
     def _merge_reason(self) -> str | None:
-        """Return why no engine could apply the policy's adapter, or `None`."""
+        """Return why the engine cannot apply the policy's adapter, or `None`; here, why no engine could."""
         return "FSDP shards it" if self._dist.is_fsdp else lora_unsupported_reason(self.model)
 
     def _sends_adapter(self) -> bool:
-        reason = self._merge_reason() or self._engine_merge_reason()
+        reason = self._merge_reason()
         if reason and not self._warned and self.accelerator.is_main_process:
             _logger.warning("every weight sync sends the whole model, with the adapter merged: %s", reason)
         self._warned = reason is not None
         return reason is None
-
-    @abstractmethod
-    def _engine_merge_reason(self) -> str | None:
-        """Return why this engine cannot apply the policy's adapter, or `None`."""
 
     @abstractmethod
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -201,7 +221,7 @@ class CheckedEngine(VLLMGeneration, ABC):
 
     @abstractmethod
     def _check_completions(self) -> list[SampledTokens]:
-        """Return the engine's greedy completions of the sync check's prompts, with the likeliest tokens."""
+        """Return the engine's greedy completions of the check's prompts, with the likeliest tokens."""
 
     @abstractmethod
     def _sample(self, prompts: list[list[int]], num_generations: int, profiler: Any) -> Any:
@@ -213,7 +233,7 @@ class CheckedEngine(VLLMGeneration, ABC):
 
 
 class ColocatedEngine(CheckedEngine):
-    """TRL's colocated vLLM, in the trainer's processes and on its GPUs, of the type and revision that the run says."""
+    """TRL's colocated vLLM, in the trainer's processes and on its GPUs, of the type and revision of the run."""
 
     def _init_vllm(self) -> None:
         vllm_engine.prepare()
@@ -231,21 +251,23 @@ class ColocatedEngine(CheckedEngine):
     def _make(self, llm: Any, **trl: Any) -> Any:
         settings = {
             **trl,
-            "dtype": self._settings.dtype,
-            "revision": self._settings.revision,
+            "dtype": self._dtype,
+            "revision": self._config.model.revision,
             "enforce_eager": not torch.cuda.is_available(),
             "disable_log_stats": False,  # they count what the prefix cache found
         }
         if is_peft_model(self.model):
             rank = self.model.active_peft_config.r
-            self._made_without = self._merge_reason() or vllm_merge_reason(settings, rank)
+            self._made_without = super()._merge_reason() or vllm_merge_reason(settings, rank)
             if self._made_without is None:
                 settings |= {"enable_lora": True, "max_lora_rank": min(size for size in _ranks() if size >= rank)}
         return llm(**settings)
 
-    def _engine_merge_reason(self) -> str | None:
+    def _merge_reason(self) -> str | None:
+        if reason := super()._merge_reason() or self._made_without:
+            return reason
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
-        return self._made_without or lora_unsupported_reason(self.model, vllm_engine.adapter_limits(runner))
+        return lora_unsupported_reason(self.model, vllm_engine.adapter_limits(runner))
 
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
         from vllm.lora.request import LoRARequest
@@ -267,13 +289,13 @@ class ColocatedEngine(CheckedEngine):
 
         if self.enable_sleep_mode:
             self.llm.wake_up(tags=["kv_cache"])
-        params = SamplingParams(
-            temperature=0.0, max_tokens=TOKENS, logprobs=LIKELIEST, ignore_eos=True, detokenize=False
-        )
-        prompts = [{"prompt_token_ids": ids} for ids in self._sync_check.prompts]
+        prompts = [{"prompt_token_ids": ids} for ids in self._check_prompts]
+        params = SamplingParams(**_CHECK_SAMPLING, detokenize=False)
         outputs = [output.outputs[0] for output in self.llm.generate(prompts, params, use_tqdm=False)]
-        likeliest = [[{t: found.logprob for t, found in place.items()} for place in o.logprobs] for o in outputs]
-        return [SampledTokens(list(o.token_ids), [], places) for o, places in zip(outputs, likeliest, strict=True)]
+        return [
+            SampledTokens(list(o.token_ids), [], [{t: one.logprob for t, one in place.items()} for place in o.logprobs])
+            for o in outputs
+        ]
 
     def _sample(self, prompts: list[list[int]], num_generations: int, profiler: Any) -> Any:
         return _in_prefix_order(
@@ -308,21 +330,18 @@ def _ranks() -> tuple[int, ...]:
 
 
 _SYNC = "sync-"
-_CHECK_SAMPLING = {"temperature": 0.0, "max_tokens": TOKENS, "logprobs": LIKELIEST, "ignore_eos": True}
 _RESTARTS = 3  # times that a server may come back with other weights in one sampling, or in one sync
 _GRACE_S = 10.0  # beyond rollout.timeout_s, which ends requests, for what no request can bound: a disk, a name server
 
 
 class ServedEngine(CheckedEngine):
-    """A vLLM server on other GPUs or another node, which the main process asks for all ranks.
-
-    Weights reach it as safetensors in a folder that both can read.
-    """
+    """A vLLM server on other GPUs or another node, which the main process asks for all ranks, by a shared folder."""
 
     _server: VLLMServer  # the main process alone has it
     _answers: list[SampledTokens]  # to the sync check's prompts, after the last sync
 
     def _init_vllm(self) -> None:
+        self._url, self._timeout_s = self._config.rollout.url, self._config.rollout.timeout_s
         self._loaded = ""
         self._on_main(self._connect)
 
@@ -339,27 +358,25 @@ class ServedEngine(CheckedEngine):
 
     def _current(self, prompts: list[list[int]], parameters: dict[str, Any]) -> list[SampledTokens] | None:
         """Return completions by the weights of the last sync, or `None` where the server has others now."""
-
-        def complete(ordered: list[list[int]]) -> tuple[list[SampledTokens]]:
-            return (self._server.complete(ordered, self._loaded, **parameters),)
-
-        try:
-            with self._server.one_limit():
-                found: list[SampledTokens] = _in_prefix_order(prompts, complete)[0]
-        except OtherWeightsError:
-            return None
-        return found
+        with self._server.one_limit(), suppress(OtherWeightsError):
+            (found,) = _in_prefix_order(
+                prompts, lambda ordered: (self._server.complete(ordered, self._loaded, **parameters),)
+            )
+            return list(found)
+        return None
 
     def _connect(self) -> None:
-        for left in self._settings.weights.glob(f"{_SYNC}*"):  # by a process of this run that was killed
+        for left in self._weights.glob(f"{_SYNC}*"):  # by a process of this run that was killed
             shutil.rmtree(left, ignore_errors=True)
-        self._server = VLLMServer(self._settings.url, self._settings.timeout_s)
-        expected = {"dtype": self._settings.dtype, "logprobs_mode": "processed_logprobs"}
+        self._server = VLLMServer(self._url, self._timeout_s)
+        expected = {"dtype": self._dtype, "logprobs_mode": "processed_logprobs"}
         state = self._server.state()
         if wrong := {name: state[name] for name, value in expected.items() if state[name] != value}:
-            raise ServerError(f"the vLLM server at {self._settings.url} has {wrong}, expected {expected}: {START}")
+            raise ServerError(f"the vLLM server at {self._url} has {wrong}, expected {expected}: {START}")
 
-    def _engine_merge_reason(self) -> str | None:
+    def _merge_reason(self) -> str | None:
+        if reason := super()._merge_reason():
+            return reason
         return lora_unsupported_reason(self.model, self._on_main(lambda: self._server.state()["adapters"]))
 
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -374,13 +391,12 @@ class ServedEngine(CheckedEngine):
 
     def _load_adapter(self, tensors: dict[str, torch.Tensor]) -> list[SampledTokens] | None:
         """Load the adapter; return the answers to the sync check, or `None` where the server was restarted since."""
-        with self._server.one_limit(), TemporaryDirectory(dir=self._settings.weights, prefix=_SYNC) as folder:
+        with self._server.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
             save_adapter(self.model, tensors, folder)
-            try:
+            with suppress(OtherWeightsError):
                 self._server.load_adapter(folder)
-                return self._server.complete(self._sync_check.prompts, self._loaded, **_CHECK_SAMPLING)
-            except OtherWeightsError:
-                return None
+                return self._server.complete(self._check_prompts, self._loaded, **_CHECK_SAMPLING)
+        return None
 
     def _send_weights(self) -> None:
         self._send(self._iter_named_params())
@@ -394,14 +410,14 @@ class ServedEngine(CheckedEngine):
 
     def _load(self, tensors: dict[str, torch.Tensor]) -> list[SampledTokens]:
         """Load weights into the server; return its answers to the sync check."""
-        self._settings.weights.mkdir(parents=True, exist_ok=True)
+        self._weights.mkdir(parents=True, exist_ok=True)
         # The name is unique among syncs and runs: by it the server says what it holds.
-        with self._server.one_limit(), TemporaryDirectory(dir=self._settings.weights, prefix=_SYNC) as folder:
+        with self._server.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
             safetensors.torch.save_file(tensors, Path(folder, "model.safetensors"), metadata={"format": "pt"})
             for _ in range(_RESTARTS):
                 self._server.load_weights(folder)
                 with suppress(OtherWeightsError):  # it was restarted since
-                    answers = self._server.complete(self._sync_check.prompts, folder, **_CHECK_SAMPLING)
+                    answers = self._server.complete(self._check_prompts, folder, **_CHECK_SAMPLING)
                     self._loaded = folder
                     return answers
         raise ServerError(self._restarts("took new weights"))
@@ -418,7 +434,7 @@ class ServedEngine(CheckedEngine):
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty,
             max_tokens=self.max_completion_length,
-            stop_token_ids=sorted(self._settings.eos_token_ids),
+            stop_token_ids=sorted(self._eos_token_ids),
             **self.generation_kwargs,
         )
         return prompts, [c.token_ids for c in found], [[[value] for value in c.log_probs] for c in found], None
@@ -429,29 +445,27 @@ class ServedEngine(CheckedEngine):
 
     def _restarts(self, action: str) -> str:
         return (
-            f"the vLLM server at {self._settings.url} came back with other weights {_RESTARTS} times while it {action}"
+            f"the vLLM server at {self._url} came back with other weights {_RESTARTS} times while it {action}"
             ": its log says why it stops; see that no other run gives it weights"
         )
 
     def _on_main(self, work: Callable[[], T]) -> T:
         """Return on all ranks what the main process gets from the server; where that fails, all raise TrainingError."""
-        result: list[Any] = [None, None]
+        found, fault = None, None
         if self.accelerator.is_main_process:
-            settings = self._settings
             try:
-                result[0] = run_with_timeout(settings.timeout_s + _GRACE_S, work)
+                found = run_with_timeout(self._timeout_s + _GRACE_S, work)
             except ServerError as error:
-                result[1] = f"{error}"
+                fault = f"{error}"
             except Exception as error:  # of whatever kind: the other ranks wait
-                result[1] = (
-                    f"{type(error).__name__}: {error}: while the vLLM server at {settings.url} was asked to sample or "
-                    f"to load weights from {settings.weights}, in {settings.timeout_s:g} s (rollout.timeout_s)"
+                fault = (
+                    f"{type(error).__name__}: {error}: while the vLLM server at {self._url} was asked to sample or "
+                    f"to load weights from {self._weights}, in {self._timeout_s:g} s (rollout.timeout_s)"
                 )
-        broadcast_object_list(result)
-        if result[1] is not None:
-            raise TrainingError(result[1])
-        found: T = result[0]
-        return found
+        found, fault = broadcast_object_list([found, fault])
+        if fault is not None:
+            raise TrainingError(fault)
+        return cast("T", found)
 
 
 def _in_prefix_order(prompts: list[list[int]], sample: Callable[[list[list[int]]], Any]) -> tuple[Any, ...]:

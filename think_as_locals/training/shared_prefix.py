@@ -1,7 +1,7 @@
 """A GRPOTrainer that computes the prompt of a group once: TRL's loss, several times faster for long prompts.
 
-TRL repeats a group's prompt for each of its G rollouts, in every forward and backward pass, and pads all rows to the
-longest of the generation batch. `SharedPrefixTrainer` overrides three of its methods, none of which holds its loss:
+TRL repeats a group's prompt for each of its G rollouts in every pass, and pads all rows to the longest of the
+generation batch. `SharedPrefixTrainer` overrides three of its methods, none of which holds its loss:
 
 - `_prepare_inputs` keeps groups together in micro-batches and trims their padding;
 - `_get_per_token_logps_and_entropies`, which every pass (old, reference, loss) calls, packs what it computes;
@@ -26,23 +26,17 @@ from think_as_locals.training import packing
 
 _logger = logging.getLogger(__name__)
 
+# Of log-probabilities between packed and separate rows: the largest difference; in half precision, the mean.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
-"""Largest difference of log-probabilities between packed and separate rows."""
 _HALF_PRECISION_TOLERANCE = 5e-2
-"""Largest mean difference in half precision."""
 
 
 class SharedPrefixTrainer(GRPOTrainer):
     """TRL's GRPOTrainer with packed groups; takes the same arguments. Prefix grouping: arXiv 2506.05433.
 
     Where a model or setting is not supported, or the first group's log-probabilities differ from TRL's own, it computes
-    as TRL does and logs the reason once.
-
-    With `scores_rubrics`, rubrics are scored by the policy between sampling and loss; off policy, that pass also
-    computes the rollouts' old log-probabilities and hands them to `add_old_log_probs`.
-
-    Attributes:
-        unshared_reason: Why prefixes are not shared; `None` where they are.
+    as TRL does; `unshared_reason` then tells why. With `scores_rubrics`, rubrics are scored by the policy between
+    sampling and loss; off policy, that pass also gives `add_old_log_probs` the rollouts' old log-probabilities.
     """
 
     _buffered_inputs: list[dict[str, Any]] | None
@@ -57,9 +51,9 @@ class SharedPrefixTrainer(GRPOTrainer):
         self._checked = False
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         bare = [model.get_base_model() if hasattr(model, "get_base_model") else model for model in models]
-        self.unshared_reason = next((reason for model in bare if (reason := _unsupported_reason(model, self))), None)
-        if self.unshared_reason is not None:
-            self._warn_unshared()
+        self.unshared_reason: str | None = None
+        if reasons := [reason for model in bare if (reason := _unsupported_reason(model, self))]:
+            self._stop_sharing(reasons[0])
             return
         for model in bare:
             packing.prepare(model)
@@ -101,8 +95,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         self._gradient_rows = (inputs["advantages"] != 0).tolist() if advantage_only else None
         self._inputs = inputs = dict(inputs)
         try:
-            loss: Tensor = super()._compute_loss(model, inputs)
-            return loss
+            return super()._compute_loss(model, inputs)  # type: ignore[no-any-return]
         finally:
             self._inputs = self._gradient_rows = None
 
@@ -186,12 +179,12 @@ class SharedPrefixTrainer(GRPOTrainer):
         found = self.accelerator.gather(torch.stack([size, size.new_tensor(compared)])[None])
         worst, self._checked = float(found[:, 0].max()), bool(found[:, 1].any())
         if not worst <= (exact or _HALF_PRECISION_TOLERANCE):
-            self.unshared_reason = f"log-probabilities differ by {worst:.1e} from those of separate rows"
-            self._warn_unshared()
+            self._stop_sharing(f"log-probabilities differ by {worst:.1e} from those of separate rows")
 
-    def _warn_unshared(self) -> None:
+    def _stop_sharing(self, reason: str) -> None:
+        self.unshared_reason = reason
         if self.accelerator.is_main_process:
-            _logger.warning("prefixes are not shared, updates take as long as TRL's: %s", self.unshared_reason)
+            _logger.warning("prefixes are not shared, updates take as long as TRL's: %s", reason)
 
     # TRL computes the policy's log-probabilities of vLLM's completions in a pass of their own, to weight them by
     # pi(token) / pi_vllm(token). On policy that pass equals the one of the loss, so the correction is deferred to it.
@@ -207,10 +200,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         return bool(self.use_vllm and self.vllm_importance_sampling_correction and self._on_policy)
 
     def _defer_correction(self, batch: dict[str, Any], old: list[Tensor]) -> None:
-        """Remove from a generation batch, and from TRL's metrics, what it derived from log-probabilities of NaN.
-
-        Off policy, `old` holds the log-probabilities of the B rollouts from the pass that scored rubrics.
-        """
+        """Remove from a generation batch, and from TRL's metrics, what it derived from log-probabilities of NaN."""
         for name in ("old_per_token_logps", "importance_sampling_ratio"):
             batch.pop(name, None)
         for name, values in self._metrics["train"].items():
@@ -226,10 +216,7 @@ class SharedPrefixTrainer(GRPOTrainer):
             self._apply_correction(batch, batch["old_per_token_logps"], None)
 
     def _apply_correction(self, inputs: dict[str, Any], log_probs: Tensor, computed: list[bool] | None) -> None:
-        """Add importance weights to a micro-batch, given the policy's log-probabilities (B, C), and log them.
-
-        Rows that are not `computed` carry no gradient and get the weight 1; `None`: all are.
-        """
+        """Add importance weights to a micro-batch, given log-probabilities (B, C); rows not `computed` get 1."""
         rows = torch.tensor(computed or [True] * len(log_probs), device=log_probs.device)[:, None]
         mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1) * rows).bool()
         difference = log_probs.detach() - inputs["sampling_per_token_logps"]  # NaN where vLLM could not score a token
@@ -240,15 +227,13 @@ class SharedPrefixTrainer(GRPOTrainer):
         clipped = ratio if low is None and high is None else ratio.clamp(min=low, max=high)
         ratio = clipped if form == "truncate" else ratio * (clipped == ratio)
         inputs["importance_sampling_ratio"] = torch.where(rows, ratio, 1.0)
-        self._log_correction(difference[mask & ~difference.isnan()].abs(), ratio, mask)
-
-    def _log_correction(self, difference: Tensor, ratio: Tensor, mask: Tensor) -> None:
-        """Log what TRL logs of the correction, under its names."""
+        # What TRL logs of the correction, under its names.
         gather, metrics = self.accelerator.gather, self._metrics["train"]
-        nothing = ratio.new_full((1,), torch.nan)
-        tokens = difference if difference.numel() else nothing
+        tokens = difference[mask & ~difference.isnan()].abs()
         weights = ratio[mask.any(-1)].flatten() if ratio.shape[1] == 1 else ratio[mask]
-        weights = weights if weights.numel() else nothing
+        tokens, weights = (
+            values if values.numel() else values.new_full((1,), torch.nan) for values in (tokens, weights)
+        )
         for name, value, over_ranks in (
             ("sampling_logp_difference/mean", tokens.mean(), torch.nanmean),
             ("sampling_logp_difference/max", tokens.max(), nanmax),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ ROW: dict[str, Any] = {
     "source": "mine",
 }
 
+ITEM = Item(**ROW)
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip)
 
 
@@ -43,10 +45,6 @@ def items(draw: st.DrawFn) -> Item:
         culture=draw(st.none() | texts),
         origins=draw(st.sampled_from([(), tuple(f"C{i}" for i in range(len(responses)))])),
     )
-
-
-def an_item(**changes: Any) -> Item:
-    return Item(**ROW | changes)
 
 
 def write_lines(folder: Path, *rows: Any) -> Path:
@@ -122,18 +120,18 @@ def test_rows_before_a_bad_one_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("nowhere.jsonl", r"nowhere\.jsonl"), (".", "folder without files of rows")]
+    ("name", "message"),
+    [
+        ("nowhere.jsonl", r"nowhere\.jsonl"),
+        (".", "a folder without files of rows"),
+        ("latin.jsonl", r"latin\.jsonl:1: not UTF-8"),
+    ],
 )
-def test_what_is_no_file_of_rows_is_named(tmp_path: Path, name: str, message: str) -> None:
+def test_what_is_no_file_of_rows_in_utf_8_is_named(tmp_path: Path, name: str, message: str) -> None:
+    if name == "latin.jsonl":
+        (tmp_path / name).write_bytes(json.dumps(ROW | {"prompt": "Straße?"}, ensure_ascii=False).encode("latin-1"))
     with pytest.raises(DataError, match=rf"{tmp_path.name}.*{message}"):
         list(jsonl.read(tmp_path / name))
-
-
-def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "latin.jsonl"
-    path.write_bytes(json.dumps(ROW | {"prompt": "Straße?"}, ensure_ascii=False).encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin\.jsonl:1: not UTF-8"):
-        list(jsonl.read(path))
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -141,29 +139,29 @@ def test_nothing_is_overwritten_also_if_it_appears_while_items_are_written(tmp_p
     path = tmp_path / "items.jsonl"
 
     def slow() -> Iterator[Item]:
-        yield an_item()
+        yield ITEM
         path.write_text("precious")
 
     if before:
         path.write_text("precious")
     with pytest.raises(DataError, match="is there already"):
-        jsonl.write([an_item()] if before else slow(), path)
+        jsonl.write([ITEM] if before else slow(), path)
     assert path.read_text() == "precious"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError("Operation not permitted")
-
-    monkeypatch.setattr("os.link", refuse)
-    assert jsonl.write([an_item()], tmp_path / "items.jsonl") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["items.jsonl"]
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("items.json", r"expected a name such as items\.jsonl"), ("nowhere/items.jsonl", "cannot be written")],
+)
+def test_a_file_that_cannot_be_written_or_is_of_another_kind_is_named(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(DataError, match=rf"{name}: .*{message}"):
+        jsonl.write([ITEM], tmp_path / name)
 
 
 def test_nothing_half_written_is_left_where_the_items_fail(tmp_path: Path) -> None:
     def failing() -> Iterator[Item]:
-        yield an_item()
+        yield ITEM
         raise RuntimeError("the source broke off")
 
     with pytest.raises(RuntimeError, match="broke off"):
@@ -173,5 +171,5 @@ def test_nothing_half_written_is_left_where_the_items_fail(tmp_path: Path) -> No
 
 def test_the_file_is_readable_text_in_any_script(tmp_path: Path) -> None:
     path = tmp_path / "items.jsonl"
-    jsonl.write([an_item(prompt="朝ごはんは？")], path)
+    jsonl.write([replace(ITEM, prompt="朝ごはんは？")], path)
     assert "朝ごはんは？" in path.read_text(encoding="utf-8")

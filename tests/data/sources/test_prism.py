@@ -18,8 +18,8 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
 from think_as_locals.data import read as read_source
 from think_as_locals.data.rows import Outcome
-from think_as_locals.data.sources import jsonl, recognise
-from think_as_locals.data.sources.ratings import PersonRow, UtteranceRow, prism_outcomes
+from think_as_locals.data.sources import jsonl, prism, recognise
+from think_as_locals.data.sources.prism import PersonRow, UtteranceRow
 from think_as_locals.types import DataError, Item
 
 
@@ -60,7 +60,7 @@ def folder(
 
 
 def outcomes_of(path: Path, survey: list[Any] = SURVEY, utterances: list[Any] = UTTERANCES) -> list[Outcome]:
-    return list(prism_outcomes(str(folder(path, survey, utterances))))
+    return list(prism.outcomes(str(folder(path, survey, utterances))))
 
 
 def read(path: Path, countries: str = "null") -> list[Item]:
@@ -112,18 +112,19 @@ def test_files_of_other_tables_and_kinds_of_conversation_are_no_matter(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changes",
     [
-        utterance(1, 2, user="user1"),
-        utterance(1, 2, user_prompt="Another question?"),
-        utterance(1, 2, turn=1),
-        utterance(1, 9, model_response="Answer 0."),
-        utterance(1, 1),
+        {"user": "user1"},
+        {"user_prompt": "Another question?"},
+        {"turn": 1},
+        {"model_response": "Answer 0."},
+        {"score": 1},
     ],
-    ids=["another person", "another prompt", "another turn", "the same text", "the same score"],
 )
-def test_what_is_no_other_answer_or_scored_alike_makes_no_pair(tmp_path: Path, other: dict[str, Any]) -> None:
-    outcomes = outcomes_of(tmp_path, utterances=[utterance(0, 1), other])
+def test_another_person_prompt_or_turn_and_the_same_text_or_score_make_no_pair(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    outcomes = outcomes_of(tmp_path, utterances=[utterance(0, 1), utterance(1, **{"score": 9} | changes)])
     assert defects(outcomes) == {"utterances:1": ["unpaired"], "utterances:2": ["unpaired"]}
 
 
@@ -181,25 +182,21 @@ def test_faults_of_the_survey_are_named_and_the_others_are_read(tmp_path: Path, 
     assert sum(len(outcome.items) for outcome in outcomes) == len(PAIRS)
 
 
-def test_people_without_a_country_and_empty_responses_do_not_keep_the_others_from_training(tmp_path: Path) -> None:
+def test_an_error_stops_training_with_its_place_and_what_is_skipped_does_not(tmp_path: Path) -> None:
     survey = [*SURVEY, person("unsaid", "Prefer not to say", "Prefer not to say")]
     rows = [*UTTERANCES, utterance(8, 3, user="unsaid"), utterance(9, 4, model_response="EMPTY STRING")]
     assert len(read(folder(tmp_path, survey, rows))) == len(PAIRS)
-
-
-def test_a_row_with_an_error_stops_training_with_its_place(tmp_path: Path) -> None:
-    path = folder(tmp_path, utterances=[*UTTERANCES, utterance(8, "good")])
-    with pytest.raises(DataError, match=r"utterances\.jsonl:9: score must be a number, got 'good'"):
-        read(path)
+    with pytest.raises(DataError, match=r"utterances\.jsonl:11: score must be a number, got 'good'"):
+        read(folder(tmp_path, survey, [*rows, utterance(10, "good")]))
 
 
 def test_a_table_that_is_not_there_or_there_twice_is_named(tmp_path: Path) -> None:
     write(tmp_path / "survey.csv", [flat(row) for row in SURVEY])
     with pytest.raises(DataError, match=r"expected one file utterances .*got none; PRISM is a folder with survey and"):
-        list(prism_outcomes(str(tmp_path)))
+        list(prism.outcomes(str(tmp_path)))
     folder(tmp_path)
     with pytest.raises(DataError, match=r"expected one file survey .*got 2 \(survey\.jsonl, survey\.csv\)"):
-        list(prism_outcomes(str(tmp_path)))
+        list(prism.outcomes(str(tmp_path)))
 
 
 words = st.sampled_from(
@@ -231,33 +228,24 @@ def test_whatever_a_row_holds_it_is_in_a_pair_or_its_faults_are_named(data: st.D
 # --- from the Hub: `datasets.load_dataset` is the one thing that a test replaces ---
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What `datasets.load_dataset` was asked for; it has PRISM's two configs."""
+def test_both_configs_of_a_hub_id_are_read_and_their_rows_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     from datasets import Dataset, DatasetDict
 
-    calls: list[tuple[Any, ...]] = []
+    asked: list[tuple[Any, ...]] = []
 
-    def load_dataset(path: str, name: str | None, *, split: str | None, revision: str | None) -> DatasetDict:
-        calls.append((path, name, split, revision))
-        return DatasetDict({"train": Dataset.from_list({"survey": SURVEY, "utterances": UTTERANCES}[str(name)])})
+    def load_dataset(path: str, name: str, *, split: str | None, revision: str | None) -> DatasetDict:
+        asked.append((path, name, split, revision))
+        return DatasetDict({"train": Dataset.from_list({"survey": SURVEY, "utterances": UTTERANCES}[name])})
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    return calls
-
-
-def test_both_configs_of_a_hub_id_are_read_and_their_rows_told_apart(asked: list[tuple[Any, ...]]) -> None:
-    outcomes = list(prism_outcomes("owner/prism@v1"))
+    with pytest.raises(DataError, match=r"owner/prism:survey: .* are read both: give owner/name\[@revision\]"):
+        list(prism.outcomes("owner/prism:survey"))
+    assert asked == []
+    outcomes = list(prism.outcomes("owner/prism@v1"))
     assert asked == [("owner/prism", name, None, "v1") for name in ("survey", "utterances")]
     assert len([item for outcome in outcomes for item in outcome.items]) == len(PAIRS)
     assert outcomes[0].row.place == "owner/prism@v1:survey:train:1"
     assert outcomes[-1].row.place == "owner/prism@v1:utterances:train:8"
-
-
-def test_one_config_of_a_hub_id_is_not_enough(asked: list[tuple[Any, ...]]) -> None:
-    with pytest.raises(DataError, match=r"owner/prism:survey: .* are read both: give owner/name\[@revision\]"):
-        list(prism_outcomes("owner/prism:survey"))
-    assert asked == []
 
 
 # --- as a source like any other ---
