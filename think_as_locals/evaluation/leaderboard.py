@@ -17,27 +17,26 @@ from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import NAMES, baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
+from think_as_locals.evaluation.compare import ALPHA
 from think_as_locals.evaluation.pages import language_name, read_settings, strip, templates
 from think_as_locals.evaluation.probes import DIRECTIONS
 from think_as_locals.evaluation.scored import (
     OUTCOMES,
     ItemCredit,
-    flip_set_credits,
+    estimate_credits,
     grouped,
     item_credits,
+    on_flip_sets,
     outcome,
     read_scored,
 )
-from think_as_locals.evaluation.statistics import accuracy, difference, holm, smallest_difference
+from think_as_locals.evaluation.statistics import difference, holm, smallest_difference
 from think_as_locals.evaluation.tables import Cell, Figure, Label, Table, escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item
-
-ALPHA = 0.05
-"""Below this adjusted p two reward models differ."""
 
 MAX_CHARACTERS = 24_000_000
 """Of judgements on the page: what a browser still opens and searches at once."""
@@ -159,7 +158,7 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
         # Below those that are better and above those that are worse; among the others every order is possible.
         first = 1 + sum(pair["worse"] == entry.name for pair in differ)
         last = len(entries) - sum(pair["better"] == entry.name for pair in differ)
-        ties = [float(outcome(s) == "tie") for s in entry.scored]
+        ties = estimate_credits([ItemCredit(s.item, float(outcome(s) == "tie")) for s in entry.scored])
         failures = {"n": len(entry.scored), "share": summary["parse_failure"], "ci95": summary["parse_failure_ci95"]}
         models.append(
             {
@@ -169,11 +168,11 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
                 **{key: summary[key] for key in _OF_SUMMARY},
                 "flips": {key: summary["flips"].get(key) for key in ("n", "sets", "accuracy", "ci95", "ci_method")},
                 "parse_failure": failures,
-                "ties": accuracy(ties, [s.item.group for s in entry.scored]).as_dict("share"),
+                "ties": ties.as_dict("share"),
                 "probes": {name: part["relative"] for name, part in entry.probes.items()},
             }
         )
-    baselines = _baselines(entries[0].credits)
+    baselines = _baselines(entries[0].items)
     return {
         "datasets": sorted({str(entry.summary["dataset"]) for entry in entries}),
         "splits": sorted({str(entry.summary["split"]) for entry in entries}),
@@ -185,18 +184,16 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
     }
 
 
-def _baselines(credited: Sequence[ItemCredit]) -> dict[str, dict[str, Any]]:
-    """Return what the baselines score on the same items: over cells, over items and on whole flip sets."""
-    items = [c.item for c in credited]
-    flips = [c.item for members in flip_set_credits(credited) for c in members]
-    groups, cells = [item.group for item in items], [BREAKDOWNS["cell"](item) for item in items]
+def _baselines(items: Sequence[Item]) -> dict[str, dict[str, Any]]:
+    """Return what the baselines score on items: over cells, over items and on whole flip sets."""
     found = {}
     for name, by_id in baseline_credits(items).items():
-        credit, on_flips = [by_id[item.id] for item in items], [by_id[item.id] for item in flips]
+        credited = [ItemCredit(item, by_id[item.id]) for item in items]
+        flips = on_flip_sets(credited)
         found[name] = {
-            "macro": accuracy(credit, groups, cells=cells).as_dict(),
-            "micro": accuracy(credit, groups).as_dict(),
-            "flips": accuracy(on_flips, [item.group for item in flips]).as_dict() if flips else {"n": 0},
+            "macro": estimate_credits(credited, over_cells=True).as_dict(),
+            "micro": estimate_credits(credited).as_dict(),
+            "flips": estimate_credits(flips).as_dict() if flips else {"n": 0},
         }
     return found
 
@@ -204,7 +201,7 @@ def _baselines(credited: Sequence[ItemCredit]) -> dict[str, dict[str, Any]]:
 def _pairs(entries: Sequence[LeaderboardEntry]) -> list[dict[str, Any]]:
     """Return the differences of every two ranked entries: over cells (which ranks them), by items and on flip sets."""
     two = [(worse, better) for better, worse in combinations(entries, 2)]
-    flips = {e.name: [c for members in flip_set_credits(e.credits) for c in members] for e in entries}
+    flips = {entry.name: on_flip_sets(entry.credits) for entry in entries}
     over_cells = _differences([(a.credits, b.credits) for a, b in two], over_cells=True)
     by_items = _differences([(a.credits, b.credits) for a, b in two])
     on_flips: Sequence[dict[str, Any] | None] = [None] * len(two)
