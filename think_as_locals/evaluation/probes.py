@@ -69,16 +69,16 @@ def probe(items: Sequence[Item], scorer: Scorer, *, k: float, samples: int, seed
         changes = [_change(before, after, scores, spread) for before, after in edited]
         # Both sides of a pair can be items where they are parallel.
         sides = {item.id.removesuffix(f"#{name}") for c in changes for item in (c.before, c.after)}
-        by_culture = grouped(changes, lambda c: c.before.culture or "none")
-        by_language = grouped(changes, lambda c: c.after.language)
+        by_culture = sorted(grouped(changes, lambda c: c.before.culture or "none").items())
+        by_language = sorted(grouped(changes, lambda c: c.after.language).items())
         found[name] = {
             "direction": DIRECTIONS[name],
             "n": len(changes),
             "applicable": sum(item.id in sides for item in items) / len(items),
             "relative": _summary(changes, "relative", estimate),
             "paper": _summary(changes, "paper", estimate),
-            "by_culture": {key: _summary(by_culture[key], "relative", estimate) for key in sorted(by_culture)},
-            "by_language": {key: _summary(by_language[key], "relative", estimate) for key in sorted(by_language)},
+            "by_culture": {culture: _summary(part, "relative", estimate) for culture, part in by_culture},
+            "by_language": {language: _summary(part, "relative", estimate) for language, part in by_language},
         }
         if name == "CL":
             found[name]["consistency"] = {"k": k}

@@ -137,9 +137,8 @@ def difference(
 def cluster_bootstrap(values: Floats, group: Codes, cell: Codes, samples: int, seed: int) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean over cells, by expanded percentiles of a bootstrap over groups.
 
-    Of G groups the quantiles are Phi(t sqrt(G / (G - 1))) and 1 less that, where t is Student's at 2.5 % with G - 1
-    degrees of freedom (Hesterberg 2015). It is `None` where a bootstrap is not informative: with fewer than
-    `MIN_CLUSTERS` groups, with a cell of a single group, or where every draw has the same mean.
+    It is `None` where a bootstrap is not informative: with fewer than `MIN_CLUSTERS` groups, with a cell of a single
+    group, or where every draw has the same mean.
     """
     groups, cells = int(group.max()) + 1, int(cell.max()) + 1
     place = group * cells + cell
@@ -295,7 +294,7 @@ def _mean(values: Floats, cell: Codes) -> float:
 
 
 def _expanded_tail(groups: int) -> float:
-    """Return the quantile of a bootstrap's draws that stands for 2.5 %, for two groups or more."""
+    """Return the quantile of draws that stands for 2.5 %: Phi(t sqrt(G / (G - 1))), t at G - 1 (Hesterberg 2015)."""
     return float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
 
 

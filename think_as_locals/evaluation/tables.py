@@ -150,6 +150,9 @@ class Table:
     header: int = 0
     sections: Sequence[int] = ()
 
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
     def terminal(self, title: str = "", caption: str = "") -> TerminalTable:
         """Return the table as rich prints it; no figure is ever cut short."""
         shown = TerminalTable(
