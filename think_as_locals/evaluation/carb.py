@@ -51,7 +51,7 @@ def summarise(
     scored = sorted(scored, key=lambda s: (s.item.id, s.presented.responses))
     credited = item_credits(scored)
     samples, estimate = bootstrap_samples, partial(estimate_credits, samples=bootstrap_samples, seed=seed)
-    items = [c.item for c in credited]
+    items = tuple(c.item for c in credited)
     baselines = baseline_credits(items)
 
     def measure(part: Sequence[ItemCredit]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def compare(a: Sequence[ItemCredit], b: Sequence[ItemCredit], by: str) -> list[C
         raise ConfigError(f"no breakdown by {by!r}; available: {', '.join(BREAKDOWNS)}")
     _check_same_items(a, b)
     other = {c.item.id: c for c in b}
-    baselines = baseline_credits([c.item for c in a])
+    baselines = baseline_credits(tuple(c.item for c in a))
     a = sorted(a, key=lambda c: c.item.id)  # sums are rounded: any order of items has the same bits
     parts = {_ALL: a}
     if flips := on_flip_sets(a):

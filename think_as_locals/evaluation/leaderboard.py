@@ -184,7 +184,7 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
     }
 
 
-def _baselines(items: Sequence[Item]) -> dict[str, dict[str, Any]]:
+def _baselines(items: tuple[Item, ...]) -> dict[str, dict[str, Any]]:
     """Return what the baselines score on items: over cells, over items and on whole flip sets."""
     found = {}
     for name, by_id in baseline_credits(items).items():
