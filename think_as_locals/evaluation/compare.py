@@ -94,14 +94,13 @@ def _compare(
 
 def _check_same_items(a: Sequence[ItemCredit], b: Sequence[ItemCredit]) -> None:
     first, second = ({c.item.id: c.item for c in run} for run in (a, b))
+    shared = first.keys() & second.keys()
     faults = {
-        "only in the first": sorted(first.keys() - second.keys()),
-        "only in the second": sorted(second.keys() - first.keys()),
-        "with one id and different content": sorted(
-            name for name in first.keys() & second.keys() if first[name] != second[name]
-        ),
+        "only in the first": first.keys() - shared,
+        "only in the second": second.keys() - shared,
+        "with one id and different content": {name for name in shared if first[name] != second[name]},
     }
-    named = [f"{len(names)} {what} (such as {names[0]!r})" for what, names in faults.items() if names]
+    named = [f"{len(names)} {what} (such as {min(names)!r})" for what, names in faults.items() if names]
     if named:
         raise DataError(
             f"the runs are over different items: {', '.join(named)}; of {len(first)} and {len(second)}. "

@@ -56,9 +56,8 @@ def best_scored(rows: Sequence[Candidates], scorer: Scorer, seed: int) -> list[i
 def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed: int) -> list[int]:
     """Return the index of the candidate that wins a knock-out tournament, for each row.
 
-    For judges that compare the responses they are presented. Candidates are drawn by hash of seed, id and text into
-    groups as even as can be. The highest score of a group, of a tie or parse failures the first drawn, goes on to the
-    next round, and one alone in its group does so unjudged. The scorer is called once a round.
+    For judges that compare the responses they are presented. The highest score of a group, of a tie or parse failures
+    the first drawn, goes on to the next round, one alone in its group unjudged. The scorer is called once a round.
     """
     if not 2 <= group_size <= len(LABELS):
         raise ConfigError(f"a tournament has groups of 2 to {len(LABELS)}, got {group_size}")

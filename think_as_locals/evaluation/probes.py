@@ -136,9 +136,7 @@ def _margin(scores: Sequence[float], best: int) -> float:
 
 def _spread(scores: Sequence[tuple[float, ...]]) -> float:
     squares: list[float] = [0.0]
-    for of_item in scores:
-        if any(map(math.isnan, of_item)):
-            continue
+    for of_item in (each for each in scores if not any(map(math.isnan, each))):
         beside = [score - of_item[0] for score in of_item]  # exactly 0 where all are the same, as in _margin
         squares += [(value - math.fsum(beside) / len(beside)) ** 2 for value in beside]
     return math.sqrt(math.fsum(squares) / max(1, len(squares) - 1))
