@@ -123,13 +123,8 @@ BROKEN = {
     "criterion_lines": [
         GOOD.replace("</rubric>", f"{line}\n</rubric>")
         for line in (
-            *(
-                "They sum to 100.",
-                "* 10 | Star | Another bullet.",
-                "- 10 | No description",
-                "- 10 | Four | cells | here",
-            ),
-            *("- 10 |  | No name", "- 10 | No description | ", "-10 | No blank | What counts."),
+            *("They sum to 100.", "* 10 | Star | Another bullet.", "- 10 | Four | cells | here"),
+            *("- 10 | One cell", "- 10 |  | No name", "- 10 | No description | ", "-10 | No blank | What counts."),
             *(f"- {weight} | Weighed | What counts." for weight in NO_WEIGHTS),
         )
     ],
@@ -250,9 +245,7 @@ any_text = st.one_of(st.text(), st.lists(pieces, max_size=25).map("".join), muta
 
 @thorough
 @given(any_text, st.integers(2, 8), st.sampled_from(["stop", "length", None, "abort", "eos", ""]))
-def test_no_text_raises_and_the_verdict_is_that_of_an_independent_reading(
-    text: str, n: int, reason: str | None
-) -> None:
+def test_no_text_raises_and_a_verdict_is_that_of_an_independent_reader(text: str, n: int, reason: str | None) -> None:
     judgement = parse(text, num_responses=n, finish_reason=reason)
     check(judgement, text, n)
     assert ("finished" in judgement.issues) == (reason != "stop")
