@@ -2,7 +2,7 @@
 
 Both trainers get the same model, seed, rollouts and loss, padded as TRL pads them; their updates (all micro-batches of
 a generation batch, forward and backward) alternate, and medians are compared. A third trainer trims padding only, so
-that one sees what padding and what sharing contributes. The last case asks what pricing every rubric (`criteria_gain`)
+that one sees what padding and what sharing contributes. The last case asks what scoring every rubric (`criteria_gain`)
 adds to a whole step.
 """
 
@@ -42,7 +42,7 @@ from think_as_locals.runtime.files import write_json
 from think_as_locals.training.criteria_gain import CriteriaGainScorer, GainQuery
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 
-UPDATES, STEPS, PRICES = ("trl", "trimmed", "shared"), ("trl", "shared"), ("shared", "priced")
+UPDATES, STEPS, GAINS = ("trl", "trimmed", "shared"), ("trl", "shared"), ("shared", "gain")
 VOCABULARY = 16_384
 
 
@@ -74,7 +74,7 @@ CASES = (
     Case("ragged: P 350-1024, C 24-128", (350, 420, 512, 1024), (24, 128), 7.5),
     Case("ragged, half of the groups at zero advantage", (350, 420, 512, 1024), (24, 128), 12, idle_groups=2),
     Case("whole step with rollouts, P 512, C 64", (512,), (64, 64), 2.5, variants=STEPS),
-    Case("criteria_gain in a whole step, P 1024, C 128", (1024,), (128, 128), 1 / 1.1, variants=PRICES),
+    Case("criteria_gain in a whole step, P 1024, C 128", (1024,), (128, 128), 1 / 1.1, variants=GAINS),
 )
 MEMORY_TARGET = 0.5
 
@@ -145,7 +145,7 @@ class Bench:
         return trainer
 
     def _rewards(self, variant: str, completion_ids: list[list[int]]) -> list[float]:
-        if variant == "priced":
+        if variant == "gain":
             rubric = self._text(self.completions[0] // 2)
             queries = [GainQuery(row=0, completion_ids=ids, rubric=rubric, verdict=1) for ids in completion_ids]
             CriteriaGainScorer(self.trainers[variant], Chat(self.tokenizer), "policy").score(queries)

@@ -19,11 +19,11 @@ Picks = Callable[[list[str]], int | None]
 """Of the responses as presented, the place of the one that is chosen; `None` for a parse failure."""
 
 
-def longest(shown: list[str]) -> int | None:
-    return max(range(len(shown)), key=lambda i: (len(shown[i]), shown[i]))
+def longest(presented: list[str]) -> int | None:
+    return max(range(len(presented)), key=lambda i: (len(presented[i]), presented[i]))
 
 
-def first(shown: list[str]) -> int | None:
+def first(presented: list[str]) -> int | None:
     return 0
 
 
@@ -35,12 +35,12 @@ def shown_in(messages: Messages) -> list[str]:
 
 def judged(messages: Messages, picks: Picks = longest) -> str:
     """What is written to messages: a verdict, or of a single response as the rating its length, as the prompt asks."""
-    shown = shown_in(messages)
-    found = picks(shown)
+    presented = shown_in(messages)
+    found = picks(presented)
     if found is None:
         return "I cannot say."
-    if len(shown) == 1:
-        return f"Rated.\n{min(10, len(shown[0]))}"
+    if len(presented) == 1:
+        return f"Rated.\n{min(10, len(presented[0]))}"
     asks_for_brackets = "[[A]]" in messages[0]["content"]
     return f"Compared. [[{LABELS[found]}]]" if asks_for_brackets else write(RUBRIC, "Weighed.", found)
 

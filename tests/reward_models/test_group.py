@@ -61,13 +61,13 @@ def test_more_responses_than_an_item_holds() -> None:
 
 
 def test_a_verdict_that_cannot_be_parsed_counts_for_nobody() -> None:
-    def unless_long(shown: list[str]) -> int | None:
-        return None if "abc" in shown else longest(shown)
+    def unless_long(presented: list[str]) -> int | None:
+        return None if "abc" in presented else longest(presented)
 
     assert scores(judge(picking(unless_long)), "a", "ab", "abc") == [0.0, 1.0, None]
 
-    def one_order(shown: list[str]) -> int | None:
-        return None if len(shown[0]) < len(shown[1]) else 0
+    def one_order(presented: list[str]) -> int | None:
+        return None if len(presented[0]) < len(presented[1]) else 0
 
     assert scores(judge(picking(one_order)), "a", "ab", "abc") == [0.0, 0.5, 1.0]
 
@@ -103,7 +103,7 @@ def test_saying_nothing_never_pays() -> None:
     assert scores(judge(engine), "", "a") == [0.0, 1.0]
     assert len(engine.calls) == 1
     assert scores(judge(Scripted(), "pointwise", 1), "", "abc") == [1.0, 3.0]
-    assert scores(judge(picking(lambda shown: None), "pointwise", 1), "", "abc") == [1.0, None]
+    assert scores(judge(picking(lambda presented: None), "pointwise", 1), "", "abc") == [1.0, None]
     assert scores(judge(Scripted()), "a\ud800", "a") == [1.0, 0.0]
 
 

@@ -234,7 +234,7 @@ def model_file(path: str, name: str, revision: str | None = None) -> Path | None
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         if isinstance(error, LocalEntryNotFoundError):
             found = try_to_load_from_cache(path, name, revision=revision)
-            if found is not None and not isinstance(found, str):  # the Hub said before that there is none
+            if found is not None and not isinstance(found, str):  # the cache knows that the Hub has none
                 return None
         raise ModelError(
             f"{path!r} is no directory, and the Hub gives no {name} of it ({type(error).__name__}): check the name, "

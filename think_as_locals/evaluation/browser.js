@@ -85,7 +85,7 @@ const card = i => {
       ...about.map(text => element("bdi", { text }))),
     element("h3", { class: "text", dir: "auto", lang: items.language[item], text: items.prompt[item] }),
     element("ol", { class: "responses" }, ...judgements.order[i].map((_, place) => response(i, place))),
-    ...said(i));
+    ...completion(i));
 };
 
 const response = (i, place) => {
@@ -102,7 +102,7 @@ const response = (i, place) => {
       element("div", { class: "tags" }, ...tags)));
 };
 
-const said = i => {
+const completion = i => {
   const issues = judgements.issues[i].flatMap((name, k) => [k ? ", " : "", element("code", { text: name })]);
   return [
     ...(issues.length ? [element("p", { class: "issues" }, "Parse failure: ", ...issues)] : []),

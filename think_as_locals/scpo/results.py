@@ -24,7 +24,7 @@ from think_as_locals.types import DataError, Item
 RECORD, SCORES = "result.json", "scores.parquet"
 
 GLOBAL = "global"  # the global reward model among the variants
-MAX_LOSS = 0.02  # how much overall accuracy may fall where a variant is said to help
+MAX_LOSS = 0.02  # how much overall accuracy may fall for a variant to count as helping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,15 +84,13 @@ class Sweep:
     def run(self, jobs: Sequence[Job]) -> None:
         """Run the jobs that are not done."""
         self.combinations |= {job.name: job.combination for job in jobs}
-        pending = []
         for job in jobs:
-            folder, run = self.folder / JOBS / job.name, RunFolder(self.folder / job.name)
-            if run.config.is_file():
+            if (run := RunFolder(self.folder / job.name)).config.is_file():
                 check_resumable(job.config, run)
-            if read_status(folder) != 0:
-                (folder / STATUS).unlink(missing_ok=True)
-                freeze(job, self.folder)
-                pending.append(job)
+        pending = [job for job in jobs if read_status(self.folder / JOBS / job.name) != 0]
+        for job in pending:
+            (self.folder / JOBS / job.name / STATUS).unlink(missing_ok=True)
+            freeze(job, self.folder)
         if skipped := len(jobs) - len(pending):
             self.console.print(f"{skipped} of {len(jobs)} jobs are done already")
         if pending:

@@ -8,7 +8,7 @@ import pytest
 from data.tables import a_row, defects
 
 from think_as_locals.data.rows import Outcome
-from think_as_locals.data.sources import best_of_n
+from think_as_locals.data.sources import carb, helpsteer3, pairs, rewardbench2
 
 CARB: dict[str, Any] = {
     "id": "17",
@@ -81,12 +81,12 @@ HELPSTEER: dict[str, Any] = {
     "individual_preference": [],
 }
 READERS = {
-    "carb": (best_of_n.carb_outcome, CARB),
-    "carb_open": (best_of_n.open_outcome, OPEN),
-    "rewardbench2": (best_of_n.rewardbench2_outcome, RB2),
-    "ties": (best_of_n.rewardbench2_outcome, TIES),
-    "pairs": (best_of_n.pair_outcome, PAIR),
-    "helpsteer3": (best_of_n.helpsteer3_outcome, HELPSTEER),
+    "carb": (carb.outcome, CARB),
+    "carb_open": (carb.open_outcome, OPEN),
+    "rewardbench2": (rewardbench2.outcome, RB2),
+    "ties": (rewardbench2.outcome, TIES),
+    "pairs": (pairs.outcome, PAIR),
+    "helpsteer3": (helpsteer3.outcome, HELPSTEER),
 }
 BOWL, NOT_KNOWN = HELPSTEER["response1"], HELPSTEER["response2"]
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "?"}]

@@ -18,8 +18,8 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
 from think_as_locals.data import read as read_source
 from think_as_locals.data.rows import Outcome
-from think_as_locals.data.sources import jsonl, recognise
-from think_as_locals.data.sources.ratings import PersonRow, UtteranceRow, prism_outcomes
+from think_as_locals.data.sources import jsonl, prism, recognise
+from think_as_locals.data.sources.prism import PersonRow, UtteranceRow
 from think_as_locals.types import DataError, Item
 
 
@@ -60,7 +60,7 @@ def folder(
 
 
 def outcomes_of(path: Path, survey: list[Any] = SURVEY, utterances: list[Any] = UTTERANCES) -> list[Outcome]:
-    return list(prism_outcomes(str(folder(path, survey, utterances))))
+    return list(prism.outcomes(str(folder(path, survey, utterances))))
 
 
 def read(path: Path, countries: str = "null") -> list[Item]:
@@ -193,10 +193,10 @@ def test_an_error_stops_training_with_its_place_and_what_is_skipped_does_not(tmp
 def test_a_table_that_is_not_there_or_there_twice_is_named(tmp_path: Path) -> None:
     write(tmp_path / "survey.csv", [flat(row) for row in SURVEY])
     with pytest.raises(DataError, match=r"expected one file utterances .*got none; PRISM is a folder with survey and"):
-        list(prism_outcomes(str(tmp_path)))
+        list(prism.outcomes(str(tmp_path)))
     folder(tmp_path)
     with pytest.raises(DataError, match=r"expected one file survey .*got 2 \(survey\.jsonl, survey\.csv\)"):
-        list(prism_outcomes(str(tmp_path)))
+        list(prism.outcomes(str(tmp_path)))
 
 
 words = st.sampled_from(
@@ -239,9 +239,9 @@ def test_both_configs_of_a_hub_id_are_read_and_their_rows_told_apart(monkeypatch
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     with pytest.raises(DataError, match=r"owner/prism:survey: .* are read both: give owner/name\[@revision\]"):
-        list(prism_outcomes("owner/prism:survey"))
+        list(prism.outcomes("owner/prism:survey"))
     assert asked == []
-    outcomes = list(prism_outcomes("owner/prism@v1"))
+    outcomes = list(prism.outcomes("owner/prism@v1"))
     assert asked == [("owner/prism", name, None, "v1") for name in ("survey", "utterances")]
     assert len([item for outcome in outcomes for item in outcome.items]) == len(PAIRS)
     assert outcomes[0].row.place == "owner/prism@v1:survey:train:1"

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 from think_as_locals.data.cards import read_culture_cards, read_opinion_cards
 from think_as_locals.data.rows import Outcome, Row, is_stream, path_of, read_rows
-from think_as_locals.data.sources import best_of_n, blend, globalopinionqa, jsonl, ratings
+from think_as_locals.data.sources import (
+    blend,
+    carb,
+    care,
+    globalopinionqa,
+    helpsteer3,
+    jsonl,
+    pairs,
+    prism,
+    rewardbench2,
+)
 from think_as_locals.types import DataError, Item
 
 if TYPE_CHECKING:
@@ -40,22 +50,20 @@ SOURCES: dict[str, Source] = {
     "opinion_cards": Source(items=read_opinion_cards),
     "blend": Source(outcomes=blend.outcomes, items=blend.read, files=("annotations/",)),
     "jsonl": row_by_row(jsonl.outcome, jsonl.REQUIRED),
-    "carb": row_by_row(best_of_n.carb_outcome, best_of_n.CarbRow.FIELDS),
-    "rewardbench2": row_by_row(best_of_n.rewardbench2_outcome, best_of_n.RewardBench2Row.FIELDS),
-    "helpsteer3": row_by_row(best_of_n.helpsteer3_outcome, best_of_n.HelpSteerRow.FIELDS),
-    "carb_open": row_by_row(best_of_n.open_outcome, best_of_n.OpenRow.FIELDS),
+    "carb": row_by_row(carb.outcome, carb.CarbRow.FIELDS),
+    "rewardbench2": row_by_row(rewardbench2.outcome, rewardbench2.RewardBench2Row.FIELDS),
+    "helpsteer3": row_by_row(helpsteer3.outcome, helpsteer3.HelpSteerRow.FIELDS),
+    "carb_open": row_by_row(carb.open_outcome, carb.OpenRow.FIELDS),
     "care": Source(
-        outcomes=lambda data, seed: ratings.care_outcomes(read_rows(path_of(data)), data.sets_per_group),
-        fields=ratings.CareRow.FIELDS,
+        outcomes=lambda data, seed: care.outcomes(read_rows(path_of(data)), data.sets_per_group),
+        fields=care.CareRow.FIELDS,
     ),
-    "prism": Source(
-        outcomes=lambda data, seed: ratings.prism_outcomes(path_of(data)), files=("survey.*", "utterances.*")
-    ),
+    "prism": Source(outcomes=lambda data, seed: prism.outcomes(path_of(data)), files=("survey.*", "utterances.*")),
     "globalopinionqa": Source(
         outcomes=lambda data, seed: globalopinionqa.outcomes(read_rows(path_of(data)), data.min_share_gap),
         fields=globalopinionqa.OpinionRow.FIELDS,
     ),
-    "pairs": row_by_row(best_of_n.pair_outcome, best_of_n.PairRow.FIELDS),
+    "pairs": row_by_row(pairs.outcome, pairs.PairRow.FIELDS),
 }
 
 

@@ -1,105 +1,20 @@
-"""Rated responses to a question, CARE and PRISM: every two whose ratings differ make a pair."""
+"""PRISM's two tables: responses that a person scored, and where the person lives."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
-from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AliasChoices, Field, PlainValidator
+from pydantic import Field
 
-from think_as_locals.data.fields import Identifier, Prompt, Response, RowModel, Text, check_rating, check_text, field
+from think_as_locals.data.fields import Identifier, Prompt, RowModel, Text, check_text, field
 from think_as_locals.data.languages import culture_code
 from think_as_locals.data.rows import SUFFIXES, Defect, Fault, Outcome, Row, hub_id, read_rows, unpack
-from think_as_locals.types import DataError, Item
-
-
-def _rating(highest: float) -> PlainValidator:
-    return field(partial(check_rating, lowest=1, highest=highest), math.nan)
-
-
-class RatedRow(RowModel):
-    """A response to a question, and its rating."""
-
-    prompt: Prompt
-    response: Response
-    rating: float
-
-
-R = TypeVar("R", bound=RatedRow)
-
-
-def _pair(responses: Sequence[R], rest: Callable[[R, R], dict[str, Any]], limit: int | None) -> Iterator[Outcome]:
-    """Yield what becomes of each response to one question: the pairs in which it is the better one, with the `rest`.
-
-    Responses with the same rating or the same text make no pair. A `limit` keeps the pairs whose ratings differ most.
-    """
-    pairs = [
-        (one, other) if one.rating > other.rating else (other, one)
-        for one, other in combinations(responses, 2)
-        if one.rating != other.rating and one.response != other.response
-    ]
-    paired = {id(fields) for rivals in pairs for fields in rivals}
-    pairs.sort(key=lambda rivals: rivals[1].rating - rivals[0].rating)
-    items: dict[int, tuple[Item, ...]] = defaultdict(tuple)
-    for better, worse in pairs[:limit]:
-        items[id(better)] += better.best_first(better.response, [worse.response], **rest(better, worse))
-    for fields in responses:
-        if id(fields) not in paired:
-            others = "no other response to this question has a rating other than"
-            fields.add(Defect.UNPAIRED, f"{others} {fields.rating:g}")
-        yield fields.outcome(*items[id(fields)])
-
-
-_SCRIPTS = (("ja", "[\u3040-\u30ff]"), ("zh", "[\u4e00-\u9fff]"), ("ar", "[\u0600-\u06ff]"))
-_PEOPLES = {"chinese": "CN", "japanese": "JP", "arab": "Arab"}
-
-
-class CareRow(RatedRow):
-    """CARE (arXiv 2504.05154, HF geyang627/CARE), rated by natives; the first release has `rating`, `culture_type`."""
-
-    FIELDS: ClassVar = ("question", "response", "associated_culture")
-    prompt: Prompt = Field(validation_alias="question")
-    rating: Annotated[float, _rating(10)] = Field(validation_alias=AliasChoices("rating", "human_rating"))
-    cultural_type: Text = Field(validation_alias=AliasChoices("culture_type", "cul_type"))
-    associated_culture: Text
-
-    @property
-    def language(self) -> str:
-        """Arabic, Chinese or Japanese, by the question's script; else empty."""
-        return next((tag for tag, script in _SCRIPTS if re.search(script, self.prompt)), "")
-
-    @property
-    def culture(self) -> str:
-        """CN for `Native (Chinese)`, `Chinese` and `China`; what is no country keeps its name: `Arab`."""
-        people = self.associated_culture.partition("(")[2].rstrip(") ") or self.associated_culture
-        return _PEOPLES.get(people.casefold()) or culture_code(people) or people
-
-
-def care_outcomes(rows: Iterable[Row], pairs_per_question: int | None) -> Iterator[Outcome]:
-    """Yield the pairs of every question, each with the row of its better response."""
-    questions: dict[str, list[CareRow]] = defaultdict(list)
-    for row in rows:
-        fields = CareRow.read(row)
-        if fields.prompt and not fields.language:
-            fields.add(Defect.UNKNOWN_LANGUAGE, "the question has no Arabic, Chinese or Japanese letter")
-        if fields.faults:
-            yield fields.outcome()
-        else:
-            questions[fields.prompt].append(fields)
-
-    def rest(better: CareRow, worse: CareRow) -> dict[str, str]:
-        other = worse.row.number if worse.row.file == better.row.file else worse.row.name
-        return {"id": f"care/{better.row.name}/{other}", "domain": better.cultural_type.lower(), "source": "care"}
-
-    for responses in questions.values():
-        yield from _pair(responses, rest, pairs_per_question)
+from think_as_locals.data.sources.care import RatedRow, pair, rating_up_to
+from think_as_locals.types import DataError
 
 
 class PersonRow(RowModel):
@@ -130,7 +45,7 @@ class UtteranceRow(RatedRow):
     utterance_id: Identifier
     prompt: Prompt = Field(validation_alias="user_prompt")
     response: Annotated[str, field(_check_response, "")] = Field(validation_alias="model_response")
-    rating: Annotated[float, _rating(100)] = Field(validation_alias="score")
+    rating: Annotated[float, rating_up_to(100)] = Field(validation_alias="score")
     domain: Text = Field("conversation", validation_alias="conversation_type")
 
 
@@ -150,7 +65,7 @@ def _add_person(row: Row, countries: dict[str, str | None]) -> Outcome:
     return fields.outcome()
 
 
-def prism_outcomes(path: str) -> Iterator[Outcome]:
+def outcomes(path: str) -> Iterator[Outcome]:
     """Yield what becomes of every row of both tables; a pair is with the row of its better response."""
     survey, utterances = (_read_table(path, table) for table in ("survey", "utterances"))
     countries: dict[str, str | None] = {}
@@ -177,7 +92,7 @@ def prism_outcomes(path: str) -> Iterator[Outcome]:
         return {"id": key, "culture": countries[better.user_id], "group": better.user_id, "source": "prism"}
 
     for responses in turns.values():
-        yield from _pair(responses, rest, None)
+        yield from pair(responses, rest, None)
 
 
 def _read_table(path: str, table: str) -> Iterator[Row]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from think_as_locals.data.rows import Outcome, Row
-from think_as_locals.data.sources.ratings import care_outcomes
+from think_as_locals.data.sources import care
 from think_as_locals.types import Item
 
 JAPANESE = "日本の正月は？"
@@ -35,7 +35,7 @@ def items_of(outcomes: list[Outcome]) -> list[Item]:
 
 def read(*rows: Row, limit: int | None = None) -> tuple[list[Outcome], list[tuple[str, ...]]]:
     """What became of the rows, and the pairs in them, better response first."""
-    outcomes = list(care_outcomes(rows, limit))
+    outcomes = list(care.outcomes(rows, limit))
     return outcomes, [item.responses for item in items_of(outcomes)]
 
 
@@ -88,13 +88,13 @@ def test_a_response_without_a_rival_is_named(rows: list[Row]) -> None:
     ],
 )
 def test_faults_are_named(changes: dict[str, Any], expected: list[str]) -> None:
-    (outcome,) = care_outcomes([a_row(rated(1, "a", 3).value | changes)], None)
+    (outcome,) = care.outcomes([a_row(rated(1, "a", 3).value | changes)], None)
     assert defects(outcome) == expected
 
 
 def test_no_row_is_lost_or_doubled() -> None:
     rows = [rated(i, f"r{i}", i % 12, f"问题{i % 7}？") for i in range(100)]
-    assert sorted(outcome.row.number for outcome in care_outcomes(rows, 2)) == list(range(100))
+    assert sorted(outcome.row.number for outcome in care.outcomes(rows, 2)) == list(range(100))
 
 
 @given(ratings=st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 4)), max_size=7), limit=st.integers(1, 5))
