@@ -37,11 +37,7 @@ IGNORED = -100  # the label of tokens that no loss counts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseScorer(ABC):
-    """A reward model that scores one response at a time; its answers are `{"score": float}`.
-
-    `seed` is that of the order in which predictions list the responses, which the model does not see: data sets store
-    the best response first, and predictions are compared with those of judges by slot.
-    """
+    """A reward model that scores one response at a time; `seed` decides only the order within predictions."""
 
     seed: int = 0
     chunk_size: int | None = 1024
@@ -69,7 +65,6 @@ class ResponseScorer(ABC):
         return [ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, margin=margin(scores))]
 
     def sort_key(self, request: Request) -> str:
-        """Return a key by which requests of similar length are neighbours."""
         return f"{len(request.item.prompt) + len(request.responses[0]):09}"
 
     score_requests = requests
@@ -85,10 +80,7 @@ class ResponseScorer(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScorer(ResponseScorer):
-    """A response scorer with a transformers model: batches of similar length, padded on the right, nothing cut off.
-
-    Which responses share a batch changes scores by rounding only; a chunk keeps even that the same.
-    """
+    """A response scorer with a transformers model: batches of similar length, padded on the right, nothing cut off."""
 
     path: str
     model: Any
@@ -264,7 +256,6 @@ class ScalarRM(BatchScorer):
 
 
 def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None) -> Any:
-    """Load the classifier, with a random head if a seed for it is given."""
     config = AutoConfig.from_pretrained(path, revision=revision)
     if new_head_seed is not None:
         config.num_labels = 1
