@@ -419,7 +419,7 @@ ANSWERS = [
     ("<eval>[[A]] is unkind</eval><answer>[[B]]</answer>", 1, 0),
     ("<answer>[[B]]</answer> I am sure.", None, 1),
     ("<answer>[[A]]</answer><answer>[[B]]</answer>", None, 0),
-    ("</answer>[[B]]<answer>", None, 1),
+    *((text, None, 1) for text in ("</answer>[[B]]<answer>", "</answer><answer>[[B]]</answer>", "<answer>[[B]]")),
     ("[[B]]", None, 1),
     *((text, None, None) for text in ("<answer>[[A/B]]</answer>", "<answer>B</answer>", "<answer>[[E]]</answer>")),
 ]
@@ -508,6 +508,13 @@ def test_any_text_is_read(text: str, prompt: str, n: int, convention: Convention
     rating(text, finish_reason, convention)
     place = label_place(text)
     assert place is None or text[place] in LABELS
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("<verdict>B</verdict>", 9), ("[[A]] or [[B]]", 11), ("B", None), ("[[B", None), ("x]]", None)]
+)
+def test_the_place_of_a_label_is_that_of_the_last_verdict(text: str, place: int | None) -> None:
+    assert label_place(text) == place
 
 
 @given(marked_texts)

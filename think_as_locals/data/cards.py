@@ -99,11 +99,10 @@ def in_language(item: Item, language: str | None) -> Item | None:
 
 
 def _own_items(chosen: Sequence[Card], culture: str, data: DataSection, seed: int) -> Iterator[Item]:
-    """Yield items about one culture in its own language.
+    """Yield items about one culture in its own language, which are no flip sets.
 
     A language has shorter words for its own culture's things than for others', so over all cards the right answer
-    takes every rank of length equally often, and length tells nothing. These are no flip sets: every culture is asked
-    in another language.
+    takes every rank of length equally often, and length tells nothing.
     """
     language = cultures()[culture]["language"]
     by_rank = zip(*(_rivals_by_rank(card, culture, language, data.num_responses, seed) for card in chosen), strict=True)
