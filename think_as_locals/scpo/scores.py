@@ -61,23 +61,9 @@ def score_responses(
 
 def _answer_requests(question: OpinionQuestion) -> list[Request]:
     answers = [question.options[i] for i in _answer_indices(question)]
-    return [
-        Request(
-            Item(
-                id=f"globalopinionqa/{question.id}/{i}",
-                prompt=question.question,
-                responses=(answer, answers[i - 1]),  # an item has two responses; only the first is scored
-                best=0,
-                culture=None,
-                language="en",
-                domain=question.source.lower(),
-                group=question.id,
-                source="globalopinionqa",
-            ),
-            (0,),
-        )
-        for i, answer in enumerate(answers)
-    ]
+    # An item has two responses; only the first is scored.
+    pairs = [question.item(str(i), (answer, answers[i - 1]), None) for i, answer in enumerate(answers)]
+    return [Request(pair, (0,)) for pair in pairs]
 
 
 def _answer_indices(question: OpinionQuestion) -> list[int]:
