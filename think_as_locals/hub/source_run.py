@@ -22,9 +22,7 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.scpo.results import GLOBAL, VariantResult, read_result
 from think_as_locals.types import ConfigError, DataError
 
-SCPO_FIGURES = "scpo.json"
-"""File with the figures of all reward models of an SCPO run; on the Hub, of the one in the repository."""
-
+SCPO_FIGURES = "scpo.json"  # the figures of all reward models of an SCPO run; on the Hub, of the one there
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _FIGURES = [
     *("dataset", "mode", "differences", "filter_threshold", "weight_temperature", "reference", "resampled", "rows")

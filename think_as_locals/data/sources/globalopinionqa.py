@@ -4,9 +4,8 @@ Questions of Pew's Global Attitudes (GAS) and the World Values Survey (WVS). In 
 text of a `defaultdict`, country -> shares, and `options` that of a list; other exports hold objects or JSON. Licence:
 CC-BY-NC-SA-4.0, never shipped.
 
-A sample marked `(Old national sample)` counts only if its country has no newer one; `(Non-national sample)` and regions
-that are no country of their own are left out, and a warning names them. Surveys repeat questions: for each country two
-answers to a question are compared once, by the first row that has both. The same words and options are one question.
+An old national sample counts only if its country has no newer one. Surveys repeat questions: for each country two
+answers to a question are compared once, by the first row that has both.
 """
 
 from __future__ import annotations
@@ -160,10 +159,7 @@ def _share_fault(shares: object, count: int) -> str | None:
 
 
 def option_pairs(question: OpinionQuestion, country: str, min_share_gap: float | None) -> list[Item]:
-    """Return a pair of every two answers whose shares in a country differ, by at least the gap, the greater one best.
-
-    An option that is no answer is in no pair; a country without shares has none.
-    """
+    """Return a pair of every two answers whose shares in a country differ, by at least the gap, the greater best."""
     shares = question.shares.get(country, ())
     answers = [pair for pair in zip(question.options, shares, strict=False) if is_answer(pair[0])]
     items = []
