@@ -199,8 +199,7 @@ def is_answer(option: str) -> bool:
 def others_reference(items: Sequence[Item], questions: Sequence[OpinionQuestion]) -> dict[str, tuple[float, float]]:
     """Return, by id of a pair of options, the log shares of its best and its other response in all other countries.
 
-    The reference of a survey, without a reward model: the difference of the two stands for r+ - r- of a global RM, and
-    its sigmoid is the share of the best response among both. A question of one country alone has none.
+    Their difference stands for r+ - r- of a global RM. A question of one country alone has none.
     """
     asked: dict[str, list[OpinionQuestion]] = defaultdict(list)
     for question in questions:
