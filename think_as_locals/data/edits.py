@@ -96,16 +96,13 @@ def remove_label(item: Item) -> Item | None:
 
 
 def rephrase(item: Item) -> Item | None:
-    """RP: put a frame around the prompt ("I have a question: ...") and around every response ("My answer: ...").
-
-    The question group decides which, so flip sets stay flip sets. This is a lower bound of what rephrasing does.
-    """
+    """RP: put a frame around the prompt and every response: no paraphrase, so a lower bound of what rephrasing does."""
     frames = _read_once(_FOLDER / "frames.json")
     # BLEnD's responses are in English, see sources/blend.py.
     prompts, responses = frames.get(item.language), frames.get("en" if item.source == "blend" else item.language)
     if prompts is None or responses is None:
         return None
-    draw = hash_fraction(item.group)
+    draw = hash_fraction(item.group)  # of the group alone, so flip sets stay flip sets
     prompt, response = (kind[int(draw * len(kind))] for kind in (prompts["prompt"], responses["response"]))
     return replace(
         item,

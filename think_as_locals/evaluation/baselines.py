@@ -1,8 +1,4 @@
-"""Baselines: what one scores on the same items without judging, by name in `CREDITS`.
-
-They use the lengths of responses, whether one names the culture, or what it shares with right answers to *other*
-questions.
-"""
+"""Baselines: what one scores on the same items without judging, by name in `CREDITS`."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ _NOT_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  #
 def best_scored(rows: Sequence[Candidates], scorer: Scorer, seed: int) -> list[int]:
     """Return the index of the candidate with the highest score, for each row; the scorer is called once.
 
-    For RMs that score each response by itself (scalar, implicit, pointwise rating). Ties are decided by the hash of
-    seed, id and text.
+    For RMs that score each response by itself. Ties are decided by the hash of seed, id and text.
     """
     parts = [(n, part) for n, row in enumerate(rows) for part in _parts(_shuffled(row, seed), len(LABELS))]
     best: dict[int, tuple[float, int]] = {}
@@ -76,9 +75,8 @@ def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed
 def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples: int, seed: int) -> dict[str, Any]:
     """Return the mean quality of what was selected, and beside it those of a blind and a perfect choice.
 
-    That is `selected`, `random` (the mean of each row's candidates), `oracle` (the best of each) and `gain` (selected
-    less random, paired), resampled by question group (rows with the same prompt); and `headroom`, the share of what
-    could be gained that was, `None` where all candidates of every row are equal.
+    Resampled are question groups (rows with the same prompt). `headroom` is the share of what could be gained that was,
+    `None` where all candidates of every row are equal.
     """
     if lacks := [row.id for row in rows if row.qualities is None]:
         raise DataError(f"{len(lacks)} of {len(rows)} rows have no qualities, such as {lacks[0]!r}: nothing to average")

@@ -38,9 +38,7 @@ DIRECTIONS: dict[Edit, Literal["up", "down"]] = {"CC": "up", "RC": "down", "CL":
 """Whether a good RM has much change or little. On RC that holds in the language of the culture (see `remove_label`)."""
 
 Form = Literal["relative", "paper"]
-
-Estimator = Callable[..., Estimate]
-"""`estimate_mean` of values, groups and bounds."""
+Estimator = Callable[..., Estimate]  # `estimate_mean` of values, groups and bounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Means that never stand without their n and their interval; differences of two runs; calibration.
 
-Items of one question group are not independent: groups are sampled, not items. So intervals come from a cluster
-bootstrap, which draws whole groups with replacement. Its plain percentiles are too narrow where groups are few; here
-they are expanded (Hesterberg 2015, The American Statistician 69(4)). Where a bootstrap is not informative, the interval
-comes from the jackknife that leaves out one group at a time (CV3 of MacKinnon, Nielsen and Webb 2023) and Student's t.
+Items of one question group are not independent, so intervals come from a cluster bootstrap, which draws whole groups;
+its percentiles are expanded, as plain ones are too narrow where groups are few (Hesterberg 2015, The American
+Statistician 69(4)). Where it is not informative, the interval comes from the jackknife that leaves out one group at a
+time (CV3 of MacKinnon, Nielsen and Webb 2023) and Student's t.
 """
 
 from __future__ import annotations
@@ -201,10 +201,8 @@ def smallest_difference(
 def calibration(
     margins: Sequence[float], scores: Sequence[float], groups: Sequence[str], samples: int, seed: int
 ) -> dict[str, Any]:
-    """Return how far confidence can be trusted, each figure with its interval and what to read it beside.
+    """Return the Brier score (1950) and expected calibration error (Guo et al. 2017, arXiv 1706.04599) of judgements.
 
-    The Brier score is the mean of (confidence - credit)^2 (Brier 1950); the expected calibration error the mean
-    distance between confidence and accuracy over ten bins of equal width (Guo et al. 2017, arXiv 1706.04599).
     Beside them stand `brier_constant`, of a judge that always states this accuracy, and `ece_calibrated`, which a
     perfectly calibrated judge as sure as this one would show on n judgements, since the error is never negative.
     `margins` are log-odds that the choice of each judgement is the best response, `scores` the credits of the choices.

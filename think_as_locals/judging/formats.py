@@ -209,10 +209,10 @@ class AnswerTag(Brackets):
 
     def _label(self, text: str) -> str | None:
         """Return the label in the only answer, if nothing follows it."""
-        text = text.rstrip()
-        if text.count("<answer>") != 1 or text.count("</answer>") != 1 or not text.endswith("</answer>"):
+        before, _, answer = text.rstrip().partition("<answer>")
+        if "</answer>" in before or not answer.endswith("</answer>"):
             return None
-        body = text.partition("<answer>")[2].removesuffix("</answer>").strip()
+        body = answer.removesuffix("</answer>").strip()
         return next((label for label in LABELS if body == f"[[{label}]]"), None)
 
 

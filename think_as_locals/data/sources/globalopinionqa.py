@@ -45,6 +45,20 @@ class OpinionQuestion:
     shares: Mapping[str, tuple[float, ...]]  # ISO 3166 code -> the share of each option; they sum to 1
     source: str  # the survey, e.g. `GAS`
 
+    def item(self, key: str, responses: tuple[str, str], culture: str | None) -> Item:
+        """Return an item of two answers, the first one best."""
+        return Item(
+            id=f"globalopinionqa/{self.id}/{key}",
+            prompt=self.question,
+            responses=responses,
+            best=0,
+            culture=culture,
+            language="en",
+            domain=self.source.lower(),
+            group=self.id,
+            source="globalopinionqa",
+        )
+
 
 def _check_options(name: str, value: Any, faults: list[Fault]) -> tuple[str, ...]:
     """Read the options as texts; the points of a scale may be numbers."""
@@ -168,19 +182,7 @@ def option_pairs(question: OpinionQuestion, country: str, min_share_gap: float |
         if greater == less or (min_share_gap is not None and round(greater - less, 9) < min_share_gap):
             continue
         key = hashlib.sha256(f"{best}\0{other}".encode()).hexdigest()[:12]
-        items.append(
-            Item(
-                id=f"globalopinionqa/{question.id}/{country}/{key}",
-                prompt=question.question,
-                responses=(best, other),
-                best=0,
-                culture=country,
-                language="en",
-                domain=question.source.lower(),
-                group=question.id,
-                source="globalopinionqa",
-            )
-        )
+        items.append(question.item(f"{country}/{key}", (best, other), country))
     return items
 
 
