@@ -244,10 +244,7 @@ class Judge:
         return [Request(item, order[i:] + order[:i]) for i in rotations]
 
     def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
-        """As `RewardModel.scores`: ratings, or means over the rotations that have a verdict of each label's score.
-
-        That is its log-probability in the verdict's place, in nats; without margins 1 if chosen, else 0.
-        """
+        """As `RewardModel.scores`: ratings, or means over rotations of label log-probabilities (no margins: 1 or 0)."""
         found: list[list[float]] = [[] for _ in item.responses]
         for request, answer in zip(self.score_requests(item), answers, strict=True):
             judgement, values = self.read(request, answer), list[float]()

@@ -39,10 +39,7 @@ class RewardModel(Protocol):
 
     @property
     def chunk_size(self) -> int | None:
-        """How many requests go into one call of `ask`; `None` if each is independent, as for a server.
-
-        Chunks always hold the same requests, so that a run that was killed and resumed computes the same bits.
-        """
+        """How many requests go into one call of `ask`, the same on a resumed run; `None` if each is independent."""
 
     def requests(self, item: Item) -> list[Request]:
         """Return the requests that judge an item."""

@@ -4,9 +4,8 @@ Questions of Pew's Global Attitudes (GAS) and the World Values Survey (WVS). In 
 text of a `defaultdict`, country -> shares, and `options` that of a list; other exports hold objects or JSON. Licence:
 CC-BY-NC-SA-4.0, never shipped.
 
-A sample marked `(Old national sample)` counts only if its country has no newer one; `(Non-national sample)` and regions
-that are no country of their own are left out, and a warning names them. Surveys repeat questions: for each country two
-answers to a question are compared once, by the first row that has both. The same words and options are one question.
+An old national sample counts only if its country has no newer one. Surveys repeat questions: for each country two
+answers to a question are compared once, by the first row that has both.
 """
 
 from __future__ import annotations
@@ -174,10 +173,7 @@ def _share_fault(shares: object, count: int) -> str | None:
 
 
 def option_pairs(question: OpinionQuestion, country: str, min_share_gap: float | None) -> list[Item]:
-    """Return a pair of every two answers whose shares in a country differ, by at least the gap, the greater one best.
-
-    An option that is no answer is in no pair; a country without shares has none.
-    """
+    """Return a pair of every two answers whose shares in a country differ, by at least the gap, the greater best."""
     shares = question.shares.get(country, ())
     answers = [pair for pair in zip(question.options, shares, strict=False) if is_answer(pair[0])]
     items = []
@@ -205,8 +201,7 @@ def is_answer(option: str) -> bool:
 def others_reference(items: Sequence[Item], questions: Sequence[OpinionQuestion]) -> dict[str, tuple[float, float]]:
     """Return, by id of a pair of options, the log shares of its best and its other response in all other countries.
 
-    The reference of a survey, without a reward model: the difference of the two stands for r+ - r- of a global RM, and
-    its sigmoid is the share of the best response among both. A question of one country alone has none.
+    Their difference stands for r+ - r- of a global RM. A question of one country alone has none.
     """
     asked: dict[str, list[OpinionQuestion]] = defaultdict(list)
     for question in questions:
