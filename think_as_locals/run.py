@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def start(recipe: str, overrides: Sequence[str]) -> None:
     """Train, evaluate or steer, as a recipe says; in a launch every process calls this.
 
-    The main process composes the recipe and reads its data before a folder is opened, and sends its configuration to
-    the others, so that no two processes can differ.
+    The main process alone composes the recipe, and sends it to the others, so that no two processes can differ.
     """
     config: RunConfig | ScpoConfig | None = None
     splits = run = None
@@ -63,12 +62,7 @@ def _evaluate(config: EvaluationConfig, lock: ExitStack) -> None:
 
 
 def load_splits(config: RunConfig | ScpoConfig) -> Splits:
-    """Read the training and test items of a run, and check that they have what its rewards and stages need.
-
-    Raises:
-        ConfigError: a reward function of the user's own cannot be loaded.
-        DataError: a fault in the data.
-    """
+    """Read the training and test items of a run, and check that they have what its rewards and stages need."""
     from think_as_locals.data import load, read
     from think_as_locals.data.splits import split_people
 

@@ -48,16 +48,7 @@ _TOKENIZER_DEMONSTRATIONS = 4000
 
 
 def run(config: RunConfig, splits: Splits, folder: RunFolder) -> None:
-    """Train a judge; every process of a launch calls this with the same arguments.
-
-    Args:
-        config: The run.
-        splits: Its items, from `load`.
-        folder: Its folder, from `open_run`: stages that are done there are not repeated.
-
-    Raises:
-        RunStoppedError: on every rank, where one was sent SIGTERM or SIGUSR1.
-    """
+    """Train a judge; every process of a launch calls this. Stages that the run's folder has done are not repeated."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     is_main = PartialState().is_main_process

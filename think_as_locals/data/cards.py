@@ -3,9 +3,8 @@
 `cards/<domain>/<group>.json` holds a question with a slot for the place, and a fact for every culture. The facts of a
 group exclude one another (`also` lists the exceptions), which makes flip sets of any four cultures.
 
-Opinion cards, made from them, are preferences of simulated people: data to steer a reward model with, without download.
-A person prefers one of two customs by its worth: how popular it is (a random draw, the same for all people), plus a
-bonus if it is of the person's own country. The prompt names no country.
+Opinion cards are preferences of simulated people, made from them: of two customs a person prefers the one with the
+greater worth, a random popularity plus a bonus if it is of the person's own country. The prompt names no country.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Edits of items that a reward model should, or should not, react to: the spurious-feature probes of CARB.
 
-The paper (arXiv 2509.21798) measures how far the score of the chosen response moves when one thing changes:
-
-    CC  its core cultural concept          should move it
-    RC  the explicit label of the culture  should not
-    CL  the language                       should not
-    RP  the phrasing                       should not
-
-Its edits are made by people and models. Those here are deterministic string edits, and so are narrower. Whatever a
+The paper (arXiv 2509.21798) measures how far the chosen response's score moves when one thing changes: CC, its core
+cultural concept, should move it; RC, the explicit label of the culture, CL, the language, and RP, the phrasing, should
+not. Its edits are made by people and models; those here are deterministic string edits, and so are narrower. Whatever a
 docstring does not name stays the same; the id is marked (`...#CC`).
 """
 

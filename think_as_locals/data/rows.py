@@ -179,7 +179,9 @@ def read_rows(path: str) -> Iterator[Row]:
     """Yield the rows of a file, of a folder of such, or of `owner/name[@revision][:config[:split]]` on the Hub."""
     local = local_path(path)
     if local.is_dir():
-        files = [file for file in sorted(local.rglob("*")) if _has_rows(file, local)]
+        found = (file for file in sorted(local.rglob("*")) if file.is_file())
+        files = [file for file in found if not any(part.startswith(".") for part in file.relative_to(local).parts)]
+        files = [file for file in files if (name := file.name.lower()).endswith(SUFFIXES) and name not in _NO_ROWS]
         if not files:
             raise DataError(f"{local}: a folder without files of rows ({', '.join(SUFFIXES)})")
         for file in files:
@@ -188,11 +190,6 @@ def read_rows(path: str) -> Iterator[Row]:
         yield from _hub_rows(path, **hub.groupdict())
     else:
         yield from _file_rows(local)
-
-
-def _has_rows(file: Path, folder: Path) -> bool:
-    name, hidden = file.name.lower(), any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return name.endswith(SUFFIXES) and not hidden and name not in _NO_ROWS and file.is_file()
 
 
 def _file_rows(path: Path) -> Iterator[Row]:

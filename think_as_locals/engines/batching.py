@@ -26,9 +26,8 @@ class _Job:
 class MicroBatches:
     """An engine that any number of threads may call; one thread of its own, and nothing else, calls the wrapped engine.
 
-    Calls that come within `window_s` of one another, or while the engine is busy, go into one batch, until it has
-    `max_size` conversations or has waited for ten windows. If it fails, each of its calls is tried alone: one that the
-    engine cannot take (a prompt too long for it) fails only itself.
+    Calls within `window_s` of one another, or while the engine is busy, are one batch, of up to `max_size`
+    conversations and ten windows. If it fails, each call is tried alone: a prompt that is too long fails only itself.
     """
 
     def __init__(self, engine: Engine, window_s: float, max_size: int) -> None:

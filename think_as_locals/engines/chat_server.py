@@ -35,9 +35,7 @@ class ChatServer:
     """An engine behind a server with an OpenAI-compatible /chat/completions route.
 
     Transport errors and answers 429 and 5xx are retried with growing pauses, and no sooner than the server asks; any
-    other error cancels all requests. What was delivered until then stays.
-
-    A ServerError is raised if `url` is not a URL, or the key is not set or invalid.
+    other error cancels all requests. A ServerError is raised if `url` is no URL, or the key is not set or invalid.
     """
 
     url: str  # the part before /chat/completions, e.g. http://127.0.0.1:8000/v1

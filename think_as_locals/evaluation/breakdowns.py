@@ -1,10 +1,9 @@
 """What accuracy is broken down by: culture, domain, language, and what languages have in common.
 
-Resource classes are those of Joshi et al. 2020, "The State and Fate of Linguistic Diversity and Inclusion in the NLP
-World" (arXiv 2004.09095), after the list of languages published with it: from 0, hardly any data, to 5, the most. They
-count labelled corpora and Wikipedia pages as of 2020, not what a model has read. Families are the top level of
-Glottolog (glottolog.org), scripts CLDR's likely ones unless the tag names another (`zh-Hant`). The table has the
-languages of CARB, of BLEnD and of the public preference sets beside which CARB is read; any other is `unknown`.
+Resource classes, from 0, hardly any data, to 5, the most, are those of Joshi et al. 2020 (arXiv 2004.09095), after the
+list published with it: labelled corpora and Wikipedia pages as of 2020. Families are Glottolog's top level, scripts
+CLDR's likely ones unless the tag names another (`zh-Hant`). The table has the languages of CARB, of BLEnD and of the
+public preference sets; any other is `unknown`.
 """
 
 from __future__ import annotations
@@ -49,14 +48,7 @@ _BY_TAG = {tag: known for known, tags in _LANGUAGES.items() for tag in tags.spli
 
 
 def describe(tag: str) -> Language:
-    """Return resource class, family and script of a BCP-47 tag.
-
-    Example:
-        >>> describe("th")
-        Language(resource_class='3', family='Tai-Kadai', script='Thai')
-        >>> describe("zh-Hant").script, describe("tlh").resource_class
-        ('Hant', 'unknown')
-    """
+    """Return resource class, family and script of a BCP-47 tag, e.g. `3`, `Tai-Kadai`, `Thai` of `th`."""
     try:
         written = script(tag)
     except DataError:

@@ -1,6 +1,5 @@
-"""Downstream validity: best-of-N selection by reward models, and whether those that CARB ranks high select better.
+"""Downstream validity (arXiv 2509.21798): do reward models that CARB ranks high select better among N candidates?
 
-CARB (arXiv 2509.21798) correlates the quality of what 17 reward models select among 16 candidates with their accuracy.
 An item holds eight responses at most, so more candidates are judged in parts: by `best_scored` where scores of
 different parts compare, in a `tournament` where they do not.
 """

@@ -1,7 +1,6 @@
-"""Spurious-feature probes: how far the score of a reward model moves when one thing about an item changes.
+"""Spurious-feature probes of CARB (arXiv 2509.21798): how far a score moves when one thing about an item changes.
 
-The probes are those of CARB (arXiv 2509.21798); `data/edits.py` makes the edits. Measured is the margin of the best
-response: its score less the mean score of the others. Two forms of relative change:
+Measured is the margin of the best response: its score less the mean score of the others. Two forms of relative change:
 
     relative  100 (m' - m) / spread   m, m': margin before and after; spread: root mean square of the distances of
                                       scores from their item's mean, over all unedited items. The same for any RM
@@ -9,9 +8,8 @@ response: its score less the mean score of the others. Two forms of relative cha
     paper     100 (s' - s) / |s|      s, s': the best response's score itself, as in the paper. It depends on the RM's
                                       zero and says little where that is arbitrary, as with scalar RMs.
 
-0 / 0 is 0: the score has not moved. Anything else over 0 is undefined, as is an item without a verdict; such items are
-left out and counted. On CC an RM that knows the culture moves *down*, one that is blind to it as often up as down: so
-the signed change stands beside the absolute one.
+0 / 0 is 0; anything else over 0 is undefined, as is an item without a verdict: left out and counted. On CC an RM that
+knows the culture moves *down*, one that is blind to it as often up as down: so the signed change stands beside.
 """
 
 from __future__ import annotations
@@ -66,7 +64,12 @@ def probe(items: Sequence[Item], scorer: Scorer, *, k: float, samples: int, seed
     estimate = partial(estimate_mean, samples=samples, seed=seed)
     found: dict[str, Any] = {"n_items": len(items), "spread": spread}
     for name, edited in pairs.items():
-        changes = [_change(before, after, scores, spread) for before, after in edited]
+        changes = []
+        for before, after in edited:
+            old, new = scores[before], scores[after]
+            relative = _percent(_margin(new, after.best) - _margin(old, before.best), spread)
+            paper = _percent(new[after.best] - old[before.best], old[before.best])
+            changes.append(Change(before, after, {"relative": relative, "paper": paper}))
         # Both sides of a pair can be items where they are parallel.
         sides = {item.id.removesuffix(f"#{name}") for c in changes for item in (c.before, c.after)}
         by_culture = sorted(grouped(changes, lambda c: c.before.culture or "none").items())
@@ -99,13 +102,6 @@ def scored(items: Sequence[Item], scorer: Scorer) -> list[tuple[float, ...]]:
             expected = f"a finite score, or NaN for none, for each of its {len(item.responses)} responses"
             raise DataError(f"item {item.id!r}: expected {expected}, the scorer gave {of_item}")
     return scores
-
-
-def _change(before: Item, after: Item, scores: Mapping[Item, tuple[float, ...]], spread: float) -> Change:
-    old, new = scores[before], scores[after]
-    relative = _percent(_margin(new, after.best) - _margin(old, before.best), spread)
-    paper = _percent(new[after.best] - old[before.best], old[before.best])
-    return Change(before, after, {"relative": relative, "paper": paper})
 
 
 def _summary(changes: Sequence[Change], form: Form, estimate: Estimator) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """Means that never stand without their n and their interval; differences of two runs; calibration.
 
-Items of one question group are not independent, so intervals come from a cluster bootstrap, which draws whole groups;
-its percentiles are expanded, as plain ones are too narrow where groups are few (Hesterberg 2015, The American
-Statistician 69(4)). Where it is not informative, the interval comes from the jackknife that leaves out one group at a
-time (CV3 of MacKinnon, Nielsen and Webb 2023) and Student's t.
+Items of one question group are not independent, so intervals come from a cluster bootstrap over whole groups, with
+expanded percentiles, as plain ones are too narrow for few groups (Hesterberg 2015, The American Statistician 69(4)), or
+from the jackknife over groups (CV3 of MacKinnon, Nielsen and Webb 2023) and Student's t.
 """
 
 from __future__ import annotations

@@ -133,12 +133,8 @@ def judge_duel(
     """Compare a completion with the target response: 1 if it wins, 0 if it loses, 1/2 if it wins in one order only.
 
     The same text gets 1/2 and a blank completion 0. If neither order can be parsed, the sample is unscored. `culture`
-    (ISO 3166) and `language` come from the sample's metadata.
-
-    Args:
-        model: The judge; `None` for the model with the role `judge`.
-        prompt: Name of the template that it was trained with.
-        max_completion_length: In tokens.
+    (ISO 3166) and `language` come from the sample's metadata. Without a `model` the one with the role `judge` judges,
+    with the `prompt` that it was trained with.
     """
 
     async def score(state: TaskState, target: Target) -> Score:

@@ -1,9 +1,8 @@
 """RewardBench 2: a judge behind an OpenAI-compatible server in its generative runner (rewardbench 0.1.4).
 
-The runner has its own prompt and takes the first of [[A]] to [[D]] as the verdict; our judges know another prompt and
-format. So `plug_in` replaces the runner's calls by ones that use the judge's prompt and return what our parser reads.
-The subset Ties (with --score_w_ratings every subset) is rated by the same model with our prompt `rewardbench2_ratings`.
-Data, shuffling and scores stay the runner's.
+The runner has a prompt and a format of its own, which our judges do not know: `plug_in` replaces its calls by ones that
+use the judge's prompt and return what our parser reads. The subset Ties (with --score_w_ratings every subset) is rated
+by the same model with our prompt `rewardbench2_ratings`. Data, shuffling and scores stay the runner's.
 """
 
 from __future__ import annotations

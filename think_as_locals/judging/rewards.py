@@ -40,10 +40,6 @@ class Evidence:
         num_tokens: For `length`: tokens of the completion.
         length_cache: For `length`: the number of tokens over which the penalty grows.
         max_completion_length: For `length`: the length of the full penalty, in tokens.
-
-    Example:
-        >>> Evidence(num_tokens=900, length_cache=200, max_completion_length=1000).num_tokens
-        900
     """
 
     log_probabilities: tuple[float, float] | None = None

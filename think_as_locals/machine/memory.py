@@ -1,11 +1,10 @@
 """An estimate of the GPU memory that a run needs, in parts, each with its formula.
 
-Weights, gradients and optimizer states follow ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3): with N
-parameters of b bytes, Adam under DeepSpeed takes b N for the weights, b N for the gradients and 12 N for a float32
-copy and two moments; ZeRO-1 divides the last among the processes, ZeRO-2 the last two, ZeRO-3 all. Without DeepSpeed
-torch's AdamW keeps its two moments in the type of the weights and no copy of them. Activations follow Korthikanti et
-al. 2022 (arXiv 2205.05198, section 4): 34 bytes for each token, unit of width and layer in half precision, of which
-gradient checkpointing keeps 2 for each layer and 34 for one.
+With N parameters of b bytes, Adam under DeepSpeed takes b N for the weights, b N for the gradients and 12 N for a
+float32 copy and two moments; ZeRO-1 divides the last among the processes, ZeRO-2 the last two, ZeRO-3 all (arXiv
+1910.02054, section 3). Without DeepSpeed torch's AdamW keeps two moments in the type of the weights and no copy.
+Activations take 34 bytes for each token, unit of width and layer in half precision, of which gradient checkpointing
+keeps 2 for each layer and 34 for one (arXiv 2205.05198, section 4).
 """
 
 from __future__ import annotations

@@ -30,20 +30,14 @@ class GroupReward:
     Rows with the same prompt, culture and language are a group, of any size; the same text twice in a group is one
     response. The reward of a response:
 
-    - from a judge that compares (listwise, pairwise or round robin): the share of its comparisons that it won. Every
-      two of a group are compared, in both orders if the protocol has two; two responses that win one order each tie,
-      worth 1/2 to both. An order that cannot be parsed does not count, and a response with no parseable comparison gets
-      `None`. Without a rival the reward is 1/2. So n responses cost n (n - 1) / 2 requests, twice that in both orders.
-      A reference is one more rival, and the only one if responses come one by one.
+    - from a judge that compares (listwise, pairwise or round robin): the share of its comparisons that it won, of n
+      responses in n (n - 1) / 2 requests, twice that in both orders; who wins one order each ties, worth 1/2 to both.
+      Without a parseable comparison it is `None`, without a rival 1/2. A reference is one more rival.
     - from a judge that rates (pointwise): its rating, `None` for a parse failure.
     - from any other reward model: its score.
 
-    A policy may write a blank response (whitespace and invisible characters at most). It must not pay: it loses every
-    comparison without the judge being asked and gets 0; its rating is the lowest. Other reward models score it as an
-    empty response.
-
-    Args:
-        rm: The reward model. Each call of `score` is one call of `rm.ask`, whatever its chunk size.
+    A blank response (whitespace and invisible characters at most) must not pay: it loses every comparison without the
+    judge being asked, and its rating is the lowest. Other reward models score it as an empty response.
 
     Example:
         reward = GroupReward.load("owner/judge", base_url="http://127.0.0.1:8000/v1")
@@ -56,16 +50,9 @@ class GroupReward:
     def load(
         cls, path: str, backend: Backend = "transformers", protocol: JudgingProtocol = ROUND_ROBIN, **options: Any
     ) -> GroupReward:
-        """Load a judge into this process, or connect to a server.
+        """Load a judge into this process, or connect to a server; all arguments are those of `Judge.load`.
 
-        Args:
-            path: Directory or Hub id; with `base_url` it may be nothing but the server's name for a model.
-            backend: `transformers` or `vllm`.
-            protocol: How responses are put to it: a pointwise one needs `prompt="rewardbench2_ratings"`.
-            **options: Other options of `Judge.load`, e.g. `base_url`.
-
-        Raises:
-            ConfigError, ModelError, ServerError: as `Judge.load`.
+        A pointwise protocol needs `prompt="rewardbench2_ratings"`.
         """
         return cls(Judge.load(path, backend, protocol=protocol, **options))
 

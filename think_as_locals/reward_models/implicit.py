@@ -52,7 +52,7 @@ class ImplicitRM(BatchScorer):
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
         **settings: Any,
     ) -> ImplicitRM:
-        """Load policy and reference from directories or the Hub.
+        """Load policy and reference from directories or the Hub; a ModelError says where they do not go together.
 
         Args:
             path: Directory or Hub id of the policy; its chat template is used for both.
@@ -61,9 +61,6 @@ class ImplicitRM(BatchScorer):
             revision, reference_revision: Commit, tag or branch on the Hub.
             dtype, template_kwargs: As for `ScalarRM.load`.
             **settings: `beta`, `per_token` and those of `ScalarRM.load`.
-
-        Raises:
-            ModelError: weights are missing, the policy has no chat template, or the two have other tokens.
         """
         model, tokenizer, limit = _load(path, dtype, revision, max_length)
         require_chat_template(path, tokenizer)

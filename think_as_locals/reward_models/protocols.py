@@ -29,9 +29,6 @@ class JudgingProtocol:
             response with most wins is chosen) or `pointwise` (each alone, to be rated).
         orders: In how many orders responses are presented: rotations of a list (at most all N), 1 or 2 of a pair.
         convention: How parse failures count.
-
-    Raises:
-        ConfigError: `orders` is out of range for the kind.
     """
 
     kind: ProtocolKind

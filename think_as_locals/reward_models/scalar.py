@@ -204,7 +204,7 @@ class ScalarRM(BatchScorer):
         new_head_seed: int | None = None,
         **settings: Any,
     ) -> ScalarRM:
-        """Load a classifier from a directory or the Hub.
+        """Load a classifier from a directory or the Hub; a ModelError names what is wrong with its head or weights.
 
         Args:
             path: Directory or Hub id.
@@ -214,9 +214,6 @@ class ScalarRM(BatchScorer):
             template_kwargs: Passed to the chat template.
             new_head_seed: Adds a random head to a model without one: a baseline, not a reward model.
             **settings: `batch_size` (responses at a time), `chunk_size` (of `RewardModel`), `seed` (`ResponseScorer`).
-
-        Raises:
-            ModelError: the head has more than one label, weights are missing, or a new head would replace one.
         """
         model = _load(path, dtype, revision, new_head_seed)
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)

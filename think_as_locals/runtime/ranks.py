@@ -1,7 +1,6 @@
 """The processes of a launch: what their launcher asked for, and how they join here.
 
-`accelerate launch` passes its settings to its processes by environment variables. Some of them accelerate, transformers
-or DeepSpeed then ignore silently; here that ends the run before any weight loads.
+Settings of `accelerate launch` that a library would ignore silently end the run here, before any weight loads.
 """
 
 from __future__ import annotations

@@ -30,7 +30,11 @@ def pair_keys(item: Item) -> tuple[str, str]:
 def response_requests(items: Sequence[Item], questions: Sequence[OpinionQuestion] = ()) -> list[Request]:
     """Return a request for each distinct response and each answer to a question, whatever the order of the items."""
     requests = [Request(item, (i,)) for item in items for i in range(len(item.responses))]
-    requests += [request for question in questions for request in _answer_requests(question)]
+    for question in questions:
+        answers = [question.options[i] for i in _answer_indices(question)]
+        # An item has two responses; only the first is scored.
+        pairs = (question.item(str(i), (answer, answers[i - 1]), None) for i, answer in enumerate(answers))
+        requests += [Request(pair, (0,)) for pair in pairs]
     by_key = {by_response(request): request for request in sorted(requests, key=lambda r: (r.item.id, r.order))}
     return [by_key[key] for key in sorted(by_key)]
 
@@ -57,13 +61,6 @@ def score_responses(
 
 
 # How far a reward model's opinion is from a country's: GlobalOpinionQA's measure (arXiv 2306.16388).
-
-
-def _answer_requests(question: OpinionQuestion) -> list[Request]:
-    answers = [question.options[i] for i in _answer_indices(question)]
-    # An item has two responses; only the first is scored.
-    pairs = [question.item(str(i), (answer, answers[i - 1]), None) for i, answer in enumerate(answers)]
-    return [Request(pair, (0,)) for pair in pairs]
 
 
 def _answer_indices(question: OpinionQuestion) -> list[int]:

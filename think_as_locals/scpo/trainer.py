@@ -1,7 +1,6 @@
 """SCPO's training (arXiv 2606.18606): TRL's RewardTrainer on pairs that `select` keeps, each with its weight.
 
-The loss is -mean(w log sigmoid(s+ - s-)), with s+ and s- the scores that the model in training gives the chosen and the
-rejected response, over the kept pairs and their weights w.
+The loss is -mean(w log sigmoid(s+ - s-)) over the kept pairs, s+ and s- being the model's scores of both responses.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 /score takes what OpenRLHF sends a remote reward model (`SingleTurnAgentExecutor._fetch_rewards_via_http`): `query` is
 prompt and response as one text with the policy's special tokens, `prompts` the prompt alone, `labels` a column of the
-dataset. Its executor sends one response per request, all of a prompt at about the same time. A judge compares, so they
-wait for one another (`score.group_size`), or labels carry a reference to compare with.
+dataset. It comes one response per request: they wait for one another (`score.group_size`), or labels carry a reference.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An adapter as an engine needs it: alone where the engine applies LoRA, else merged; the base is never changed.
 
-PEFT merges into the base weights and subtracts again afterwards, which leaves a rounding error behind at every weight
-sync, large in half precision (huggingface/trl#6688). Here a layer merges into copies and its own tensors are restored.
+PEFT merges into the base weights and subtracts again, which leaves a rounding error behind at every sync
+(huggingface/trl#6688). Here a layer merges into copies and its own tensors are restored.
 """
 
 from __future__ import annotations

@@ -4,12 +4,9 @@
     checkpoints/step-6/manifest.json      every file's size and SHA-256; written last, before the folder gets its name
     checkpoints/LATEST                    the name of the one to continue from
 
-All ranks write into one folder (a shared file system, where there are several nodes) and share the hashing; decisions
-are taken by all of them together, so that none waits for one that has failed.
-
-TRL and transformers save weights, optimizer, scheduler, random number generators and the step. A run that stops between
-two samplings also needs the rollouts in use and the position among them; one past its first epoch, its place in the
-order of items. TRL alone is off by 2.8e-3 after such a stop.
+All ranks write into one shared folder and decide together, so that none waits for one that has failed. Beside what TRL
+saves, a run that stops between two samplings needs the rollouts in use and the position among them, and one past its
+first epoch its place in the order of items: TRL alone is off by 2.8e-3 after such a stop.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The cold start: supervised fine-tuning on demonstrations, with TRL's SFTTrainer.
 
-A demonstration follows the output format and recalls, response by response, the culture it belongs to, whether that is
-the one asked about, and lets the verdict follow. A share of the facts is *biased*: mostly attributed to one wrong
-culture, as pretrained models do with cultures they saw little of. So SFT teaches the format with deliberate errors, and
-GRPO corrects them.
+A demonstration follows the output format and recalls, response by response, the culture it belongs to and whether that
+is the one asked about; the verdict follows. A share of the facts is mostly attributed to one wrong culture, as
+pretrained models do with cultures they saw little of: GRPO corrects these errors.
 """
 
 from __future__ import annotations

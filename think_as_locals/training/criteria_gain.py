@@ -4,10 +4,9 @@ For question q, responses y, rubric z and right verdict j, R_appr of arXiv 2509.
 
     log pi(j | q, y, z) - log pi(j | q, y)
 
-Both verdicts are forced in the judge's own format, after the rubric and where the completion would begin; the label is
-scored. The paper does not say by which model; here it is the policy itself, or the reference model. All rubrics of a
-group and the verdict without one continue the same prompt, which a packed pass computes once; off policy, the same pass
-computes the old log-probabilities of the group's rollouts.
+Both verdicts are forced in the judge's own format and their label is scored, here by the policy itself or the reference
+model (the paper does not say which). All rubrics of a group and the verdict without one continue the same prompt, which
+a packed pass computes once; off policy, it computes the old log-probabilities of the group's rollouts too.
 """
 
 from __future__ import annotations

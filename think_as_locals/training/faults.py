@@ -136,9 +136,8 @@ class StepGuard(TrainerCallback):
 def run_with_timeout(seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what `work` returns, or raise what it raises, within a time limit.
 
-    It runs in a thread of its own, which past the limit exits at its next instruction; one that is blocked in C does so
-    when it comes back, and keeps neither the caller nor the end of the process waiting. Only C code that holds the
-    interpreter's lock cannot be interrupted.
+    It runs in a thread of its own, which past the limit exits at its next instruction, or when it comes back from C.
+    Only C code that holds the interpreter's lock cannot be interrupted.
     """
     outcome: Future[T] = Future()
 

@@ -100,9 +100,8 @@ def policy_engine(trainer: GRPOTrainer, chat: Chat, batch_size: int) -> Iterator
 class CheckedEngine(VLLMGeneration, ABC):
     """What both engines share: prompts go in the order of their prefixes, an adapter alone where it can be applied.
 
-    After every sync the engine completes the first prompts of the data set greedily, and the log-probabilities of the
-    likeliest tokens at every position have to be the policy's. A stale or missing tensor, another model or another type
-    of weights shows there.
+    After every sync it completes the first prompts of the data set greedily, and the log-probabilities of the likeliest
+    tokens have to be the policy's: a stale or missing tensor, another model or type of weights shows there.
     """
 
     def __init__(
