@@ -7,23 +7,19 @@ from pathlib import Path
 
 
 class Page(HTMLParser):
-    """Tags, texts and the cells of every table; `lines` is its text with a line for each block."""
+    """Tags, texts and the cells of every table."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.source = path.read_text(encoding="utf-8")
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
-        self.lines = ""
         self.rows: list[str] = []
         self.feed(self.source)
         self.text = " ".join(self.text.split())
-        self.lines = "\n".join(filter(None, (" ".join(line.split()) for line in self.lines.split("\0")))) + "\n"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag in ("p", "tr", "li", "h1", "h2", "h3", "summary", "figure", "figcaption", "pre", "svg", "text"):
-            self.lines += "\0"
         if tag == "tr":
             self.rows.append("")
 
@@ -31,7 +27,6 @@ class Page(HTMLParser):
         if self.tags and self.tags[-1][0] in ("style", "script"):
             return
         self.text += f" {data}"
-        self.lines += f" {data}"
         if self.rows:
             self.rows[-1] = " ".join(f"{self.rows[-1]} {data}".split())
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from evaluation.judged import Right, flip_items, judge_all, judged, measure
 from html_page import Page
-from recorded import assert_recorded
 
 from think_as_locals.evaluation import leaderboard
 from think_as_locals.evaluation.compare import compare, read
@@ -237,32 +236,44 @@ def test_a_name_does_not_turn_the_figures_beside_it(tmp_path: Path) -> None:
     assert not any(set(turning[-2:]) & set(title) for title in titles)
 
 
-@pytest.fixture
-def probed(evaluation: Path) -> Path:
-    """That run, one of whose reward models was probed."""
+def test_tables_hold_n_intervals_ranks_probes_and_baselines(evaluation: Path, tmp_path: Path) -> None:
+    (evaluation / "probes").mkdir()
     moved = {"absolute": {"n": 400, "mean": 30.8, "ci95": [25, 36]}, "signed": {"n": 400, "mean": None, "ci95": None}}
     found = {"n_items": 134, "spread": 1.0, "CC": {"n": 402, "relative": moved}}
-    (evaluation / "probes").mkdir()
     (evaluation / "probes/good.json").write_text(json.dumps(found))
-    return evaluation
+    page = Page(write_leaderboard([evaluation], tmp_path / "out"))
+    good = model_of(board_of(tmp_path / "out"), "good")
+    low, high = (f"{100 * end:.1f}" for end in good["macro"]["ci95"])
+    row = page.row("1–2 good")
+    for cell in ("● may be first", f"{100 * good['macro']['accuracy']:.1f} {low}–{high}", "n 134", "listwise"):
+        assert cell in row
+    assert page.row("chance").startswith("chance best baseline")
+    assert page.row("good CC 400").startswith("good CC 400 30.8 25.0–36.0 –")
+    assert "134 (" not in page.text
+    assert len([row for row in page.rows if row.startswith("All cultures")]) == 4
 
 
-@pytest.fixture
-def sure(tmp_path: Path) -> Path:
-    """One that was asked in both orders and how sure it is, and a scalar one, which sees no slots."""
+def test_slots_orders_and_confidence_stand_with_their_intervals(tmp_path: Path) -> None:
     both = [judged(item, i % 3 > 0) for i, item in enumerate(items())]
     turned = [replace(p, presented=shuffle_responses(p.item, reverse=True)) for p in both]
-    measure(tmp_path / "sure", "judge", [replace(p, margin=1.0) for p in [*both, *turned]])  # expit(1) is 73.1 %
-    measure(tmp_path / "sure", "scores", [replace(p, scores=(1.0, 0.0)) for p in both])
-    return tmp_path / "sure"
-
-
-@pytest.mark.parametrize("name", ["probed", "sure"])
-def test_page_and_markdown_are_the_recorded_ones(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Ranks, accuracies, slots, confidence, probes and differences with n and interval, beside the baselines."""
-    page = Page(write_leaderboard([request.getfixturevalue(name)], tmp_path / "out"))
-    assert_recorded(f"leaderboard/{name}.txt", page.lines)
-    assert_recorded(f"leaderboard/{name}.md", (tmp_path / "out/leaderboard.md").read_text(encoding="utf-8"))
+    sure = [replace(p, margin=1.0) for p in [*both, *turned]]
+    measure(tmp_path / "run", "judge", sure)
+    measure(tmp_path / "run", "scores", [replace(p, scores=(1.0, 0.0)) for p in both])
+    page = Page(write_leaderboard([tmp_path / "run"], tmp_path / "out"))
+    found = model_of(board_of(tmp_path / "out"), "judge")
+    slots = page.row("judge A ")
+    bias = found["slot_bias"]["A"]
+    assert found["slot_bias"]["B"]["bias"] == pytest.approx(-bias["bias"])
+    shown = [f"{100 * value:+.1f}".replace("-", "−") for value in (bias["bias"], *bias["ci95"])]
+    assert f"A {shown[0]} {shown[1]} to {shown[2]}, n {2 * len(both)}" in slots
+    assert f"0.0 {100 * found['order_consistency']['ci95'][0]:.1f}" in slots
+    confidence = page.row("judge 73.1 ")  # expit(1)
+    assert f"n {2 * len(both)}" in confidence
+    assert f"{found['calibration']['brier']:.3f}" in confidence
+    assert not any(row.startswith("scores A ") for row in page.rows)
+    markdown = (tmp_path / "out/leaderboard.md").read_text(encoding="utf-8")
+    assert f"| judge | A {100 * bias['bias']:+.1f} [" in markdown
+    assert f"| judge | 73.1, n {2 * len(both)} |" in markdown
 
 
 def test_where_nothing_was_judged_in_slots_or_with_a_margin_the_page_is_silent_about_it(tmp_path: Path) -> None:
@@ -324,6 +335,16 @@ def test_one_endless_text_leaves_room_for_the_others(tmp_path: Path) -> None:
 
 
 # --- markdown ---
+
+
+def test_markdown_has_a_row_for_each_model_and_baseline_and_pair(out: Path) -> None:
+    written = (out / "leaderboard.md").read_text()
+    good = model_of(board_of(out), "good")
+    low, high = (f"{100 * end:.1f}" for end in good["macro"]["ci95"])
+    row = next(line for line in written.splitlines() if line.startswith("| 1–2 | good ●"))
+    assert f"| {100 * good['macro']['accuracy']:.1f} [{low}, {high}] |" in row
+    rows = [line for line in written.splitlines() if line.startswith("|")]
+    assert len(rows) == (2 + 4 + 6) + (2 + 6) + (2 + 3)  # slots: not of the constant
 
 
 def test_cells_of_markdown_hold_text_alone(evil: Path, tmp_path: Path) -> None:
