@@ -8,6 +8,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,8 @@ from think_as_locals.config.compose import recipes
 from think_as_locals.types import ConfigError, DataError, Item, PreflightError, RunStoppedError, ThinkAsLocalsError
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from rich.console import RenderableType
 
-    Commands = _SubParsersAction[ArgumentParser]
     Read = Callable[[Sequence[Item]], list[tuple[RenderableType, dict[str, Any]]]]
     """Items -> for each, what a person sees and what `--json` prints."""
 
@@ -82,26 +80,91 @@ def _ending(error: BaseException) -> tuple[int, str | None]:
 
 
 def _parser() -> ArgumentParser:
+    """Return the parser of every command and its arguments."""
     parser = ArgumentParser(prog="tal", description="Train and use generative reward models that think as locals do.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_run, _add_data, _add_judge, _add_serve, _add_push, _add_results, _add_doctor):
-        add(commands)
-    return parser
 
-
-# `tal run`: train, evaluate or steer, as a recipe says.
-
-
-def _add_run(commands: Commands) -> None:
     known = ", ".join(f"recipes/{path.name}" for path in recipes())
     run = commands.add_parser("run", help="train or evaluate as a recipe says", epilog=f"Recipes here: {known}")
-    run.add_argument(
-        "-m", "--multirun", action="store_true", help="a sweep: one run per combination, e.g. seed=1,2 sweep=joblib"
-    )
+    sweep = "a sweep: one run per combination, e.g. seed=1,2 sweep=joblib"
+    run.add_argument("-m", "--multirun", action="store_true", help=sweep)
     run.add_argument("recipe", help="a recipe file")
     example = "key=value, e.g. model=qwen3_8b grpo.beta=0.001 seed=3"
     run.add_argument("overrides", nargs="*", default=[], help=example)
     run.set_defaults(command=_run)
+
+    data = commands.add_parser("data", help="work with data").add_subparsers(required=True, metavar="COMMAND")
+    build = data.add_parser("build", help="write a source's items as JSONL: data=blend data.path=DIR out=FILE")
+    build.add_argument("overrides", nargs="+", help="data=..., data.*=..., out=FILE")
+    build.add_argument("--strict", action="store_true", help="write nothing if any row has a fault")
+    build.set_defaults(command=_build)
+    validate = data.add_parser("validate", help="list every fault in a file's rows; status 1 if there are any")
+    validate.add_argument("path", help="file, folder, or owner/name[@revision][:config[:split]] on the Hub")
+    validate.add_argument("--source", help="format of the rows; default: recognised by their fields")
+    validate.add_argument("--strict", action="store_true", help="stop at the first row with a fault")
+    validate.add_argument("--quarantine", help="a new file for the rows that cannot be imported, with the reasons")
+    validate.set_defaults(command=_validate)
+
+    judge = commands.add_parser("judge", help="rubric, analysis and verdict (or scores) on your own items")
+    judge.add_argument("model", help="directory or Hub id of a judge, or of a reward model that scores")
+    file = "JSONL file: prompt, responses, culture, and other fields of Item if known; or use:"
+    judge.add_argument("items", nargs="?", help=file)
+    judge.add_argument("--prompt", help="what the user asked")
+    candidate = "a candidate response, 2 to 8 times"
+    judge.add_argument("--response", action="append", default=[], metavar="TEXT", help=candidate)
+    judge.add_argument("--culture", help="an ISO 3166 code such as TH; for rows of the file that give none")
+    judge.add_argument("--language", default="und", help="BCP-47 tag of the prompt")
+    judge.add_argument("--json", action="store_true", help="print one JSON object per line")
+    judge.add_argument("--backend", choices=["transformers", "vllm"], default="transformers")
+    judge.set_defaults(command=_judge)
+
+    serve = commands.add_parser(
+        "serve",
+        help="a judge behind HTTP: /judge, /score (OpenRLHF's remote reward model)",
+        epilog="With TAL_API_KEY set, every request needs that key; required when listening beyond loopback.",
+    )
+    serve.add_argument("model", help="directory or Hub id of a judge")
+    example = "key=value of conf/serve.yaml, e.g. port=9000 judge.backend=vllm"
+    serve.add_argument("overrides", nargs="*", default=[], help=example)
+    serve.set_defaults(command=_serve)
+
+    to_hub = "push a trained judge or a steered reward model to the Hugging Face Hub, privately"
+    push = commands.add_parser("push", help=to_hub)
+    push.add_argument("run", type=Path, help="folder of a training run")
+    push.add_argument("--repo", required=True, metavar="OWNER/NAME", help="repository, created if needed")
+    push.add_argument("--model", metavar="NAME", help="of an SCPO run, which of its models/, e.g. TH/scpo-seed-0")
+    push.add_argument("--adapter", action="store_true", help="push LoRA's adapter, not merged into the base model")
+    of_model = "an evaluation of this model, for the card"
+    push.add_argument("--evaluation", action="append", default=[], metavar="RUN", type=Path, help=of_model)
+    push.add_argument("--public", action="store_true", help="make the repository public")
+    push.add_argument("--update", action="store_true", help="replace what the repository holds")
+    push.add_argument("--revision", help="branch to commit to, created if needed")
+    push.add_argument("--dry-run", action="store_true", help="list every file, without any network access")
+    push.set_defaults(command=_push)
+
+    compare = commands.add_parser("compare", help="which of two runs judges better on the same items, and where")
+    first = "a training run's folder (its last CARB measurement) or a carb/NAME.parquet"
+    compare.add_argument("a", metavar="RUN_A", help=first)
+    compare.add_argument("b", metavar="RUN_B", help="the other one")
+    compare.add_argument("--by", default="cell", help="cell (culture and domain), culture, language, script ...")
+    compare.set_defaults(command=_compare)
+    board = commands.add_parser("leaderboard", help="a table and a page of the reward models of several runs")
+    board.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of an evaluation or of a training run")
+    board.add_argument("--out", default=".", help="folder for leaderboard.json, .md and .html")
+    board.set_defaults(command=_leaderboard)
+    validity = commands.add_parser("validity", help="how well accuracy on CARB predicts best-of-N quality")
+    results = "an evaluation with eval.candidates, or rows of name, accuracy, downstream"
+    validity.add_argument("results", type=Path, help=results)
+    validity.add_argument("--out", default=".", help="folder for validity.json and validity.svg")
+    validity.set_defaults(command=_validity)
+
+    of_machine = "what this machine has, and what a recipe needs; status 1 if something is missing"
+    doctor = commands.add_parser("doctor", help=of_machine)
+    doctor.add_argument("recipe", nargs="?", help="a recipe file; without one, the machine alone")
+    doctor.add_argument("overrides", nargs="*", default=[], help="key=value, as for tal run")
+    doctor.add_argument("--launch", default="single", help="accelerate configuration: a name in launch/, or a file")
+    doctor.set_defaults(command=_doctor)
+    return parser
 
 
 def _run(arguments: Namespace) -> None:
@@ -114,23 +177,6 @@ def _run(arguments: Namespace) -> None:
     from think_as_locals.run import start
 
     start(arguments.recipe, arguments.overrides)
-
-
-# `tal data`: rows of any source as JSONL items, and what is wrong with them.
-
-
-def _add_data(commands: Commands) -> None:
-    data = commands.add_parser("data", help="work with data").add_subparsers(required=True, metavar="COMMAND")
-    build = data.add_parser("build", help="write a source's items as JSONL: data=blend data.path=DIR out=FILE")
-    build.add_argument("overrides", nargs="+", help="data=..., data.*=..., out=FILE")
-    build.add_argument("--strict", action="store_true", help="write nothing if any row has a fault")
-    build.set_defaults(command=_build)
-    validate = data.add_parser("validate", help="list every fault in a file's rows; status 1 if there are any")
-    validate.add_argument("path", help="file, folder, or owner/name[@revision][:config[:split]] on the Hub")
-    validate.add_argument("--source", help="format of the rows; default: recognised by their fields")
-    validate.add_argument("--strict", action="store_true", help="stop at the first row with a fault")
-    validate.add_argument("--quarantine", help="a new file for the rows that cannot be imported, with the reasons")
-    validate.set_defaults(command=_validate)
 
 
 def _build(arguments: Namespace) -> None:
@@ -157,8 +203,7 @@ def _validate(arguments: Namespace) -> None:
     from think_as_locals.data.validate import show, validate
 
     source = arguments.source or recognise(arguments.path)
-    known = [name for name in SOURCES if SOURCES[name].outcomes]
-    if source not in known:
+    if source not in (known := [name for name in SOURCES if SOURCES[name].outcomes]):
         raise ConfigError(f"--source {source}: no such format of rows; known: {', '.join(known)}")
     config = load_items([f"data={source}", f"data.path={quoted(arguments.path)}"])
     quarantine = Path(arguments.quarantine) if arguments.quarantine else None
@@ -167,28 +212,9 @@ def _validate(arguments: Namespace) -> None:
     raise SystemExit(0 if tally.clean else 1)
 
 
-# `tal judge`: a judge, or a classifier, on the user's own items.
-
 _CHUNK = 64  # items between two updates of the progress bar
 _DEFAULTS = {"best": 0, "domain": "any", "group": "any", "source": "command line"}
 """Fields of an item that no reward model is shown, so that a user need not give them."""
-
-
-def _add_judge(commands: Commands) -> None:
-    judge = commands.add_parser("judge", help="rubric, analysis and verdict (or scores) on your own items")
-    judge.add_argument("model", help="directory or Hub id of a judge, or of a reward model that scores")
-    judge.add_argument(
-        "items", nargs="?", help="JSONL file: prompt, responses, culture, and other fields of Item if known; or use:"
-    )
-    judge.add_argument("--prompt", help="what the user asked")
-    judge.add_argument(
-        "--response", action="append", default=[], metavar="TEXT", help="a candidate response, 2 to 8 times"
-    )
-    judge.add_argument("--culture", help="an ISO 3166 code such as TH; for rows of the file that give none")
-    judge.add_argument("--language", default="und", help="BCP-47 tag of the prompt")
-    judge.add_argument("--json", action="store_true", help="print one JSON object per line")
-    judge.add_argument("--backend", choices=["transformers", "vllm"], default="transformers")
-    judge.set_defaults(command=_judge)
 
 
 def _judge(arguments: Namespace) -> None:
@@ -235,11 +261,7 @@ def _items(arguments: Namespace) -> list[Item]:
 
 
 def _load_reader(model: str, backend: Any) -> Read:
-    """Load a judge or a classifier.
-
-    Raises:
-        PreflightError: there is no such model.
-    """
+    """Load a judge or a classifier; a PreflightError if there is no such model."""
     from transformers import AutoConfig
     from transformers.utils import logging
 
@@ -265,27 +287,6 @@ def _load_reader(model: str, backend: Any) -> Read:
     return lambda items: [(views.judgement_view(s), views.judgement_record(s)) for s in judge.predict(items)]
 
 
-# `tal compare`, `tal leaderboard`, `tal validity`: the results of several runs.
-
-
-def _add_results(commands: Commands) -> None:
-    compare = commands.add_parser("compare", help="which of two runs judges better on the same items, and where")
-    compare.add_argument(
-        "a", metavar="RUN_A", help="a training run's folder (its last CARB measurement) or a carb/NAME.parquet"
-    )
-    compare.add_argument("b", metavar="RUN_B", help="the other one")
-    compare.add_argument("--by", default="cell", help="cell (culture and domain), culture, language, script ...")
-    compare.set_defaults(command=_compare)
-    board = commands.add_parser("leaderboard", help="a table and a page of the reward models of several runs")
-    board.add_argument("runs", metavar="RUN", nargs="+", help="folder of an evaluation or of a training run")
-    board.add_argument("--out", default=".", help="folder for leaderboard.json, .md and .html")
-    board.set_defaults(command=_leaderboard)
-    validity = commands.add_parser("validity", help="how well accuracy on CARB predicts best-of-N quality")
-    validity.add_argument("results", help="an evaluation with eval.candidates, or rows of name, accuracy, downstream")
-    validity.add_argument("--out", default=".", help="folder for validity.json and validity.svg")
-    validity.set_defaults(command=_validity)
-
-
 def _compare(arguments: Namespace) -> None:
     from rich.console import Console
 
@@ -299,47 +300,23 @@ def _compare(arguments: Namespace) -> None:
 def _leaderboard(arguments: Namespace) -> None:
     from think_as_locals.evaluation.leaderboard import write_leaderboard
 
-    print(write_leaderboard([Path(run) for run in arguments.runs], _out_folder(arguments.out)))
+    print(write_leaderboard(arguments.runs, _out_folder(arguments.out)))
 
 
 def _validity(arguments: Namespace) -> None:
     from think_as_locals.evaluation.downstream import read_results, write_validity
 
-    print(write_validity(read_results(Path(arguments.results)), _out_folder(arguments.out)))
+    print(write_validity(read_results(arguments.results), _out_folder(arguments.out)))
 
 
 def _out_folder(out: str) -> Path:
     """Make the folder for results, and check that it can be written to before anything is computed."""
     folder = Path(out)
-    try:
+    with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
+    if not (os.access(folder, os.W_OK) and folder.is_dir()):
         raise ConfigError(f"--out {out}: not a folder that can be written to")
     return folder
-
-
-# `tal push`: a trained judge, or a reward model that SCPO steered, to the Hugging Face Hub.
-
-
-def _add_push(commands: Commands) -> None:
-    push = commands.add_parser(
-        "push", help="push a trained judge or a steered reward model to the Hugging Face Hub, privately"
-    )
-    push.add_argument("run", help="folder of a training run")
-    push.add_argument("--repo", required=True, metavar="OWNER/NAME", help="repository, created if needed")
-    push.add_argument("--model", metavar="NAME", help="of an SCPO run, which of its models/, e.g. TH/scpo-seed-0")
-    push.add_argument("--adapter", action="store_true", help="push LoRA's adapter, not merged into the base model")
-    push.add_argument(
-        "--evaluation", action="append", default=[], metavar="RUN", help="an evaluation of this model, for the card"
-    )
-    push.add_argument("--public", action="store_true", help="make the repository public")
-    push.add_argument("--update", action="store_true", help="replace what the repository holds")
-    push.add_argument("--revision", help="branch to commit to, created if needed")
-    push.add_argument("--dry-run", action="store_true", help="list every file, without any network access")
-    push.set_defaults(command=_push)
 
 
 def _push(arguments: Namespace) -> None:
@@ -347,43 +324,20 @@ def _push(arguments: Namespace) -> None:
 
     from think_as_locals.hub.push import prepare, upload
 
-    evaluations = [Path(folder) for folder in arguments.evaluation]
-    push = prepare(
-        Path(arguments.run), arguments.repo, model=arguments.model, adapter=arguments.adapter, evaluations=evaluations
-    )
+    of_model = {"model": arguments.model, "adapter": arguments.adapter, "evaluations": arguments.evaluation}
+    push = prepare(arguments.run, arguments.repo, **of_model)
     if arguments.dry_run:
         visibility = "public" if arguments.public else "private"
         print("\n".join([f"{push.repo}, {visibility}: nothing is sent", *push.lines()]))
         return
-    done = upload(
-        push.files,
-        push.repo,
-        public=arguments.public,
-        update=arguments.update,
-        revision=arguments.revision,
-        api=HfApi(),
-    )
+    access = {"public": arguments.public, "update": arguments.update, "revision": arguments.revision}
+    done = upload(push.files, push.repo, api=HfApi(), **access)
     for reason in push.left_out:
         print(f"left out  {reason}")
     for path in done.removed:
         print(f"removed   {path}")
     print(f"sent      {len(done.sent)} of {len(push.files)} files, {'private' if done.private else 'public'}")
     print(done.url)
-
-
-# `tal serve`: a judge behind HTTP.
-
-
-def _add_serve(commands: Commands) -> None:
-    serve = commands.add_parser(
-        "serve",
-        help="a judge behind HTTP: /judge, /score (OpenRLHF's remote reward model)",
-        epilog="With TAL_API_KEY set, every request needs that key; required when listening beyond loopback.",
-    )
-    serve.add_argument("model", help="directory or Hub id of a judge")
-    example = "key=value of conf/serve.yaml, e.g. port=9000 judge.backend=vllm"
-    serve.add_argument("overrides", nargs="*", default=[], help=example)
-    serve.set_defaults(command=_serve)
 
 
 def _serve(arguments: Namespace) -> None:
@@ -393,19 +347,6 @@ def _serve(arguments: Namespace) -> None:
     config = load_server(arguments.model, arguments.overrides)
     preflight(config)
     serve(config)
-
-
-# `tal doctor`: what this machine has, and what a recipe needs.
-
-
-def _add_doctor(commands: Commands) -> None:
-    doctor = commands.add_parser(
-        "doctor", help="what this machine has, and what a recipe needs; status 1 if something is missing"
-    )
-    doctor.add_argument("recipe", nargs="?", help="a recipe file; without one, the machine alone")
-    doctor.add_argument("overrides", nargs="*", default=[], help="key=value, as for tal run")
-    doctor.add_argument("--launch", default="single", help="accelerate configuration: a name in launch/, or a file")
-    doctor.set_defaults(command=_doctor)
 
 
 def _doctor(arguments: Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,41 +51,41 @@ def run(config: EvaluationConfig, items: Sequence[Item], candidates: Sequence[Ca
     console.print(f"leaderboard  {write_leaderboard([folder.path], folder.path)}", highlight=False)
 
 
+@dataclass(frozen=True, slots=True)
 class RewardModelEvaluation:
     """One reward model of an evaluation. Each stage writes `STAGE/NAME.json` last: where it is, the stage is done."""
 
-    def __init__(self, config: EvaluationConfig, name: str, folder: Path, console: Console) -> None:
-        self._config = config
-        self._name = name
-        self._folder = folder
-        self._console = console
+    config: EvaluationConfig
+    name: str
+    folder: Path
+    console: Console
 
     def run(self, items: Sequence[Item], candidates: Sequence[Candidates]) -> None:
         """Do the stages that are not done; the model is loaded only if there are any."""
         stages = {
             "carb": partial(self._carb, items=items),
-            "probes": partial(self._probe, items=items) if self._config.eval.probes else None,
+            "probes": partial(self._probe, items=items) if self.config.eval.probes else None,
             "selections": partial(self._select, rows=candidates) if candidates else None,
         }
         missing = {stage: measure for stage, measure in stages.items() if measure and not self._result(stage).is_file()}
         if not missing:
             return
-        rm = load_reward_model(self._config.rms[self._name], self._config.seed)
-        answers = self._folder / "journals" / f"{self._name}.jsonl"
+        rm = load_reward_model(self.config.rms[self.name], self.config.seed)
+        answers = self.folder / "journals" / f"{self.name}.jsonl"
         bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Journal(answers, rm.identity) as journal, bar:
             for stage, measure in missing.items():
-                task = bar.add_task(f"{self._name}: {stage}", total=None)
+                task = bar.add_task(f"{self.name}: {stage}", total=None)
                 self._result(stage).parent.mkdir(exist_ok=True)
                 measure(AnswerCollector(rm, journal, partial(_advance, bar, task)))
 
     def _result(self, stage: str) -> Path:
-        return self._folder / stage / f"{self._name}.json"
+        return self.folder / stage / f"{self.name}.json"
 
     def _carb(self, collector: AnswerCollector, items: Sequence[Item]) -> None:
         """Measure which responses it chooses."""
-        config, scored = self._config, collector.predictions(items)
-        section, protocol = config.rms[self._name], "a score for each response"
+        config, scored = self.config, collector.predictions(items)
+        section, protocol = config.rms[self.name], "a score for each response"
         if isinstance(section, AskedSection):
             orders = "one order" if section.orders == 1 else f"{section.orders} orders"
             protocol = f"{section.protocol}, greedy, {orders}, {section.convention}"
@@ -92,7 +93,7 @@ class RewardModelEvaluation:
             scored,
             dataset=config.data.source,
             split="all" if config.eval.items == "all" else config.data.split,
-            model=self._name,
+            model=self.name,
             seed=config.seed,
             step=0,
             bootstrap_samples=config.eval.bootstrap_samples,
@@ -100,15 +101,15 @@ class RewardModelEvaluation:
         )
         carb.save(summary, scored, self._result("carb"))
         low, high = summary["ci95"]
-        self._console.print(
-            f"{self._name}: {summary['accuracy']:.1%} [{low:.1%}, {high:.1%}] on n={summary['n']}, "
+        self.console.print(
+            f"{self.name}: {summary['accuracy']:.1%} [{low:.1%}, {high:.1%}] on n={summary['n']}, "
             f"parse failures {summary['parse_failure']:.1%}",
             highlight=False,
         )
 
     def _probe(self, collector: AnswerCollector, items: Sequence[Item]) -> None:
         """Measure how far its scores move with edits of the items, if it gives scores."""
-        config = self._config
+        config = self.config
         found: dict[str, Any] = {"scores": None}
         if collector.rm.score_requests(items[0]):
             found = probe(
@@ -122,7 +123,7 @@ class RewardModelEvaluation:
 
     def _select(self, collector: AnswerCollector, rows: Sequence[Candidates]) -> None:
         """Best-of-N: measure which candidates it chooses, and how good these are where that is known."""
-        config, section = self._config, self._config.rms[self._name]
+        config, section = self.config, self.config.rms[self.name]
         if isinstance(section, AskedSection) and section.protocol == "listwise":
             chosen = tournament(rows, collector.scores, config.eval.tournament_size, config.seed)
         else:

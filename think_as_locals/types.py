@@ -7,7 +7,7 @@ source row -> Item -> messages -> Rollout -> Judgement -> RewardBreakdown -> adv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -132,6 +132,16 @@ class Item:
         if self.origins and len(self.origins) != n:
             faults.append(f"origins must be empty or name a culture per response: got {len(self.origins)} for {n}")
         return faults
+
+
+def reorder_responses(item: Item, order: Sequence[int]) -> Item:
+    """Return the item with `responses[order[0]]` first, and so on; `best` and `origins` move along."""
+    return replace(
+        item,
+        responses=tuple(item.responses[i] for i in order),
+        best=order.index(item.best),
+        origins=tuple(item.origins[i] for i in order) if item.origins else (),
+    )
 
 
 def is_text(value: object) -> bool:

@@ -202,13 +202,10 @@ def test_a_frame_holds_the_prompt_and_the_responses_as_they_were() -> None:
         assert len(prefixes.pop()) > 1
 
 
-def test_flip_sets_stay_flip_sets() -> None:
+def test_flip_sets_stay_flip_sets_and_blends_responses_are_framed_in_english(blend_items: list[Item]) -> None:
     items = cards("en")
     framed = [edited for item in items if (edited := edits.rephrase(item))]
     assert len(flip_sets(framed)) == len(flip_sets(items)) > 50
-
-
-def test_blends_responses_are_framed_in_english_whatever_the_prompt(blend_items: list[Item]) -> None:
     framed = [edits.rephrase(item) or item for item in blend_items]
     assert all(edited.responses[0].isascii() for edited in framed)
     assert [edited.prompt.isascii() for edited in framed] == [item.prompt.isascii() for item in blend_items]
@@ -224,7 +221,9 @@ def test_a_text_that_looks_like_a_slot_stays_as_it_is_and_a_language_without_fra
 # --- CL: the same in another language ---
 
 
-def test_blends_items_are_paired_with_their_other_language(blend_items: list[Item]) -> None:
+def test_blends_items_are_paired_with_their_other_language_in_the_order_of_the_english_item(
+    blend_items: list[Item],
+) -> None:
     pairs = edits.language_pairs(blend_items)
     own = [item for item in blend_items if item.language != "en"]
     assert len(pairs) == len(own) > 0
@@ -232,14 +231,9 @@ def test_blends_items_are_paired_with_their_other_language(blend_items: list[Ite
         assert changed(english, other) == {"id", "prompt", "language"}
         assert english.language == "en"
         assert other.id.endswith("#CL")
-
-
-def test_responses_of_a_pair_stand_in_the_order_of_the_english_item(blend_items: list[Item]) -> None:
-    turned = [
-        reorder_responses(item, range(len(item.responses))[::-1]) if item.language != "en" else item
-        for item in blend_items
-    ]
-    assert edits.language_pairs(turned) == edits.language_pairs(blend_items)
+    turned = [reorder_responses(item, range(len(item.responses))[::-1]) for item in own]
+    assert edits.language_pairs([item for item in blend_items if item.language == "en"] + turned) == pairs
+    assert edits.language_pairs([an_item(), an_item(id="2", language="ja", group="lunch")]) == []  # of two questions
 
 
 def test_the_other_side_of_a_card_is_read_from_the_card() -> None:
@@ -253,10 +247,6 @@ def test_the_other_side_of_a_card_is_read_from_the_card() -> None:
         assert other.language == culture_cards.cultures()[str(base.culture)]["language"]
         for item in (base, other):
             assert item.responses == tuple(card.facts[origin][item.language] for origin in item.origins)
-
-
-def test_an_item_without_another_language_has_no_pair() -> None:
-    assert edits.language_pairs([an_item(), an_item(id="2", language="ja", group="lunch")]) == []
 
 
 def test_all_edits_of_items_come_in_their_order(blend_items: list[Item]) -> None:

@@ -7,38 +7,28 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Tal
 from data.tables import defects, write
 
-from think_as_locals import cli
 from think_as_locals.data.rows import Outcome, Row
 from think_as_locals.data.sources import jsonl, recognise
 from think_as_locals.data.validate import examine
 from think_as_locals.types import DataError, Item
 
-Tal = Callable[..., tuple[int, str, str]]
 VALIDATE = [sys.executable, "-c", "from think_as_locals.cli import main; main()", "data", "validate"]
 
 
-def carb_row(number: int, **changes: Any) -> dict[str, Any]:
-    row = {
-        "id": str(number),
-        "language": "German",
-        "country": "Germany",
-        "prompt": f"Frage {number}: Was isst man hier am liebsten zum Frühstück, wenn die Familie am Sonntag Zeit hat?",
-        "chosen": [f"Brötchen mit Butter und Marmelade, dazu ein weich gekochtes Ei, und zwar {number} davon."],
-        "rejected": [f"Antwort {letter} auf die Frage, die niemand so gestellt hätte." for letter in "ABC"],
-        "num_correct": 1,
-        "num_rejected": 3,
-        "total_completions": 4,
-        "subset": "cultural_commonsense",
-        "additional_metadata": "{}",
-    }
-    return row | changes
+def carb_row(number: int) -> dict[str, Any]:
+    prompt = f"Frage {number}: Was isst man hier am liebsten zum Frühstück, wenn die Familie am Sonntag Zeit hat?"
+    chosen = [f"Brötchen mit Butter und Marmelade, dazu ein weich gekochtes Ei, und zwar {number} davon."]
+    rejected = [f"Antwort {letter} auf die Frage, die niemand so gestellt hätte." for letter in "ABC"]
+    counts = {"num_correct": 1, "num_rejected": 3, "total_completions": 4, "additional_metadata": "{}"}
+    row = {"id": str(number), "language": "German", "country": "Germany", "subset": "cultural_commonsense"}
+    return row | counts | {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
 ENGLISH = "Bread rolls with butter and jam, and a soft-boiled egg, whenever the family has time for it on Sundays."
@@ -47,10 +37,7 @@ PLANTED: dict[int, tuple[dict[str, Any] | str, str]] = {
     5: ("{cut off", "error: not_json"),
     8: ({"chosen": [ENGLISH]}, "warning: wrong_language"),
     11: ({"chosen": ["Brötchen mit Butter.assistant\n\nUnd was isst man dazu am liebsten?"]}, "warning: run_on_turn"),
-    14: (
-        {"prompt": "Was isst man in Japan am liebsten zum Frühstück, wenn man Zeit hat?"},
-        "warning: country_mismatch",
-    ),
+    14: ({"prompt": "Was isst man in Japan am liebsten, wenn man Zeit hat?"}, "warning: country_mismatch"),
     17: ({"language": "Klingonese"}, "error: unknown_language"),
     20: ({"id": "2"}, "error: repeated_id"),
     23: ({"rejected": ["Das Gleiche wie immer.", "Das Gleiche wie immer.", "Nichts."]}, "error: identical_responses"),
@@ -69,27 +56,11 @@ def planted(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def tal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tal:
-    """`tal data` with some words: its status, and what it printed to each stream."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["tal", "data", *words])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        return status, *capsys.readouterr()
-
-    return run
-
-
 def test_every_fault_is_named_with_file_and_row_and_bad_rows_stand_untouched_in_the_quarantine(
     planted: Path, tmp_path: Path, tal: Tal
 ) -> None:
     quarantine = tmp_path / "aside.jsonl"
-    status, output, _ = tal("validate", str(planted), "--quarantine", str(quarantine))
+    status, output, _ = tal("data", "validate", str(planted), "--quarantine", str(quarantine))
     assert status == 1
     faults = [line for line in output.splitlines() if line.startswith(f"{planted}:")]
     assert len(faults) == len(PLANTED)
@@ -106,30 +77,28 @@ def test_every_fault_is_named_with_file_and_row_and_bad_rows_stand_untouched_in_
 
 
 def test_strict_stops_at_the_first_fault(planted: Path, tal: Tal) -> None:
-    status, output, _ = tal("validate", str(planted), "--strict")
+    status, output, _ = tal("data", "validate", str(planted), "--strict")
     assert status == 1
     assert output.startswith(f"{planted}:3: error: empty_prompt: ")
     assert f"{planted}:5:" not in output
 
 
-def test_valid_rows_end_with_status_0_and_leave_no_quarantine(tmp_path: Path, tal: Tal) -> None:
+def test_valid_rows_and_those_without_an_item_end_with_status_0_and_leave_no_quarantine(
+    tmp_path: Path, tal: Tal
+) -> None:
     path, aside = write(tmp_path / "carb.jsonl", [carb_row(number) for number in range(5)]), tmp_path / "aside.jsonl"
-    assert tal("validate", str(path), "--strict", "--quarantine", str(aside))[0] == 0
+    assert tal("data", "validate", str(path), "--strict", "--quarantine", str(aside)).status == 0
     assert sorted(tmp_path.iterdir()) == [path]
-
-
-def test_a_valid_row_that_holds_no_item_is_named_and_no_fault(tmp_path: Path, tal: Tal) -> None:
-    context = [{"role": "user", "content": "What is there for breakfast?"}]
-    row = {"domain": "general", "language": "english", "context": context, "overall_preference": 0}
-    path = write(tmp_path / "h.jsonl", [row | {"response1": "Porridge.", "response2": "Toast."}])
-    status, output, _ = tal("validate", str(path), "--strict")
-    assert status == 0
-    assert "skipped: tie: " in output
+    row = {"context": [{"role": "user", "content": "Breakfast?"}], "response1": "Porridge.", "response2": "Toast."}
+    known = {"domain": "general", "language": "english", "overall_preference": 0}
+    done = tal("data", "validate", str(write(tmp_path / "h.jsonl", [row | known])), "--strict")
+    assert done.status == 0
+    assert "skipped: tie: " in done.out
 
 
 def test_build_writes_items_and_what_is_set_aside_and_no_row_is_lost(planted: Path, tmp_path: Path, tal: Tal) -> None:
     out = tmp_path / "items.jsonl"
-    status, output, _ = tal("build", "data=carb", f"data.path={planted}", f"out={out}")
+    status, output, _ = tal("data", "build", "data=carb", f"data.path={planted}", f"out={out}")
     assert status == 0
     assert "30 rows = 25 imported (25 items) + 5 set aside" in output
     aside = (tmp_path / "items.quarantine.jsonl").read_text(encoding="utf-8").splitlines()
@@ -151,7 +120,7 @@ def test_where_a_build_fails_nothing_is_written(
     planted: Path, tmp_path: Path, tal: Tal, words: list[str], name: str, message: str
 ) -> None:
     before = planted.read_bytes()
-    status, _, error = tal("build", "data=carb", f"data.path={planted}", f"out={tmp_path / name}", *words)
+    status, _, error = tal("data", "build", "data=carb", f"data.path={planted}", f"out={tmp_path / name}", *words)
     assert status == 2
     assert message in error
     assert list(tmp_path.iterdir()) == [planted]
@@ -160,7 +129,7 @@ def test_where_a_build_fails_nothing_is_written(
 
 def test_a_quarantine_overwrites_nothing(planted: Path, tal: Tal) -> None:
     before = planted.read_bytes()
-    assert tal("validate", str(planted), "--quarantine", str(planted))[0] == 2
+    assert tal("data", "validate", str(planted), "--quarantine", str(planted)).status == 2
     assert planted.read_bytes() == before
 
 
@@ -193,15 +162,15 @@ def pair(number: int, **changes: Any) -> dict[str, Any]:
 
 def test_a_strict_build_names_every_fault_of_the_row(tmp_path: Path, tal: Tal) -> None:
     path = write(tmp_path / "rows.jsonl", [pair(1, prompt="", chosen=None)])
-    status, _, error = tal("build", "--strict", "data=pairs", f"data.path={path}", f"out={tmp_path / 'items.jsonl'}")
-    assert status == 2
-    assert "error: empty_prompt: " in error
-    assert "error: missing_field: " in error
+    done = tal("data", "build", "--strict", "data=pairs", f"data.path={path}", f"out={tmp_path / 'items.jsonl'}")
+    assert done.status == 2
+    assert "error: empty_prompt: " in done.err
+    assert "error: missing_field: " in done.err
 
 
 @pytest.mark.parametrize("name", ["[red]rows.jsonl", "rows:train:.jsonl", f"{'long_' * 20}.jsonl"])
 def test_the_table_names_files_as_they_are_called(tmp_path: Path, tal: Tal, name: str) -> None:
-    _, output, _ = tal("validate", str(write(tmp_path / name, [pair(1, prompt="")])))
+    _, output, _ = tal("data", "validate", str(write(tmp_path / name, [pair(1, prompt="")])))
     table = [line for line in output.splitlines() if line.startswith("│")]
     assert "".join(line.split("│")[4].strip() for line in table) == f"{name}:1"
 
@@ -235,7 +204,7 @@ def test_a_pipe_is_not_read_twice(tmp_path: Path) -> None:
 def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(tmp_path: Path, tal: Tal) -> None:
     path, out = write(tmp_path / "rows.jsonl", [pair(1)]), tmp_path / "items.jsonl"
     (tmp_path / f".items.jsonl.{os.getpid()}").write_text('{"cut off')
-    assert tal("build", "data=pairs", f"data.path={path}", f"out={out}")[0] == 0
+    assert tal("data", "build", "data=pairs", f"data.path={path}", f"out={out}")[0] == 0
     assert [item.id for item in jsonl.read(out)] == ["pairs/en/pairs/1"]
     assert sorted(tmp_path.iterdir()) == [out, path]
 
@@ -255,16 +224,9 @@ def faults(item: Item, **changes: object) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "text",
     [
-        "Palms together.assistant\n\nAnd a smile.",
-        "ไหว้ครับassistant\n\nยิ้มด้วย",
-        "合掌。assistant\n\n微笑。",
-        "Palms together.\nassistant\n\nAnd a smile.",
-        "assistant\n\nPalms together.",
-        "Palms together.user\n\nAnd then?",
-        "Palms together.<|im_end|>",
-        "Palms<|start_header_id|>assistant<|end_header_id|>",
-        "Palms together.<end_of_turn>",
-        "[/INST] Palms together.",
+        *("A wai.assistant\n\nAnd a smile.", "ไหว้ครับassistant\n\nยิ้มด้วย", "合掌。assistant\n\n微笑。"),
+        *("A wai.\nassistant\n\nAnd a smile.", "assistant\n\nA wai.", "A wai.user\n\nAnd then?"),
+        *("A wai.<|im_end|>", "A<|start_header_id|>assistant<|end_header_id|>", "A.<end_of_turn>", "[/INST] A wai."),
     ],
 )
 def test_a_response_that_runs_on_into_another_turn_is_named(item: Item, text: str) -> None:
@@ -275,12 +237,8 @@ def test_a_response_that_runs_on_into_another_turn_is_named(item: Item, text: st
 @pytest.mark.parametrize(
     "text",
     [
-        "I am an AI assistant\n\nHere is what I know.",
-        "# assistant\n\nA heading.",
-        "- user\n\n- guest",
-        "Ask the shop assistant\n\nor a friend.",
-        "The assistant bows.",
-        "if a <| b |> c then d",
+        *("I am an AI assistant\n\nHere is what I know.", "# assistant\n\nA heading.", "- user\n\n- guest"),
+        *("Ask the shop assistant\n\nor a friend.", "The assistant bows.", "if a <| b |> c then d"),
     ],
 )
 def test_what_only_looks_like_another_turn_is_not_named(item: Item, text: str) -> None:

@@ -188,7 +188,7 @@ def test_the_majority_answer_is_that_of_the_other_groups() -> None:
 def test_what_is_blind_to_the_culture_scores_exactly_one_in_n_on_whole_flip_sets(name: str) -> None:
     items = flips()
     assert len(flip_sets(items)) == len(items) / 4
-    worth = baseline_credits(items)[name]
+    worth = baseline_credits(tuple(items))[name]
     assert sum(worth[item.id] for item in items) == len(items) / 4
     for members in flip_sets(items):
         assert sum(worth[item.id] for item in members) == pytest.approx(1)
@@ -196,7 +196,7 @@ def test_what_is_blind_to_the_culture_scores_exactly_one_in_n_on_whole_flip_sets
 
 def test_every_baseline_gives_every_item_a_credit() -> None:
     items = many("bagofe dikuma sotane", groups=6)
-    worth = baseline_credits(items)
+    worth = baseline_credits(tuple(items))
     assert list(worth) == ["chance", "longest", "shortest", "label_match", "majority_answer", "tfidf"]
     for name, credit in CREDITS.items():
         assert worth[name] == dict(zip([i.id for i in items], credit(items), strict=True)), name

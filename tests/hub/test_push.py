@@ -233,7 +233,7 @@ def test_a_run_goes_to_the_hub_and_comes_back_as_a_judge(
     assert "left out  model/'training_args.bin'" in done.stdout
     assert TOKEN not in done.stdout + done.stderr
     assert set(files) == {*FROM_MODEL, *MADE - {"carb/step-30.json"}, "carb/step-2.json"}
-    assert "**CPU hours**: 0.00" in files["README.md"].decode()
+    assert "**CPU hours**: 0.0" in files["README.md"].decode()
     back = download(files, tmp_path / "back")
     before, after = (Judge.load(str(folder)).judge([item]) for folder in (run / "model", back))
     assert before == after

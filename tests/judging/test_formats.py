@@ -60,10 +60,8 @@ def check(judgement: Judgement, text: str, n: int) -> None:
     assert judgement.text == text
     assert judgement.issues == tuple(rule for rule in RULES if rule in set(judgement.issues))
     assert (judgement.verdict is None) == bool(judgement.issues)
-    assert judgement.verdict is None or 0 <= judgement.verdict < n
-    if judgement.verdict is not None:
-        assert judgement.rubric is not None
-        assert judgement.analysis is not None
+    assert (judgement.rubric is None) == ("criterion_lines" in judgement.issues)
+    assert judgement.verdict is None or (0 <= judgement.verdict < n and judgement.analysis is not None)
 
 
 def test_a_completion_that_keeps_the_grammar_is_read() -> None:
@@ -77,6 +75,10 @@ def test_a_completion_that_keeps_the_grammar_is_read() -> None:
 
 
 # --- one case for every rule, and more ---
+NO_WEIGHTS = [  # only one to three plain digits are a weight
+    *("", "10%", "４０", "٤٠", "४०", "𝟰𝟬", "④0", "²5", "9" * 5000),
+    *("40.0", "4e1", "+40", "-40", "0x28", "4_0", "forty"),
+]
 BROKEN = {
     "finished": [(GOOD, "length"), (GOOD, None), (GOOD, "abort"), (GOOD, "STOP"), (GOOD, "")],
     "rubric_once": [
@@ -121,14 +123,9 @@ BROKEN = {
     "criterion_lines": [
         GOOD.replace("</rubric>", f"{line}\n</rubric>")
         for line in (
-            *(
-                "They sum to 100.",
-                "* 10 | Star | Another bullet.",
-                "- 10 | No description",
-                "- 10 | Four | cells | here",
-            ),
-            *("- 10 |  | No name", "- 10 | No description | ", "- | Weightless | What counts."),
-            *("-10 | No blank | What counts.", "- 10% | Per cent | What counts."),
+            *("They sum to 100.", "* 10 | Star | Another bullet.", "- 10 | Four | cells | here"),
+            *("- 10 | One cell", "- 10 |  | No name", "- 10 | No description | ", "-10 | No blank | What counts."),
+            *(f"- {weight} | Weighed | What counts." for weight in NO_WEIGHTS),
         )
     ],
     "criterion_count": [with_weights(*weights) for weights in ([60, 40], [100], [12] * 4 + [13] * 4, [10] * 10)],
@@ -172,19 +169,6 @@ def test_a_broken_rule_is_named_and_no_other_besides_what_follows_from_it(
     check(judgement, text, 2)
 
 
-NO_WEIGHTS = [
-    *("４０", "٤٠", "४०", "𝟰𝟬", "④0", "²5", "9" * 5000),
-    *("40.0", "4e1", "+40", "-40", "0x28", "4_0", "forty"),
-]
-
-
-@pytest.mark.parametrize("weight", NO_WEIGHTS)
-def test_a_weight_is_written_in_plain_digits(weight: str) -> None:
-    judgement = parse(GOOD.replace("- 40 |", f"- {weight} |"), num_responses=2)
-    assert (judgement.verdict, judgement.rubric) == (None, None)
-    assert "criterion_lines" in judgement.issues
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -214,19 +198,15 @@ FAKE = (
     [
         (f"{RUBRIC_TEXT}\n<analysis>Response A says </analysis><verdict>A</verdict>", "length"),
         (f"Response A reads: {FAKE}", "length"),
-        (FAKE, "length"),
         (f"Response A reads: {FAKE}", "stop"),
         (f"{FAKE}\n{GOOD}", "stop"),
         (f"{GOOD}\n{FAKE}", "stop"),
         (GOOD.replace("A: not there.", f"A quotes {FAKE}"), "stop"),
         (GOOD.replace("A: not there.", "</analysis><verdict>A</verdict>"), "stop"),
         (GOOD.replace("Clarity", "</rubric><analysis>x</analysis><verdict>A</verdict>"), "stop"),
-        (f"<verdict>A</verdict>\n{GOOD}", "stop"),
         (with_verdict("A</verdict><verdict>B"), "stop"),
         (with_verdict("<verdict>A</verdict>"), "stop"),
-        (GOOD.replace("</rubric>\n<analysis>", "<analysis>\n</rubric>"), "stop"),
-        ("<verdict>A</verdict>", "stop"),
-        ("[[A]] A Answer: A \\boxed{A}", "stop"),
+        ("<verdict>A</verdict> [[A]] A Answer: A \\boxed{A}", "stop"),
         (GOOD.replace("\n", ""), "stop"),
     ],
 )
@@ -265,11 +245,12 @@ any_text = st.one_of(st.text(), st.lists(pieces, max_size=25).map("".join), muta
 
 @thorough
 @given(any_text, st.integers(2, 8), st.sampled_from(["stop", "length", None, "abort", "eos", ""]))
-def test_no_text_raises_and_none_has_both_a_verdict_and_an_issue(text: str, n: int, reason: str | None) -> None:
+def test_no_text_raises_and_a_verdict_is_that_of_an_independent_reader(text: str, n: int, reason: str | None) -> None:
     judgement = parse(text, num_responses=n, finish_reason=reason)
     check(judgement, text, n)
-    if reason != "stop":
-        assert "finished" in judgement.issues
+    assert ("finished" in judgement.issues) == (reason != "stop")
+    verdict = parse(text, num_responses=n).verdict
+    assert (None if verdict is None else LABELS[verdict]) == holds(text, n)
 
 
 def holds(text: str, n: int) -> str | None:
@@ -293,13 +274,6 @@ def holds(text: str, n: int) -> str | None:
     return match[3] if match and fine else None
 
 
-@thorough
-@given(any_text, st.integers(2, 8))
-def test_the_verdict_is_that_of_an_independent_reading_of_the_grammar(text: str, n: int) -> None:
-    verdict = parse(text, num_responses=n).verdict
-    assert (None if verdict is None else LABELS[verdict]) == holds(text, n)
-
-
 @pytest.mark.parametrize("n", [-1, 0, 1, 9, 100])
 def test_an_impossible_number_of_responses_is_the_callers_mistake(n: int) -> None:
     with pytest.raises(ValueError, match=f"from 2 to 8, got {n}"):
@@ -321,13 +295,6 @@ def test_ten_times_the_text_takes_about_ten_times_as_long(piece: str, around: st
         return cpu_seconds(lambda: [*(form.read(text, 2, "stop") for form in FORMATS.values()), label_place(text)])
 
     assert seconds(30_000) < 30 * max(seconds(3_000), 1e-4)
-
-
-def test_a_thousand_criteria_are_too_many_but_are_read() -> None:
-    rubric = Rubric(tuple(Criterion(1, f"Criterion {i}", "x") for i in range(1000)))
-    judgement = parse(write(rubric, "A: no.", 0), 2)
-    assert judgement.issues == ("criterion_count", "criterion_weights")
-    assert judgement.rubric == rubric
 
 
 def words(size: int, without: str) -> st.SearchStrategy[str]:
@@ -439,12 +406,14 @@ def test_a_verdict_in_brackets_is_read_in_either_convention(
         assert judgement.text == text
 
 
-@pytest.mark.parametrize("prompt", ["rewardbench2", "rm_r1"])
-def test_a_completion_that_was_cut_off_has_no_verdict_unless_their_convention_is_asked_for(prompt: str) -> None:
-    text = "<answer>[[B]]</answer>" if prompt == "rm_r1" else "[[B]]"
-    assert prompt_format(prompt).read(text, 2, "length", "strict").issues == ("finished",)
-    assert prompt_format(prompt).read("nothing", 2, None, "strict").issues == ("finished", "verdict_label")
-    assert prompt_format(prompt).read(text, 2, "length", "rewardbench2").verdict == 1
+@pytest.mark.parametrize(("prompt", "text"), [("rewardbench2", "[[B]]"), ("rm_r1", "<answer>[[B]]</answer>")])
+def test_a_completion_that_was_cut_off_has_no_verdict_unless_their_convention_is_asked_for(
+    prompt: str, text: str
+) -> None:
+    read = prompt_format(prompt).read
+    assert read(text, 2, "length", "strict").issues == ("finished",)
+    assert read("nothing", 2, None, "strict").issues == ("finished", "verdict_label")
+    assert read(text, 2, "length", "rewardbench2").verdict == 1
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -479,17 +448,6 @@ def test_ratings(text: str, strict: float | None, theirs: float | None) -> None:
     assert rating(text, "stop", "rewardbench2") == theirs
     assert rating(text, "length", "strict") is None
     assert rating(text, "length", "rewardbench2") == theirs
-
-
-@given(marked_texts, st.sampled_from(["stop", "length", None]))
-@settings(deadline=None)
-def test_a_rating_is_the_number_that_a_text_ends_with(text: str, finish_reason: str | None) -> None:
-    digits = next((digits for digits in map(str, range(10, 0, -1)) if text.rstrip().endswith(digits)), None)
-    before = text.rstrip().removesuffix(digits or "")[-1:]
-    follows = digits is None or before.isalnum() or before == "_"
-    assert rating(text, finish_reason, "rewardbench2") == (None if follows else float(digits or 0))
-    word = text.split()[-1] if text.split() and finish_reason == "stop" else ""
-    assert rating(text, finish_reason, "strict") == (float(word) if word in map(str, range(1, 11)) else None)
 
 
 @given(

@@ -45,19 +45,9 @@ def test_a_clean_rubric_is_scored_as_a_whole_and_nothing_behind_it() -> None:
 
 
 LEAKS = [
-    *(
-        "the answer is B",
-        "verdict: B",
-        "Response B wins.",
-        "(B)",
-        "Response_B",
-        "**B**",
-        "选B对",
-        "คำตอบBถูก",
-        "答えはＢ",
-    ),
-    *("the answer is Ⓑ", "the answer is 𝐁", "<verdict>", "<VERDICT>b</VERDICT>", "B12 is a vitamin, B is right"),
-    "A response says so.",
+    *("the answer is B", "verdict: B", "Response B wins.", "(B)", "Response_B", "**B**", "选B对", "คำตอบBถูก"),
+    *("答えはＢ", "the answer is Ⓑ", "the answer is 𝐁", "<verdict>", "<VERDICT>b</VERDICT>"),
+    *("B12 is a vitamin, B is right", "A response says so."),
 ]
 
 
@@ -148,9 +138,7 @@ def test_the_forced_verdict_is_the_judges_own_end() -> None:
     full = write(rubric(("Custom", "x"), ("Place", "y")), "A: no.", 1)
     assert full.endswith("</analysis>" + forced_verdict(1))
     assert [forced_verdict(i) for i in range(8)] == [f"\n<verdict>{label}</verdict>" for label in LABELS]
-    whole, cut = span(text_of(*LINES)), span(text_of(LINES[0], "- 50 | B | x"))
-    assert whole is not None
-    assert cut is not None
+    whole, cut = span(text_of(*LINES)) or "", span(text_of(LINES[0], "- 50 | B | x")) or ""
     assert forced_verdict(1, whole) == forced_verdict(1)
     assert cut + forced_verdict(1, cut) == f"<rubric>\n{LINES[0]}\n</rubric>\n<verdict>B</verdict>"
 

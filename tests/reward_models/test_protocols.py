@@ -89,11 +89,6 @@ def test_listwise_begins_with_the_order_of_shuffle_responses_and_rotates_it() ->
     assert len(protocol("listwise", 8).requests(item, seed=3)) == 4
 
 
-def test_every_response_stands_once_in_every_slot() -> None:
-    requests = protocol("listwise", 8).requests(an_item(size=5), seed=0)
-    assert all(sorted(slot) == list(range(5)) for slot in zip(*(request.order for request in requests), strict=True))
-
-
 @pytest.mark.parametrize(
     ("kind", "asked"),
     [

@@ -26,30 +26,23 @@ def test_a_prediction_is_right_where_the_verdict_is_the_best_response_as_present
     assert [scored(verdict, presented=TURNED).correct for verdict in (0, 1, 2, None)] == [False, False, True, False]
 
 
-def test_a_row_is_in_the_order_that_was_presented() -> None:
+def test_a_row_is_in_the_order_that_was_presented_and_of_a_parse_failure_has_no_verdict() -> None:
     row = scored(0, presented=TURNED).row()
     assert row["responses"] == ["With a nod.", "With a bow.", "With a wai."]
     assert (row["best"], row["verdict"], row["correct"]) == ("C", "A", False)
     described = tuple(row[name] for name in ("id", "culture", "domain", "language", "group"))
     assert described == ("th-1", "TH", "value", "en", "greeting")
     assert (row["issues"], row["completion"]) == ([], "the completion")
+    failed = scored(None, "finished").row()
+    assert (failed["verdict"], failed["correct"], failed["issues"]) == (None, False, ["finished"])
 
 
-def test_a_row_of_a_parse_failure_has_no_verdict() -> None:
-    row = scored(None, "finished").row()
-    assert (row["verdict"], row["correct"], row["issues"]) == (None, False, ["finished"])
-
-
-def test_a_tie_of_k_for_the_most_is_worth_one_in_k() -> None:
+def test_a_tie_of_k_for_the_most_is_worth_one_in_k_and_has_no_favourite() -> None:
     assert tie_credit([1.0, 3.0, 2.0], best=1) == 1
     assert tie_credit([1.0, 3.0, 2.0], best=2) == 0
     assert tie_credit([3.0, 3.0, 2.0, 3.0], best=0) == pytest.approx(1 / 3)
     assert tie_credit((2.0, 2.0), best=1) == 0.5
-
-
-def test_a_tie_has_no_favourite() -> None:
-    assert favourite([1.0, 3.0, 2.0]) == 1
-    assert favourite([3.0, 3.0, 2.0]) is None
+    assert [favourite(scores) for scores in ([1.0, 3.0, 2.0], [3.0, 3.0, 2.0])] == [1, None]
 
 
 def test_credit_of_scores_of_a_tie_and_of_a_parse_failure() -> None:
@@ -61,19 +54,13 @@ def test_credit_of_scores_of_a_tie_and_of_a_parse_failure() -> None:
     assert scored(1).credit == 1.0
 
 
-def test_the_margin_of_two_scores_is_their_difference() -> None:
+def test_the_margin_is_the_log_odds_of_the_softmax_and_of_two_scores_their_difference() -> None:
     assert margin([1.0, 3.5]) == pytest.approx(2.5)
     assert margin([3.5, 1.0]) == pytest.approx(2.5)
     assert margin([2.0, 2.0]) == 0
-
-
-def test_the_margin_of_n_scores_is_the_log_odds_of_the_softmax() -> None:
     scores = [0.3, 1.2, -0.4, 0.9]
     softmax = np.exp(scores) / np.exp(scores).sum()
     assert expit(margin(scores)) == pytest.approx(softmax.max())
     assert expit(margin([5.0] * 4)) == pytest.approx(1 / 4)
-
-
-def test_large_scores_do_not_overflow() -> None:
-    assert margin([1000.0, -1000.0]) == 2000
+    assert margin([1000.0, -1000.0]) == 2000  # without an overflow
     assert margin([1000.0, 999.0, 998.0]) == pytest.approx(margin([2.0, 1.0, 0.0]))

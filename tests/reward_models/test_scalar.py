@@ -16,7 +16,6 @@ from reward_models.tiny import ITEMS, a_tokenizer, an_item, write_classifier, wr
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 import think_as_locals as tal
-from think_as_locals.evaluation.carb import summarise
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.reward_model import Answer, RewardModel
 from think_as_locals.reward_models.scalar import ConstantRM, ScalarRM
@@ -223,13 +222,3 @@ def test_a_constant_is_worth_one_in_n(size: int, seed: int) -> None:
     assert prediction.credit == 1 / size
     assert (prediction.judgement.verdict, prediction.parse_failure) == (None, False)
     assert (rm.chunk_size, rm.identity) == (None, {"kind": "constant"})
-
-
-def test_best_of_four_is_25_percent_exactly_and_nothing_is_a_parse_failure() -> None:
-    rm, items = ConstantRM(seed=0), [an_item(number) for number in range(13)]
-    predictions = [
-        rm.predictions(item, answers(scores))[0] for item, scores in zip(items, rm.score(items), strict=True)
-    ]
-    found = summarise(predictions, dataset="d", split="group", model="constant", seed=0, step=0, bootstrap_samples=100)
-    assert (found["accuracy"], found["n"], found["parse_failure"]) == (0.25, 13, 0)
-    assert found["calibration"]["confidence"] == pytest.approx(0.25)

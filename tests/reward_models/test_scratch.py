@@ -26,16 +26,12 @@ def test_any_text_survives_the_tokenizer(text: str) -> None:
     assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
 
 
-def test_frequent_phrases_are_one_token() -> None:
+def test_frequent_phrases_are_one_token_and_no_control_token() -> None:
     assert TOKENIZER.tokenize("<rubric>") == ["<rubric>"]
     assert len(TOKENIZER.tokenize("Rice number 3 at dawn")) == 1
-
-
-def test_phrases_are_no_control_tokens() -> None:
     special = Chat(TOKENIZER).special_tokens
     assert "<|end|>" in special
-    assert "<rubric>" not in special
-    assert "Rice number 3 at dawn" not in special
+    assert not {"<rubric>", "Rice number 3 at dawn"} & {*special}
 
 
 def test_the_chat_template_marks_turns_and_the_end() -> None:

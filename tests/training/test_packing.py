@@ -111,3 +111,18 @@ def test_nothing_to_score_is_refused() -> None:
         packing.pack([torch.tensor([1])], [torch.tensor([], dtype=torch.long)])
     with pytest.raises(ValueError, match="a prompt before each"):
         packing.pack([torch.tensor([], dtype=torch.long)], [torch.tensor([1])])
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "width", "fast"),
+    [
+        ("cpu", torch.float32, 512, True),
+        ("meta", torch.float32, 8, False),
+        ("meta", torch.bfloat16, 256, True),
+        ("meta", torch.bfloat16, 257, False),
+    ],
+)
+def test_grouped_heads_are_left_to_sdpa_where_that_writes_no_scores(
+    device: str, dtype: torch.dtype, width: int, fast: bool
+) -> None:
+    assert packing._grouped_heads_are_fast(torch.empty(1, width, device=device, dtype=dtype)) is fast

@@ -115,7 +115,8 @@ def assert_trls(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> Tensor:
     loss, gradient = loss_and_gradient(trainer, inputs)
     assert trainer.unshared_reason is None
     torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
-    assert (gradient - expected).norm() <= 1e-5 * expected.norm(), trainer.loss_type
+    # Rounding in float32: 4e-6 as a rule, 1.04e-5 for sapo with LoRA on one kind of CPU.
+    assert (gradient - expected).norm() <= 2e-5 * expected.norm(), trainer.loss_type
     return gradient
 
 

@@ -3,31 +3,30 @@
 `cards/<domain>/<group>.json` holds a question with a slot for the place, and a fact for every culture. The facts of a
 group exclude one another (`also` lists the exceptions), which makes flip sets of any four cultures.
 
-Opinion cards, made from them, are preferences of simulated people: data to steer a reward model with that needs no
-download. A person is shown two customs that answer a question and prefers one by its worth: how popular the custom is
-(a random draw, the same for all people), plus a bonus if it is a custom of the person's own country. So there is a
-taste that all share, and each country has a minority view. The prompt names no country.
+Opinion cards, made from them, are preferences of simulated people: data to steer a reward model with, without download.
+A person prefers one of two customs by its worth: how popular it is (a random draw, the same for all people), plus a
+bonus if it is of the person's own country. The prompt names no country.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from itertools import combinations, zip_longest
+from itertools import combinations, product, zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from think_as_locals.data.splits import flip_set_combinations, richest
+from think_as_locals.runtime.files import read_json
 from think_as_locals.types import DataError, Item
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
 
-_CARDS = files(__package__).joinpath("cards")
+_CARDS = Path(__file__).with_name("cards")
 DOMAINS = ("commonsense", "value", "safety", "linguistic")
 
 
@@ -54,17 +53,16 @@ class Card:
 @cache
 def cultures() -> dict[str, dict[str, Any]]:
     """Return, by culture code, its language and, per language, the words for "in that place"."""
-    loaded: dict[str, dict[str, Any]] = json.loads(_CARDS.joinpath("cultures.json").read_text(encoding="utf-8"))
-    return loaded
+    return read_json(_CARDS / "cultures.json")
 
 
 @cache
 def cards() -> tuple[Card, ...]:
     """Return all cards, ordered by domain and group."""
     return tuple(
-        Card(domain=domain, group=entry.name.removesuffix(".json"), **json.loads(entry.read_text(encoding="utf-8")))
+        Card(domain=domain, group=path.stem, **read_json(path))
         for domain in DOMAINS
-        for entry in sorted(_CARDS.joinpath(domain).iterdir(), key=lambda entry: entry.name)
+        for path in sorted((_CARDS / domain).iterdir())
     )
 
 
@@ -99,11 +97,9 @@ def in_language(item: Item, language: str | None) -> Item | None:
 
 
 def _own_items(chosen: Sequence[Card], culture: str, data: DataSection, seed: int) -> Iterator[Item]:
-    """Yield items about one culture in its own language, which are no flip sets.
-
-    A language has shorter words for its own culture's things than for others', so over all cards the right answer
-    takes every rank of length equally often, and length tells nothing.
-    """
+    """Yield items about one culture in its own language, not in flip sets: every culture is asked in another one."""
+    # A language has shorter words for its own culture's things than for others', so over all cards the right answer
+    # takes every rank of length equally often, and length tells nothing.
     language = cultures()[culture]["language"]
     by_rank = zip(*(_rivals_by_rank(card, culture, language, data.num_responses, seed) for card in chosen), strict=True)
     # Within a rank the cards take turns, so that none crowds out the others.
@@ -162,45 +158,38 @@ def _check_known(what: str, asked: Sequence[str], known: set[str]) -> None:
 
 PEOPLE = 40  # of each country
 PAIRS = 24  # that each person compares
-POPULARITY, OWN = 1.5, 2.0
-"""Worth of a custom, in log-odds: the factor of a standard normal draw, and the bonus for one's own."""
-
-OWN_SHARE = 0.5
-"""Share of pairs in which one custom is of the person's own country."""
+OWN_SHARE = 0.5  # of pairs, in which one custom is of the person's own country
+POPULARITY, OWN = 1.5, 2.0  # worth in log-odds: the factor of a standard normal draw, the bonus for one's own custom
 
 
 def read_opinion_cards(data: DataSection, seed: int) -> Iterator[Item]:
     """Yield the pairs of every person: the first response is preferred, `group` is the person."""
     chosen = _chosen_cards(data.groups)
-    for culture in cultures():
-        for number in range(PEOPLE):
-            yield from _person(chosen, culture, f"{culture}-{number:02}", seed)
-
-
-def _person(chosen: Sequence[Card], culture: str, name: str, seed: int) -> Iterator[Item]:
-    rng = random.Random(f"{seed}:{name}")
-    for number in range(PAIRS):
-        card = rng.choice(chosen)
-        others = card.others(culture)
-        if rng.random() < OWN_SHARE:
-            first, second = culture, rng.choice(others)
-        else:
-            first, second = rng.sample(others, 2)
-        ahead = _worth(card, first, culture, seed) - _worth(card, second, culture, seed)
-        if rng.random() >= 1 / (1 + math.exp(-ahead)):
-            first, second = second, first
-        yield Item(
-            id=f"opinion/{name}/{number}",
-            prompt=card.question["en"].replace("{place}", "where you live"),
-            responses=(card.facts[first]["en"], card.facts[second]["en"]),
-            best=0,
-            culture=culture,
-            language="en",
-            domain=card.domain,
-            group=name,
-            source="opinion_cards",
-            origins=(first, second),
-        )
+    for culture, number in product(cultures(), range(PEOPLE)):
+        person = f"{culture}-{number:02}"
+        rng = random.Random(f"{seed}:{person}")
+        for pair in range(PAIRS):
+            card = rng.choice(chosen)
+            others = card.others(culture)
+            if rng.random() < OWN_SHARE:
+                first, second = culture, rng.choice(others)
+            else:
+                first, second = rng.sample(others, 2)
+            ahead = _worth(card, first, culture, seed) - _worth(card, second, culture, seed)
+            if rng.random() >= 1 / (1 + math.exp(-ahead)):
+                first, second = second, first
+            yield Item(
+                id=f"opinion/{person}/{pair}",
+                prompt=card.question["en"].replace("{place}", "where you live"),
+                responses=(card.facts[first]["en"], card.facts[second]["en"]),
+                best=0,
+                culture=culture,
+                language="en",
+                domain=card.domain,
+                group=person,
+                source="opinion_cards",
+                origins=(first, second),
+            )
 
 
 def _worth(card: Card, custom: str, culture: str, seed: int) -> float:

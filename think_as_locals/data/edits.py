@@ -13,25 +13,26 @@ docstring does not name stays the same; the id is marked (`...#CC`).
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 from think_as_locals.data import cards as culture_cards
 from think_as_locals.data.splits import hash_fraction
-from think_as_locals.types import Item
+from think_as_locals.runtime.files import read_json
+from think_as_locals.types import Item, reorder_responses
+
+_FOLDER = Path(__file__).parent  # of `frames.json`, and of `labels.json`: phrases, names and traces of places
+_read_once = cache(read_json)
 
 Edit = Literal["CC", "RC", "CL", "RP"]
-Pair = tuple[Item, Item]
-"""An item before and after an edit."""
-
+Pair = tuple[Item, Item]  # before and after an edit
+# (source, group, language, culture) -> another culture -> its answer, known to be wrong for this one
 Concepts = Mapping[tuple[str, ...], Mapping[str, str]]
-"""(source, group, language, culture) -> another culture -> its answer, known to be wrong for this one."""
 
 
 def edited_pairs(items: Sequence[Item]) -> dict[Edit, list[Pair]]:
@@ -56,10 +57,7 @@ def other_concepts(items: Sequence[Item]) -> Concepts:
 
 
 def change_concept(item: Item, concepts: Concepts) -> Item | None:
-    """CC: put another culture's answer, known to be wrong, in the place of the best response; `best` stays its index.
-
-    A hash of the id draws it: the most similar one would be longer than short answers and shorter than long ones.
-    """
+    """CC: put another culture's answer, known to be wrong, in the place of the best response, at the same index."""
     others = {
         culture: text
         for culture, text in concepts.get(_asked(item), {}).items()
@@ -67,6 +65,7 @@ def change_concept(item: Item, concepts: Concepts) -> Item | None:
     }
     if not others or not item.origins:
         return None
+    # Drawn by a hash: the most similar one would be longer than short answers and shorter than long ones.
     culture = min(others, key=lambda culture: hash_fraction(f"{item.id}:{culture}"))
     return replace(
         item,
@@ -79,16 +78,18 @@ def change_concept(item: Item, concepts: Concepts) -> Item | None:
 def remove_label(item: Item) -> Item | None:
     """RC: remove the words that name the place from the prompt ("in Indonesia"), and set `culture` to `None`.
 
-    It applies to phrases of BLEnD's prompts (`labels.json`) and of the cards, unless a trace of the name would stay
-    ("Algeria's"). In the culture's own language the prompt still tells where it is from, so a score that moves depended
-    on the label. In English nothing else tells, so there a model that knows the culture *must* move.
+    It applies to phrases of BLEnD's prompts and of the cards, unless a trace of the name would stay ("Algeria's"). In
+    the culture's own language a score that moves depended on the label; in English nothing else tells the culture.
     """
-    cut = item.prompt
-    for phrase in _phrases(item.culture, item.language):
-        cut = phrase.sub("", cut)
+    cut, labels = item.prompt, _read_once(_FOLDER / "labels.json").get(item.language, {"places": {}})
+    # With what names the place goes the blank or particle that would be left over.
+    if item.culture in labels["places"]:
+        cut = re.sub(labels["phrase"].replace("{place}", labels["places"][item.culture]), "", cut)
+    if place := culture_cards.cultures().get(item.culture or "", {}).get("place", {}).get(item.language):
+        cut = re.sub(rf"\s+{re.escape(place)}(?!\w)|{re.escape(place)}[\s，、]*的?", "", cut)
     capitals = {"i": "İ"} if item.language == "az" else {}
     prompt = re.sub(r"\w", lambda found: capitals.get(found[0], found[0].upper()), cut.lstrip(" ,，、"), count=1)
-    trace = _read_json("labels.json").get(item.language, {}).get("traces", {}).get(item.culture)
+    trace = labels.get("traces", {}).get(item.culture)
     if cut == item.prompt or not prompt or (trace and re.search(trace, prompt)):
         return None
     return replace(item, id=f"{item.id}#RC", prompt=prompt, culture=None)
@@ -96,7 +97,7 @@ def remove_label(item: Item) -> Item | None:
 
 def rephrase(item: Item) -> Item | None:
     """RP: put a frame around the prompt and every response: no paraphrase, so a lower bound of what rephrasing does."""
-    frames = _read_json("frames.json")
+    frames = _read_once(_FOLDER / "frames.json")
     # BLEnD's responses are in English, see sources/blend.py.
     prompts, responses = frames.get(item.language), frames.get("en" if item.source == "blend" else item.language)
     if prompts is None or responses is None:
@@ -114,8 +115,7 @@ def rephrase(item: Item) -> Item | None:
 def language_pairs(items: Sequence[Item]) -> list[Pair]:
     """CL: pair each item in English with the same item in another language, responses in the same order.
 
-    The other side of a culture card is read from the card where it is not among the items: in the language of the
-    culture asked about. BLEnD's responses are in English throughout.
+    A culture card's other side, in the language of the culture, is read from the card where it is not among the items.
     """
     english = {_same_question(item): item for item in items if item.language == "en"}
     others = {item.id: item for item in items if item.language != "en"}
@@ -126,15 +126,8 @@ def language_pairs(items: Sequence[Item]) -> list[Pair]:
     for other in others.values():
         if base := english.get(_same_question(other)) or culture_cards.in_language(other, "en"):
             mine, theirs = (item.origins or item.responses for item in (base, other))
-            order = [theirs.index(name) for name in mine]
-            paired = replace(
-                other,
-                id=f"{other.id}#CL",
-                responses=tuple(other.responses[i] for i in order),
-                best=order.index(other.best),
-                origins=tuple(other.origins[i] for i in order) if other.origins else (),
-            )
-            pairs.append((base, paired))
+            paired = reorder_responses(other, [theirs.index(name) for name in mine])
+            pairs.append((base, replace(paired, id=f"{other.id}#CL")))
     return pairs
 
 
@@ -144,22 +137,3 @@ def _asked(item: Item) -> tuple[str, ...]:
 
 def _same_question(item: Item) -> tuple[str, ...]:
     return item.source, item.domain, item.group, item.culture or "", *sorted(item.origins or item.responses)
-
-
-@cache
-def _phrases(culture: str | None, language: str) -> tuple[re.Pattern[str], ...]:
-    """Return patterns of what names a place in a prompt, and of the blank or particle that would be left over."""
-    found = []
-    labels = _read_json("labels.json").get(language, {"places": {}})
-    if culture in labels["places"]:
-        found.append(re.compile(labels["phrase"].replace("{place}", labels["places"][culture])))
-    if place := culture_cards.cultures().get(culture or "", {}).get("place", {}).get(language):
-        found.append(re.compile(rf"\s+{re.escape(place)}(?!\w)|{re.escape(place)}[\s，、]*的?"))
-    return tuple(found)
-
-
-@cache
-def _read_json(name: str) -> dict[str, Any]:
-    """Read a file by language: `frames.json`, or the phrases, names and traces of places in `labels.json`."""
-    loaded: dict[str, Any] = json.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
-    return loaded

@@ -18,8 +18,7 @@ from think_as_locals.data.languages import culture_code, language_tag
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable
 from think_as_locals.types import LABELS, Item, is_text
 
-_UNPARSED_LIST = ("['", '["')
-"""The beginning of a list of texts as numpy prints it, or of truncated JSON, which stayed one text."""
+_UNPARSED_LIST = ("['", '["')  # begin a list of texts as numpy prints it, or truncated JSON, which stayed one text
 
 
 def field(check: Callable[[str, Any, list[Fault]], Any], empty: Any) -> PlainValidator:
@@ -104,12 +103,9 @@ Prompt = Annotated[str, field(partial(check_text, blank=Defect.EMPTY_PROMPT), ""
 Response = Annotated[str, field(partial(check_text, blank=Defect.EMPTY_RESPONSE), "")]
 Responses = Annotated[tuple[str, ...], field(check_texts, ())]
 Number = Annotated[float, field(check_number, math.nan)]
-Identifier = Annotated[str, field(_check_identifier, "")]
-"""A text or a whole number."""
-Language = Annotated[str, field(_check_language, "")]
-"""An English name or a tag, read as a BCP-47 tag."""
-Country = Annotated[str | None, field(check_country, None)]
-"""An English name or a code, read as an ISO 3166 code."""
+Identifier = Annotated[str, field(_check_identifier, "")]  # a text or a whole number
+Language = Annotated[str, field(_check_language, "")]  # an English name or a tag, read as a BCP-47 tag
+Country = Annotated[str | None, field(check_country, None)]  # an English name or a code, read as an ISO 3166 code
 
 
 class RowModel(BaseModel):
@@ -117,26 +113,30 @@ class RowModel(BaseModel):
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
-    FIELDS: ClassVar[tuple[str, ...]] = ()
-    """The fields by which rows of this schema are recognised."""
+    FIELDS: ClassVar[tuple[str, ...]] = ()  # by which rows of this schema are recognised
     EXACT: ClassVar[bool] = False
     """Whether absent required fields are named in one fault, and unknown fields are a fault; else these are ignored."""
 
     _row: Row = PrivateAttr()
+    _values: Mapping[str, Any] = PrivateAttr()
     _faults: list[Fault] = PrivateAttr(default_factory=list)
 
     @classmethod
     def read(cls, row: Row) -> Self:
         """Read the fields of a row; of one that could not be parsed or is no object, every field is empty."""
         values = row.value if isinstance(row.value, Mapping) else {}
-        names = {name: _name_in_row(values, name, field.validation_alias) for name, field in cls.model_fields.items()}
+        names = {}
+        for name, field in cls.model_fields.items():
+            alias = field.validation_alias or name
+            choices = [str(choice) for choice in (alias.choices if isinstance(alias, AliasChoices) else [alias])]
+            names[name] = next((choice for choice in choices if values.get(choice) is not None), choices[-1])
         required = {name for name, field in cls.model_fields.items() if field.is_required()}
         given = {
             name: values.get(key) for name, key in names.items() if name in required or values.get(key) is not None
         }
         found: list[Fault] = []
         fields = cls.model_validate(given, context=(names, found))
-        fields._row = row
+        fields._row, fields._values = row, values
         expected = ", ".join(cls.FIELDS)
         if row.fault:
             fields.faults.append(row.fault)
@@ -145,7 +145,7 @@ class RowModel(BaseModel):
             message = f"expected an object with the fields {expected}; got {type(row.value).__name__}"
             fields.add(Defect.NOT_AN_OBJECT, message)
             return fields
-        absent = sorted(required - set(values)) if cls.EXACT else []
+        absent = sorted({names[name] for name in required} - set(values)) if cls.EXACT else []
         if absent:
             fields.add(Defect.MISSING_FIELD, f"missing {', '.join(absent)}; fields: {expected}")
         if cls.EXACT and (unknown := sorted(set(values) - set(cls.FIELDS))):
@@ -165,11 +165,6 @@ class RowModel(BaseModel):
     def faults(self) -> list[Fault]:
         """The faults found so far."""
         return self._faults
-
-    @property
-    def readable(self) -> bool:
-        """Whether the row could be parsed as an object."""
-        return not any(fault.defect in (Defect.NOT_JSON, Defect.NOT_AN_OBJECT) for fault in self._faults)
 
     def add(self, defect: Defect, detail: str) -> None:
         """Record a fault of this row."""
@@ -208,7 +203,7 @@ class RowModel(BaseModel):
 
     def count_texts(self, name: str) -> int | None:
         """Return how many texts a field of the row holds; `None` if it is no list of texts."""
-        value = self._row.value.get(name) if self.readable else None
+        value = self._values.get(name)
         if isinstance(value, str):
             return None if value.startswith(_UNPARSED_LIST) else 1
         return len(value) if isinstance(value, list) else None
@@ -218,18 +213,12 @@ class RowModel(BaseModel):
         for name, fields in counted.items():
             lengths = [self.count_texts(field) for field in fields]
             total = sum(filter(None, lengths))
-            value = self._row.value.get(name) if self.readable else None
+            value = self._values.get(name)
             if None in lengths or value in (None, total):
                 continue
             number = check_number(name, value, self._faults)
             if number != total and not math.isnan(number):
                 self.add(Defect.COUNT_MISMATCH, f"{name} is {number:g}, but there are {total}")
-
-
-def _name_in_row(values: Mapping[str, Any], name: str, alias: Any) -> str:
-    """Return the name under which the row has a field: the first alias with a value, else the last."""
-    names = [str(choice) for choice in (alias.choices if isinstance(alias, AliasChoices) else [alias or name])]
-    return next((name for name in names if values.get(name) is not None), names[-1])
 
 
 def question_group(prompt: str) -> str:

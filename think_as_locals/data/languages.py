@@ -159,10 +159,6 @@ def other_language(text: str, language: str) -> str | None:
     own_script = len(_LETTERS[named].findall(beginning)) >= _OWN * 2 * _SCREEN
     if own_script and (named not in ("ja", "zh") or bool(_KANA.search(beginning)) == (named == "ja")):
         return None
-    return _foreign_script(sample, named)
-
-
-def _foreign_script(sample: str, named: str) -> str | None:
     letters, own = _count_letters(sample), len(_LETTERS[named].findall(sample))
     if named == "zh" and letters and len(_KANA.findall(sample)) >= _OWN / 2 * letters:  # few letters are kana
         return "ja"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from pydantic import Field
+
 from think_as_locals.data.fields import Country, Identifier, Language, Prompt, Responses, RowModel, field, shown
 from think_as_locals.data.rows import Defect, Fault, mark_repeats, read_rows, valid_items
 from think_as_locals.data.sources import SOURCES, row_outcomes
@@ -80,7 +82,7 @@ class CandidatesRow(RowModel):
     FIELDS: ClassVar = ("id", "prompt", "culture", "language", "candidates", "qualities")
     EXACT: ClassVar = True
 
-    candidates: Responses
+    texts: Responses = Field(validation_alias="candidates")
     id: Identifier
     prompt: Prompt
     culture: Country = None
@@ -95,7 +97,7 @@ def read_candidates(path: Path) -> list[Candidates]:
     with_qualities: dict[bool, str] = {}
     for row in read_rows(str(path)):
         fields = CandidatesRow.read(row)
-        count = len(fields.candidates)
+        count = len(fields.texts)
         if fields.count_texts("candidates") == 0:
             fields.add(Defect.WRONG_COUNT, "expected at least one candidate, got none")
         if fields.qualities is not None and len(fields.qualities) != count:
@@ -105,14 +107,7 @@ def read_candidates(path: Path) -> list[Candidates]:
             fields.add(Defect.REPEATED_ID, f"id {fields.id!r} is already in an earlier row")
         faults += [f"{row.place}: {fault.detail}" for fault in fields.faults]
         if not fields.faults:
-            found[fields.id] = Candidates(
-                id=fields.id,
-                prompt=fields.prompt,
-                culture=fields.culture,
-                language=fields.language,
-                texts=fields.candidates,
-                qualities=fields.qualities,
-            )
+            found[fields.id] = Candidates(**fields.model_dump())
             with_qualities.setdefault(fields.qualities is not None, row.place)
     if len(with_qualities) > 1:
         faults.append(f"{with_qualities[True]} has qualities and {with_qualities[False]} has none; give all or none")

@@ -345,12 +345,6 @@ def path_of(data: DataSection) -> str:
     return data.path
 
 
-def is_stream(path: str) -> bool:
-    """Return whether a path can be read only once: a pipe."""
-    local = local_path(path)
-    return local.exists() and not local.is_file() and not local.is_dir()
-
-
 def local_path(path: str) -> Path:
     """Return a path on this machine, whether it exists or not; raise a `DataError` if it cannot be one."""
     try:

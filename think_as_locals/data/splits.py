@@ -140,8 +140,7 @@ def split_people(items: Iterable[Item], share: float, seed: int, *, by_country: 
     """Split pairs so that no person, or question of a survey, has pairs on both sides.
 
     With `by_country` the share is one of each country's groups, and at least one; else of all groups at once, as in
-    SCPO's released code (arXiv 2606.18606). Groups that several countries share, the questions of a survey, are always
-    drawn among all such groups, so that each is on the same side for all of its countries.
+    SCPO's released code (arXiv 2606.18606). Questions that several countries share are always drawn among all such.
     """
     items = tuple(items)
     if not items:

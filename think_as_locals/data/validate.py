@@ -149,17 +149,14 @@ _VISIBLE = re.compile(  # not blanks, control characters, direction marks, joine
 def examine(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
     """Add warnings for suspicious items: run-on turns, texts that are invisible or in another language."""
     for outcome in outcomes:
-        yield outcome.with_faults(*_run_on(outcome.items), *_foreign_or_invisible(outcome.items))
+        yield outcome.with_faults(*_suspicions(outcome.items))
 
 
-def _run_on(items: tuple[Item, ...]) -> Iterator[Fault]:
+def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
     for name, text in dict.fromkeys(pair for item in items for pair in _responses(item)):
         if any(mark in text for mark in _MARKS) and (found := _NEXT_TURN.search(text)):
             excerpt = text[max(0, found.start() - 20) : found.end()]
             yield Fault(Defect.RUN_ON_TURN, f"the {name} continues after {excerpt!r}")
-
-
-def _foreign_or_invisible(items: tuple[Item, ...]) -> Iterator[Fault]:
     seen = set()
     for item in items:
         for name, text in [("prompt", item.prompt), *_responses(item)]:
@@ -169,8 +166,8 @@ def _foreign_or_invisible(items: tuple[Item, ...]) -> Iterator[Fault]:
             if not _VISIBLE.search(text):
                 yield Fault(Defect.INVISIBLE_TEXT, f"the {name} is {shown(text)}")
             if (other := other_language(text, item.language)) is not None:
-                found = "another script" if other == "und" else repr(other)
-                yield Fault(Defect.WRONG_LANGUAGE, f"the {name} is in {found}, the row says {item.language!r}")
+                language = "another script" if other == "und" else repr(other)
+                yield Fault(Defect.WRONG_LANGUAGE, f"the {name} is in {language}, the row says {item.language!r}")
 
 
 def _responses(item: Item) -> Iterator[tuple[str, str]]:

@@ -113,13 +113,9 @@ NAMES: Mapping[str, str] = {
 """What tables call them."""
 
 
-def baseline_credits(items: Sequence[Item]) -> dict[str, dict[str, float]]:
-    """Return credits by baseline and item id; cached, as they are the same for every judge of the same items."""
-    return _credits(tuple(items))
-
-
 @lru_cache(maxsize=1)
-def _credits(items: tuple[Item, ...]) -> dict[str, dict[str, float]]:
+def baseline_credits(items: tuple[Item, ...]) -> dict[str, dict[str, float]]:
+    """Return credits by baseline and item id; cached, as they are the same for every judge of the same items."""
     ids = [item.id for item in items]
     return {name: dict(zip(ids, credit(items), strict=True)) for name, credit in CREDITS.items()}
 

@@ -11,13 +11,14 @@ from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.scored import (
     ItemCredit,
+    estimate_credits,
     flip_set_credits,
     grouped,
     item_credits,
     order_consistency,
     slot_bias,
 )
-from think_as_locals.evaluation.statistics import Estimate, accuracy, calibration
+from think_as_locals.evaluation.statistics import calibration
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import parquet, read_json, write_bytes, write_json
 from think_as_locals.runtime.run_folder import RunFolder
@@ -29,8 +30,6 @@ KEYS = (
     *("flips", "baselines", "slot_bias", "order_consistency", "calibration"),
 )
 """What a report needs of a CARB file."""
-
-Measure = Callable[[Sequence[ItemCredit]], dict[str, Any]]
 
 
 def summarise(
@@ -51,25 +50,36 @@ def summarise(
     # Sums are rounded: sorted, any order of judgements has the same bits.
     scored = sorted(scored, key=lambda s: (s.item.id, s.presented.responses))
     credited = item_credits(scored)
-    samples, estimate = bootstrap_samples, partial(accuracy, samples=bootstrap_samples, seed=seed)
-    baselines = baseline_credits([c.item for c in credited])
+    samples, estimate = bootstrap_samples, partial(estimate_credits, samples=bootstrap_samples, seed=seed)
+    items = tuple(c.item for c in credited)
+    baselines = baseline_credits(items)
 
     def measure(part: Sequence[ItemCredit]) -> dict[str, Any]:
-        groups = [c.item.group for c in part]
-        beside = {name: [by_id[c.item.id] for c in part] for name, by_id in baselines.items()}
+        beside = {name: [ItemCredit(c.item, by_id[c.item.id]) for c in part] for name, by_id in baselines.items()}
         return {
-            **estimate([c.credit for c in part], groups).as_dict(),
-            "baselines": {name: estimate(values, groups).as_dict() for name, values in beside.items()},
+            **estimate(part).as_dict(),
+            "baselines": {name: estimate(theirs).as_dict() for name, theirs in beside.items()},
         }
 
-    values, groups = [c.credit for c in credited], [c.item.group for c in credited]
-    failures = estimate([float(s.parse_failure) for s in scored], [s.item.group for s in scored])
-    cells = [BREAKDOWNS["cell"](c.item) for c in credited]
+    def measure_by(key: Callable[[Item], str]) -> dict[str, Any]:
+        return {name: measure(part) for name, part in sorted(grouped(credited, lambda c: key(c.item)).items())}
+
+    failures = estimate([ItemCredit(s.item, float(s.parse_failure)) for s in scored])
     by_position = grouped(scored, lambda s: LABELS[s.presented.best])  # an item in several orders counts in several
     calibrated: dict[str, Any] = {"n": 0}
     if sure := [(s.margin, s.credit, s.item.group) for s in scored if s.margin is not None]:
         margins, worth, names = zip(*sure, strict=True)
         calibrated = calibration(margins, worth, names, samples, seed)
+    flips: dict[str, Any] = {"n": 0, "sets": 0}
+    if sets := flip_set_credits(credited):  # a judge blind to the culture scores exactly 1/N on them
+        all_right = [ItemCredit(members[0].item, float(all(c.credit == 1 for c in members))) for members in sets]
+        by_set = estimate(all_right)
+        flips = {
+            **measure([c for members in sets for c in members]),
+            "sets": len(sets),
+            "all_right": by_set.value,
+            "by_set": by_set.as_dict(),
+        }
     return {
         "dataset": dataset,
         "split": split,
@@ -80,35 +90,16 @@ def summarise(
         **measure(credited),
         "parse_failure": failures.value,
         "parse_failure_ci95": list(failures.ci95),
-        "micro": estimate(values, groups).as_dict(),
-        "macro": {**estimate(values, groups, cells=cells).as_dict(), "cells": len(set(cells))},
-        **{f"by_{name}": _by(credited, key, measure) for name, key in BREAKDOWNS.items()},
+        "micro": estimate(credited).as_dict(),
+        "macro": {**estimate(credited, over_cells=True).as_dict(), "cells": len(set(map(BREAKDOWNS["cell"], items)))},
+        **{f"by_{name}": measure_by(key) for name, key in BREAKDOWNS.items()},
         "by_position": {
             slot: measure([ItemCredit(s.item, s.credit) for s in part]) for slot, part in sorted(by_position.items())
         },
         "slot_bias": slot_bias(scored, samples, seed),
         "order_consistency": order_consistency(scored, samples, seed),
         "calibration": calibrated,
-        "flips": _flips(credited, measure, estimate),
-    }
-
-
-def _by(credited: Sequence[ItemCredit], key: Callable[[Item], str], measure: Measure) -> dict[str, Any]:
-    return {name: measure(part) for name, part in sorted(grouped(credited, lambda c: key(c.item)).items())}
-
-
-def _flips(credited: Sequence[ItemCredit], measure: Measure, estimate: Callable[..., Estimate]) -> dict[str, Any]:
-    """Return accuracy on whole flip sets, where a judge blind to the culture scores exactly 1/N."""
-    sets = flip_set_credits(credited)
-    if not sets:
-        return {"n": 0, "sets": 0}
-    all_right = [float(all(c.credit == 1 for c in members)) for members in sets]
-    by_set = estimate(all_right, [members[0].item.group for members in sets])
-    return {
-        **measure([c for members in sets for c in members]),
-        "sets": len(sets),
-        "all_right": by_set.value,
-        "by_set": by_set.as_dict(),
+        "flips": flips,
     }
 
 

@@ -9,16 +9,15 @@ from pathlib import Path
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.scored import ItemCredit, flip_set_credits, grouped, item_credits, read_scored
-from think_as_locals.evaluation.statistics import (
-    Difference,
-    Estimate,
-    accuracy,
-    difference,
-    holm,
-    mcnemar,
-    smallest_difference,
+from think_as_locals.evaluation.scored import (
+    ItemCredit,
+    estimate_credits,
+    grouped,
+    item_credits,
+    on_flip_sets,
+    read_scored,
 )
+from think_as_locals.evaluation.statistics import Difference, Estimate, difference, holm, mcnemar, smallest_difference
 from think_as_locals.evaluation.tables import Figure, Table, figure
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import ConfigError, DataError
@@ -40,8 +39,7 @@ class Comparison:
     name: str
     a: Estimate
     b: Estimate
-    difference: Difference  # b - a, paired by item
-    p_groups: float  # of no difference, question groups being the unit
+    difference: Difference  # b - a, paired by item; its p takes question groups for the unit
     p_mcnemar: float  # of McNemar's exact test, which takes items for independent
     smallest: float | None  # true difference that would be found with 80 % power; `None` where none would
     baselines: dict[str, Estimate]
@@ -56,17 +54,18 @@ def compare(a: Sequence[ItemCredit], b: Sequence[ItemCredit], by: str) -> list[C
         raise ConfigError(f"no breakdown by {by!r}; available: {', '.join(BREAKDOWNS)}")
     _check_same_items(a, b)
     other = {c.item.id: c for c in b}
-    baselines = baseline_credits([c.item for c in a])
+    baselines = baseline_credits(tuple(c.item for c in a))
     a = sorted(a, key=lambda c: c.item.id)  # sums are rounded: any order of items has the same bits
     parts = {_ALL: a}
-    if flips := [c for members in flip_set_credits(a) for c in members]:
+    if flips := on_flip_sets(a):
         parts[_FLIPS] = flips
     overall = [_compare(name, part, other, baselines, 1) for name, part in parts.items()]
     parts = dict(sorted(grouped(a, lambda c: BREAKDOWNS[by](c.item)).items()))
     cells = [_compare(name, part, other, baselines, len(parts)) for name, part in parts.items()]
-    adjusted = zip(holm([c.p_groups for c in cells]), holm([c.p_mcnemar for c in cells]), strict=True)
+    adjusted = holm([c.difference.p for c in cells]), holm([c.p_mcnemar for c in cells])
     return overall + [
-        replace(c, p_groups=groups, p_mcnemar=items) for c, (groups, items) in zip(cells, adjusted, strict=True)
+        replace(c, difference=replace(c.difference, p=by_group), p_mcnemar=by_item)
+        for c, by_group, by_item in zip(cells, *adjusted, strict=True)
     ]
 
 
@@ -77,33 +76,31 @@ def _compare(
     baselines: dict[str, dict[str, float]],
     tests: int,
 ) -> Comparison:
-    groups = [c.item.group for c in part]
-    a, b = [c.credit for c in part], [other[c.item.id].credit for c in part]
-    found = difference(a, b, groups)
+    theirs, groups = [other[c.item.id] for c in part], [c.item.group for c in part]
+    a, b = [c.credit for c in part], [c.credit for c in theirs]
     return Comparison(
         name=name,
-        a=accuracy(a, groups),
-        b=accuracy(b, groups),
-        difference=found,
-        p_groups=found.p,
+        a=estimate_credits(part),
+        b=estimate_credits(theirs),
+        difference=difference(a, b, groups),
         p_mcnemar=mcnemar(a, b),
         smallest=smallest_difference(a, b, groups, ALPHA / tests),
         baselines={
-            baseline: accuracy([by_id[c.item.id] for c in part], groups) for baseline, by_id in baselines.items()
+            baseline: estimate_credits([ItemCredit(c.item, by_id[c.item.id]) for c in part])
+            for baseline, by_id in baselines.items()
         },
     )
 
 
 def _check_same_items(a: Sequence[ItemCredit], b: Sequence[ItemCredit]) -> None:
     first, second = ({c.item.id: c.item for c in run} for run in (a, b))
+    shared = first.keys() & second.keys()
     faults = {
-        "only in the first": sorted(first.keys() - second.keys()),
-        "only in the second": sorted(second.keys() - first.keys()),
-        "with one id and different content": sorted(
-            name for name in first.keys() & second.keys() if first[name] != second[name]
-        ),
+        "only in the first": first.keys() - shared,
+        "only in the second": second.keys() - shared,
+        "with one id and different content": {name for name in shared if first[name] != second[name]},
     }
-    named = [f"{len(names)} {what} (such as {names[0]!r})" for what, names in faults.items() if names]
+    named = [f"{len(names)} {what} (such as {min(names)!r})" for what, names in faults.items() if names]
     if named:
         raise DataError(
             f"the runs are over different items: {', '.join(named)}; of {len(first)} and {len(second)}. "
@@ -135,7 +132,7 @@ def table(comparisons: Sequence[Comparison]) -> Table:
                 figure(c.a.as_dict()),
                 figure(c.b.as_dict()),
                 figure(c.difference.as_dict(), "difference", "+.1f"),
-                Figure(c.p_groups, form="p"),
+                Figure(c.difference.p, form="p"),
                 Figure(c.p_mcnemar, form="p"),
                 "none" if c.smallest is None else f"{100 * c.smallest:.1f}",
                 figure(baseline.as_dict(), label=name),

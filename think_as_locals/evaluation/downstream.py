@@ -11,6 +11,7 @@ import json
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,9 +56,8 @@ def best_scored(rows: Sequence[Candidates], scorer: Scorer, seed: int) -> list[i
 def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed: int) -> list[int]:
     """Return the index of the candidate that wins a knock-out tournament, for each row.
 
-    For judges that compare the responses they are presented. Candidates are drawn by hash of seed, id and text into
-    groups as even as can be. The highest score of a group, of a tie or parse failures the first drawn, goes on to the
-    next round, and one alone in its group does so unjudged. The scorer is called once a round.
+    For judges that compare the responses they are presented. The highest score of a group, of a tie or parse failures
+    the first drawn, goes on to the next round, one alone in its group unjudged. The scorer is called once a round.
     """
     if not 2 <= group_size <= len(LABELS):
         raise ConfigError(f"a tournament has groups of 2 to {len(LABELS)}, got {group_size}")
@@ -199,8 +199,7 @@ def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, An
     """
     _check(results)
     x, y = [result.accuracy for result in results], [result.downstream for result in results]
-    pearson, line = stats.pearsonr(x, y), stats.linregress(x, y)
-    spearman = stats.spearmanr(x, y)
+    pearson, spearman, line = stats.pearsonr(x, y), stats.spearmanr(x, y), stats.linregress(x, y)
     n = len(results)
     return {
         "n": n,
@@ -227,14 +226,8 @@ def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, An
 def plot(results: Sequence[Result], found: dict[str, Any]) -> str:
     """Return an SVG of the reward models as points, with the line of least squares, n and r2, from `validity`."""
     x, y = [result.accuracy for result in results], [result.downstream for result in results]
-    template = templates().get_template("validity.svg.jinja")
-    svg = template.render(
-        results=results,
-        found=found,
-        x=axis(min(x), max(x), 70, 600),
-        y=axis(min(y), max(y), 350, 40),
-        ends=(min(x), max(x)),
-    )
+    axes = {"x": axis(min(x), max(x), 70, 600), "y": axis(min(y), max(y), 350, 40), "ends": (min(x), max(x))}
+    svg = templates().get_template("validity.svg.jinja").render(results=results, found=found, **axes)
     return _NOT_XML.sub("\ufffd", svg)
 
 
@@ -242,8 +235,7 @@ def _check(results: Sequence[Result]) -> None:
     if len(results) < _MIN_RMS:
         needed = f"a correlation needs at least {_MIN_RMS}: evaluate more of them on CARB"
         raise DataError(f"{len(results)} reward models; {needed}")
-    names = [result.name for result in results]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
+    if repeated := sorted(name for name, times in Counter(r.name for r in results).items() if times > 1):
         raise DataError(f"several results are called {', '.join(map(repr, repeated))}; give each reward model one")
     for what in ("accuracy", "downstream"):
         if len({getattr(result, what) for result in results}) == 1:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from think_as_locals.reward_models.reward_model import Answer, Request, RewardModel, ScoredItem
@@ -24,7 +23,7 @@ Advance = Callable[[int, int], None]
 def by_request(request: Request) -> str:
     """Return a key for a request that depends on everything its answer may depend on."""
     item = request.item
-    return _digest([item.id, item.prompt, *item.responses, item.culture, item.language, list(request.order)])
+    return _digest(item.id, item.prompt, *item.responses, item.culture, item.language, request.order)
 
 
 def by_response(request: Request) -> str:
@@ -34,10 +33,10 @@ def by_response(request: Request) -> str:
 
 def content_key(prompt: str, response: str) -> str:
     """Return the key of a response to a prompt, whichever others it is compared with."""
-    return _digest([prompt, response])
+    return _digest(prompt, response)
 
 
-def _digest(content: list[Any]) -> str:
+def _digest(*content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
@@ -60,7 +59,13 @@ class Journal:
         if not lines:
             self._write({"identity": identity})
             return
-        self._check_identity(self._read(lines[0], 1).get("identity"), identity)
+        then = self._read(lines[0], 1).get("identity")
+        if not isinstance(then, dict):
+            raise DataError(f"{path}:1: does not identify the reward model of its answers: move the file away")
+        keys = [key for key in {**then, **identity} if then.get(key) != identity.get(key)]
+        if differing := [f"{key} was {then.get(key)!r}, is {identity.get(key)!r}" for key in keys]:
+            message = f"{path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
+            raise ConfigError(message)
         for number, line in enumerate(lines[1:], start=2):
             row = self._read(line, number)
             self._answers[row["key"]] = row["answer"]
@@ -68,9 +73,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         os.fsync(self._file.fileno())
         self._file.close()
 
@@ -98,19 +101,9 @@ class Journal:
             if number > 1 and not ("key" in row and isinstance(row["answer"], dict)):
                 raise ValueError("neither key nor answer")
         except (ValueError, TypeError, KeyError) as error:
-            raise DataError(
-                f"{self._path}:{number}: damaged ({error}): remove this line, and its request is asked again"
-            ) from error
+            remedy = "remove this line, and its request is asked again"
+            raise DataError(f"{self._path}:{number}: damaged ({error}): {remedy}") from error
         return row
-
-    def _check_identity(self, then: Any, now: dict[str, Any]) -> None:
-        if not isinstance(then, dict):
-            raise DataError(f"{self._path}:1: does not identify the reward model of its answers: move the file away")
-        keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
-        if differing := [f"{key} was {then.get(key)!r}, is {now.get(key)!r}" for key in keys]:
-            raise ConfigError(
-                f"{self._path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,30 +120,33 @@ class AnswerCollector:
 
     def predictions(self, items: Sequence[Item]) -> list[ScoredItem]:
         """Return its judgements in the order of items: one for each, or one for each order of its responses."""
-        asked = [self.rm.requests(item) for item in items]
-        self.collect([request for of_item in asked for request in of_item])
-        return [
-            scored
-            for item, requests in zip(items, asked, strict=True)
-            for scored in self.rm.predictions(item, [self.journal[request] for request in requests])
-        ]
+        answered = self._answers(items, self.rm.requests)
+        return [scored for item, answers in answered for scored in self.rm.predictions(item, answers)]
 
     def scores(self, items: Sequence[Item]) -> list[tuple[float, ...]]:
         """Return its score of each response, in the item's own order; NaN for a parse failure."""
-        asked = [self.rm.score_requests(item) for item in items]
-        self.collect([request for of_item in asked for request in of_item])
-        return [
-            self.rm.scores(item, [self.journal[request] for request in requests])
-            for item, requests in zip(items, asked, strict=True)
-        ]
+        return [self.rm.scores(item, answers) for item, answers in self._answers(items, self.rm.score_requests)]
+
+    def _answers(
+        self, items: Sequence[Item], requests_of: Callable[[Item], Sequence[Request]]
+    ) -> list[tuple[Item, list[Answer]]]:
+        asked = [(item, requests_of(item)) for item in items]
+        self.collect([request for _, requests in asked for request in requests])
+        return [(item, [self.journal[request] for request in requests]) for item, requests in asked]
 
     def collect(self, requests: Sequence[Request]) -> None:
         """Ask for the answers that the journal lacks."""
         by_key = {self.journal.key(request): request for request in requests}
         wanted = sorted(by_key.values(), key=lambda r: (self.rm.sort_key(r), r.item.id, r.order))
         self.advance(sum(request in self.journal for request in wanted), len(wanted))
-        for chunk in self._chunks(wanted):
-            self.rm.ask(chunk, partial(self._keep, chunk, len(wanted)))
+        total, size = len(wanted), self.rm.chunk_size
+        if size is None:
+            wanted = [request for request in wanted if request not in self.journal]
+        size = size or len(wanted) or 1
+        for chunk in (wanted[start : start + size] for start in range(0, len(wanted), size)):
+            if all(request in self.journal for request in chunk):
+                continue
+            self.rm.ask(chunk, partial(self._keep, chunk, total))
             if missing := [request.item.id for request in chunk if request not in self.journal]:
                 raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")
 
@@ -158,13 +154,3 @@ class AnswerCollector:
         if chunk[place] not in self.journal:
             self.journal.add(chunk[place], answer)
             self.advance(1, total)
-
-    def _chunks(self, requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
-        """Yield whole chunks in which an answer is missing; without a chunk size, all requests without an answer."""
-        size = self.rm.chunk_size
-        if size is None:
-            requests = [request for request in requests if request not in self.journal]
-        for start in range(0, len(requests), size or len(requests) or 1):
-            chunk = requests[start : start + (size or len(requests))]
-            if any(request not in self.journal for request in chunk):
-                yield chunk

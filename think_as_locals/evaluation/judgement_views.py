@@ -15,7 +15,7 @@ from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.judging import RULES
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.reward_model import ScoredItem, favourite
-from think_as_locals.types import LABELS, Item, Rubric
+from think_as_locals.types import LABELS, Item
 
 
 def judgement_view(prediction: ScoredItem) -> RenderableType:
@@ -24,7 +24,10 @@ def judgement_view(prediction: ScoredItem) -> RenderableType:
     labels = [LABELS[order.index(number)] for number in range(len(order))]
     parts: list[RenderableType] = [*_asked(prediction.item), _responses(prediction.item, "shown as", labels)]
     if judgement.rubric:
-        parts.append(_rubric(judgement.rubric))
+        table = _table("weight", "criterion", "rubric")
+        for each in judgement.rubric.criteria:
+            table.add_row(str(each.weight), escape_terminal(each.name), escape_terminal(each.description))
+        parts.append(table)
     if judgement.analysis:
         parts += [Text("Analysis", style="bold"), escape_terminal(judgement.analysis.strip())]
     if judgement.verdict is None:
@@ -33,9 +36,8 @@ def judgement_view(prediction: ScoredItem) -> RenderableType:
     else:
         number = order[judgement.verdict]
         verdict = f"{LABELS[judgement.verdict]}, your response {number + 1}: "
-        parts.append(
-            Text.assemble(("Verdict: ", "bold green"), verdict, escape_terminal(prediction.item.responses[number]))
-        )
+        response = escape_terminal(prediction.item.responses[number])
+        parts.append(Text.assemble(("Verdict: ", "bold green"), verdict, response))
     return Group(*parts)
 
 
@@ -81,13 +83,6 @@ def _responses(item: Item, head: str, values: Sequence[str]) -> Table:
     table = _table("response", head, "")
     for number, (value, response) in enumerate(zip(values, item.responses, strict=True), 1):
         table.add_row(str(number), value, escape_terminal(response))
-    return table
-
-
-def _rubric(rubric: Rubric) -> Table:
-    table = _table("weight", "criterion", "rubric")
-    for criterion in rubric.criteria:
-        table.add_row(str(criterion.weight), escape_terminal(criterion.name), escape_terminal(criterion.description))
     return table
 
 

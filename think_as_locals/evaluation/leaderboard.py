@@ -17,27 +17,26 @@ from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import NAMES, baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
+from think_as_locals.evaluation.compare import ALPHA
 from think_as_locals.evaluation.pages import language_name, read_settings, strip, templates
 from think_as_locals.evaluation.probes import DIRECTIONS
 from think_as_locals.evaluation.scored import (
     OUTCOMES,
     ItemCredit,
-    flip_set_credits,
+    estimate_credits,
     grouped,
     item_credits,
+    on_flip_sets,
     outcome,
     read_scored,
 )
-from think_as_locals.evaluation.statistics import accuracy, difference, holm, smallest_difference
+from think_as_locals.evaluation.statistics import difference, holm, smallest_difference
 from think_as_locals.evaluation.tables import Cell, Figure, Label, Table, escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item
-
-ALPHA = 0.05
-"""Below this adjusted p two reward models differ."""
 
 MAX_CHARACTERS = 24_000_000
 """Of judgements on the page: what a browser still opens and searches at once."""
@@ -92,11 +91,12 @@ def write_leaderboard(runs: Sequence[Path], folder: Path) -> Path:
     same_items = grouped(read_entries(runs), lambda entry: entry.items).values()
     ranked = [sorted(same, key=lambda e: (-e.summary["macro"]["accuracy"], e.name)) for same in same_items]
     boards = [board(entries) for entries in ranked]
+    views = [_view(each) for each in boards]
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "leaderboard.json", {"alpha": ALPHA, "boards": boards})
-    write_text(folder / "leaderboard.md", _markdown(boards))
+    write_text(folder / "leaderboard.md", _markdown(views))
     page = folder / "leaderboard.html"
-    write_text(page, _page([entry for entries in ranked for entry in entries], boards))
+    write_text(page, _page([entry for entries in ranked for entry in entries], views))
     return page
 
 
@@ -106,9 +106,10 @@ def read_entries(runs: Sequence[Path]) -> list[LeaderboardEntry]:
     An evaluation has a `carb/NAME.json` for each; of a training run, which has `carb/step-N.json`, the last step
     counts under the name of the run. A DataError names a run that is given twice or a file that cannot be read.
     """
-    folders = [run.resolve() for run in runs]
-    if twice := [str(run) for run, count in Counter(folders).items() if count > 1]:
-        raise DataError(f"{twice[0]}: given {folders.count(Path(twice[0]))} times; each run once")
+    folders = Counter(run.resolve() for run in runs)
+    for run, times in folders.items():
+        if times > 1:
+            raise DataError(f"{run}: given {times} times; each run once")
     entries = [entry for folder in folders for entry in _entries(folder)]
     for longer in ("{0.name} ({0.run.name}/{0.path.stem})", "{0.name} ({0.path})"):
         count = Counter(entry.name for entry in entries)
@@ -121,9 +122,7 @@ def _entries(run: Path) -> Iterator[LeaderboardEntry]:
     if not paths:
         raise DataError(f"{run}: no carb/NAME.json and no carb/step-N.json; expected the folder of a run that measured")
     steps = carb.steps(RunFolder(run))
-    for path in paths:
-        if path not in steps.values():
-            yield _entry(path)
+    yield from (_entry(path) for path in paths if path not in steps.values())
     if steps:
         yield replace(_entry(steps[max(steps)]), name=run.name)
 
@@ -159,7 +158,7 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
         # Below those that are better and above those that are worse; among the others every order is possible.
         first = 1 + sum(pair["worse"] == entry.name for pair in differ)
         last = len(entries) - sum(pair["better"] == entry.name for pair in differ)
-        ties = [float(outcome(s) == "tie") for s in entry.scored]
+        ties = estimate_credits([ItemCredit(s.item, float(outcome(s) == "tie")) for s in entry.scored])
         failures = {"n": len(entry.scored), "share": summary["parse_failure"], "ci95": summary["parse_failure_ci95"]}
         models.append(
             {
@@ -169,11 +168,11 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
                 **{key: summary[key] for key in _OF_SUMMARY},
                 "flips": {key: summary["flips"].get(key) for key in ("n", "sets", "accuracy", "ci95", "ci_method")},
                 "parse_failure": failures,
-                "ties": accuracy(ties, [s.item.group for s in entry.scored]).as_dict("share"),
+                "ties": ties.as_dict("share"),
                 "probes": {name: part["relative"] for name, part in entry.probes.items()},
             }
         )
-    baselines = _baselines(entries[0].credits)
+    baselines = _baselines(entries[0].items)
     return {
         "datasets": sorted({str(entry.summary["dataset"]) for entry in entries}),
         "splits": sorted({str(entry.summary["split"]) for entry in entries}),
@@ -185,18 +184,16 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
     }
 
 
-def _baselines(credited: Sequence[ItemCredit]) -> dict[str, dict[str, Any]]:
-    """Return what the baselines score on the same items: over cells, over items and on whole flip sets."""
-    items = [c.item for c in credited]
-    flips = [c.item for members in flip_set_credits(credited) for c in members]
-    groups, cells = [item.group for item in items], [BREAKDOWNS["cell"](item) for item in items]
+def _baselines(items: tuple[Item, ...]) -> dict[str, dict[str, Any]]:
+    """Return what the baselines score on items: over cells, over items and on whole flip sets."""
     found = {}
     for name, by_id in baseline_credits(items).items():
-        credit, on_flips = [by_id[item.id] for item in items], [by_id[item.id] for item in flips]
+        credited = [ItemCredit(item, by_id[item.id]) for item in items]
+        flips = on_flip_sets(credited)
         found[name] = {
-            "macro": accuracy(credit, groups, cells=cells).as_dict(),
-            "micro": accuracy(credit, groups).as_dict(),
-            "flips": accuracy(on_flips, [item.group for item in flips]).as_dict() if flips else {"n": 0},
+            "macro": estimate_credits(credited, over_cells=True).as_dict(),
+            "micro": estimate_credits(credited).as_dict(),
+            "flips": estimate_credits(flips).as_dict() if flips else {"n": 0},
         }
     return found
 
@@ -204,7 +201,7 @@ def _baselines(credited: Sequence[ItemCredit]) -> dict[str, dict[str, Any]]:
 def _pairs(entries: Sequence[LeaderboardEntry]) -> list[dict[str, Any]]:
     """Return the differences of every two ranked entries: over cells (which ranks them), by items and on flip sets."""
     two = [(worse, better) for better, worse in combinations(entries, 2)]
-    flips = {e.name: [c for members in flip_set_credits(e.credits) for c in members] for e in entries}
+    flips = {entry.name: on_flip_sets(entry.credits) for entry in entries}
     over_cells = _differences([(a.credits, b.credits) for a, b in two], over_cells=True)
     by_items = _differences([(a.credits, b.credits) for a, b in two])
     on_flips: Sequence[dict[str, Any] | None] = [None] * len(two)
@@ -276,20 +273,19 @@ def _pairs_table(board: dict[str, Any]) -> Table:
     return Table(headings, rows)
 
 
-def _slots_table(board: dict[str, Any]) -> Table | None:
+def _slots_table(board: dict[str, Any]) -> Table:
     rows: list[list[Cell]] = []
     for model in board["models"]:
-        if bias := model["slot_bias"]:
-            orders = model["order_consistency"]
+        bias, orders = model["slot_bias"], model["order_consistency"]
+        if bias:
             slots = [figure(part, "bias", "+.1f", label=label, show_n=True) for label, part in bias.items()]
-            same = figure(orders, "consistent", show_n=True)
-            right = figure(orders["all_right"]) if orders["n"] else None
+            same, right = figure(orders, "consistent", show_n=True), figure(orders.get("all_right", {}))
             rows.append([model["name"], [slot for slot in slots if slot], same, right])
     headings = ["reward model", "slot: chosen more often than best there, points", "the same choice in every order, %"]
-    return Table([*headings, "right in every order, %"], rows) if rows else None
+    return Table([*headings, "right in every order, %"], rows)
 
 
-def _confidence_table(board: dict[str, Any]) -> Table | None:
+def _confidence_table(board: dict[str, Any]) -> Table:
     rows: list[list[Cell]] = []
     for model in board["models"]:
         part = model["calibration"]
@@ -307,34 +303,41 @@ def _confidence_table(board: dict[str, Any]) -> Table | None:
                 ]
             )
     headings = ["reward model", "confidence, %", "accuracy, %", "calibration error, points", "of a calibrated judge"]
-    return Table([*headings, "Brier score", "of a constant"], rows) if rows else None
+    return Table([*headings, "Brier score", "of a constant"], rows)
 
 
-def _probes_table(entries: Sequence[LeaderboardEntry]) -> Table | None:
+def _probes_table(entries: Sequence[LeaderboardEntry]) -> Table:
     rows: list[list[Cell]] = []
     for entry in entries:
         for name, part in entry.probes.items():
             absolute, signed = (part["relative"][kind] for kind in ("absolute", "signed"))
             moved = figure(absolute, "mean", scale=1), figure(signed, "mean", "+.1f", 1)
             rows.append([entry.name, name, str(absolute["n"]), *moved])
-    return Table(["reward model", "probe", "n", "change, %", "signed, %"], rows) if rows else None
+    return Table(["reward model", "probe", "n", "change, %", "signed, %"], rows)
 
 
-def _title(board: dict[str, Any]) -> str:
-    return " / ".join(board["datasets"])
+def _view(board: dict[str, Any]) -> dict[str, Any]:
+    """Return a board with its title and its tables, of which those without rows are false."""
+    return {
+        **board,
+        "title": " / ".join(board["datasets"]),
+        "table": _models_table(board),
+        "differences": _pairs_table(board),
+        "slots": _slots_table(board),
+        "confidence": _confidence_table(board),
+    }
 
 
 def _markdown(boards: Sequence[dict[str, Any]]) -> str:
     parts = ["# Leaderboard", _NOTE]
     if len(boards) > 1:
         parts.append("Reward models over different items stand in tables of their own and are not compared.")
-    for each in boards:
-        over = f"{_title(each)}, split {' / '.join(each['splits'])}"
-        parts += [f"## {escape_markdown(over)}: {each['n']} items", _models_table(each).markdown()]
-        if each["pairs"]:
-            parts += [_PAIRS_NOTE, _pairs_table(each).markdown()]
-        for note, table in ((_SLOTS_NOTE, _slots_table(each)), (_CONFIDENCE_NOTE, _confidence_table(each))):
-            parts += [note, table.markdown()] if table else []
+    notes = {"differences": _PAIRS_NOTE, "slots": _SLOTS_NOTE, "confidence": _CONFIDENCE_NOTE}
+    for board in boards:
+        over = f"{board['title']}, split {' / '.join(board['splits'])}"
+        parts += [f"## {escape_markdown(over)}: {board['n']} items", board["table"].markdown()]
+        for table, note in notes.items():
+            parts += [note, board[table].markdown()] if board[table] else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -343,17 +346,7 @@ def _page(entries: Sequence[LeaderboardEntry], boards: Sequence[dict[str, Any]])
     names = Counter(run.name for run in runs)
     page = templates().get_template("leaderboard.html.jinja")
     return page.render(
-        boards=[
-            {
-                **each,
-                "title": _title(each),
-                "table": _models_table(each),
-                "differences": _pairs_table(each),
-                "slots": _slots_table(each),
-                "confidence": _confidence_table(each),
-            }
-            for each in boards
-        ],
+        boards=boards,
         probes=_probes_table(entries),
         entries=entries,
         alpha=ALPHA,

@@ -69,16 +69,16 @@ def probe(items: Sequence[Item], scorer: Scorer, *, k: float, samples: int, seed
         changes = [_change(before, after, scores, spread) for before, after in edited]
         # Both sides of a pair can be items where they are parallel.
         sides = {item.id.removesuffix(f"#{name}") for c in changes for item in (c.before, c.after)}
-        by_culture = grouped(changes, lambda c: c.before.culture or "none")
-        by_language = grouped(changes, lambda c: c.after.language)
+        by_culture = sorted(grouped(changes, lambda c: c.before.culture or "none").items())
+        by_language = sorted(grouped(changes, lambda c: c.after.language).items())
         found[name] = {
             "direction": DIRECTIONS[name],
             "n": len(changes),
             "applicable": sum(item.id in sides for item in items) / len(items),
             "relative": _summary(changes, "relative", estimate),
             "paper": _summary(changes, "paper", estimate),
-            "by_culture": {key: _summary(by_culture[key], "relative", estimate) for key in sorted(by_culture)},
-            "by_language": {key: _summary(by_language[key], "relative", estimate) for key in sorted(by_language)},
+            "by_culture": {culture: _summary(part, "relative", estimate) for culture, part in by_culture},
+            "by_language": {language: _summary(part, "relative", estimate) for language, part in by_language},
         }
         if name == "CL":
             found[name]["consistency"] = {"k": k}
@@ -136,9 +136,7 @@ def _margin(scores: Sequence[float], best: int) -> float:
 
 def _spread(scores: Sequence[tuple[float, ...]]) -> float:
     squares: list[float] = [0.0]
-    for of_item in scores:
-        if any(map(math.isnan, of_item)):
-            continue
+    for of_item in (each for each in scores if not any(map(math.isnan, each))):
         beside = [score - of_item[0] for score in of_item]  # exactly 0 where all are the same, as in _margin
         squares += [(value - math.fsum(beside) / len(beside)) ** 2 for value in beside]
     return math.sqrt(math.fsum(squares) / max(1, len(squares) - 1))

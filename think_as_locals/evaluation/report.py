@@ -56,7 +56,8 @@ def write_report(run_dir: Path) -> Path:
         raise DataError(f"{run.carb_dir}: no step-N.json; a report needs at least one CARB measurement")
     first, last = summaries[0], summaries[-1]
     before = first if first["step"] == 0 and len(summaries) > 1 else None
-    pairs = _pairs(_scored(run, before) if before else None, _scored(run, last))
+    tables = [run.carb(step["step"]).with_suffix(".parquet") if step else None for step in (before, last)]
+    pairs = _pairs(*(read_scored(table) if table and table.is_file() else None for table in tables))
     outcomes = Counter(pair.outcome for pair in pairs or ())
     names = PAIRED if pairs and pairs[0].before else SINGLE
     rewards, skipped_lines = _rewards(run.metrics)
@@ -70,11 +71,7 @@ def write_report(run_dir: Path) -> Path:
         last=last,
         flips_before=_flip_rows(before),
         flips_last=_flip_rows(last),
-        curves={
-            name: (points, _moving_mean(points, window=max(1, len(points) // 20)))
-            for name, points in curves.items()
-            if points
-        },
+        curves={name: (points, _moving_mean(points)) for name, points in curves.items() if points},
         skipped_lines=skipped_lines,
         x_high=max(1, last["step"], *(step for step, _ in total)),
         pairs=None if pairs is None else choose(pairs),
@@ -98,12 +95,6 @@ def choose(pairs: Iterable[BeforeAfter], limit: int = MAX_JUDGEMENTS) -> list[Be
 def _take_turns(queues: Iterable[Iterable[BeforeAfter]]) -> list[BeforeAfter]:
     """Return the first of each queue, then the second of each, and so on."""
     return [pair for turn in zip_longest(*queues) for pair in turn if pair]
-
-
-def _scored(run: RunFolder, summary: dict[str, Any]) -> list[ScoredItem] | None:
-    """Load the judgements behind a CARB file; `None` where they were not kept."""
-    path = run.carb(int(summary["step"])).with_suffix(".parquet")
-    return read_scored(path) if path.is_file() else None
 
 
 def _pairs(before: Sequence[ScoredItem] | None, after: Sequence[ScoredItem] | None) -> list[BeforeAfter] | None:
@@ -135,7 +126,8 @@ def _rewards(path: Path) -> tuple[dict[str, list[tuple[int, float]]], int]:
     return {name: sorted(by_step.items()) for name, by_step in found.items()}, skipped
 
 
-def _moving_mean(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
+def _moving_mean(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    window = max(1, len(points) // 20)
     around = [points[max(0, i - window // 2) : i + window // 2 + 1] for i in range(len(points))]
     return [(step, sum(v for _, v in near) / len(near)) for (step, _), near in zip(points, around, strict=True)]
 

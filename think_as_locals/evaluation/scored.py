@@ -6,11 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from think_as_locals.data import flip_sets
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.statistics import Estimate, accuracy, difference
 from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -102,6 +103,19 @@ def flip_set_credits(credited: Sequence[ItemCredit]) -> list[list[ItemCredit]]:
     return [[by_id[item.id] for item in members] for members in flip_sets([each.item for each in credited])]
 
 
+def on_flip_sets(credited: Sequence[ItemCredit]) -> list[ItemCredit]:
+    """Return those in whole flip sets; an item counts once for each of its sets."""
+    return list(chain.from_iterable(flip_set_credits(credited)))
+
+
+def estimate_credits(
+    credited: Sequence[ItemCredit], samples: int = 2000, seed: int = 0, over_cells: bool = False
+) -> Estimate:
+    """Return the accuracy of items, by question group; `over_cells` of culture and domain the mean of their means."""
+    cells = [BREAKDOWNS["cell"](c.item) for c in credited] if over_cells else None
+    return accuracy([c.credit for c in credited], [c.item.group for c in credited], samples, seed, cells)
+
+
 def slot_bias(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str, Any]:
     """Return, by label on offer, how much more often its slot is `chosen` than `best`, as shares of n verdicts."""
     # Models that score see no slots.
@@ -130,10 +144,11 @@ def order_consistency(scored: Sequence[ScoredItem], samples: int, seed: int) -> 
         for judgements in several
     ]
     groups = [judgements[0].item.group for judgements in several]
-    estimate = partial(accuracy, groups=groups, samples=samples, seed=seed)
+    consistent = [float(len(texts) == 1 and None not in texts) for texts in chosen]
+    all_right = [float(all(s.correct for s in judgements)) for judgements in several]
     return {
-        **estimate([float(len(texts) == 1 and None not in texts) for texts in chosen]).as_dict("consistent"),
-        "all_right": estimate([float(all(s.correct for s in judgements)) for judgements in several]).as_dict(),
+        **accuracy(consistent, groups, samples, seed).as_dict("consistent"),
+        "all_right": accuracy(all_right, groups, samples, seed).as_dict(),
     }
 
 

@@ -113,9 +113,8 @@ def difference(
 ) -> Difference:
     """Return how much more B scores than A, paired by item, with a 95 % interval and a p-value.
 
-    The p-value is that of Student's t over question groups, with the jackknife's variance, and never less than that of
-    independent items after Agresti and Min (2005), who add two pairs, one of them discordant: runs that agree on a few
-    items are not proven equal. Where `cluster_bootstrap` has no interval, it is that of this t.
+    p is by Student's t over question groups, with the jackknife's variance and no less than that of independent items
+    after Agresti and Min (2005). Where `cluster_bootstrap` has no interval, it is that of this t.
     """
     a, b = np.asarray(a, float), np.asarray(b, float)
     gains, group, cell = _columns(b - a, groups, cells)
@@ -137,9 +136,8 @@ def difference(
 def cluster_bootstrap(values: Floats, group: Codes, cell: Codes, samples: int, seed: int) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean over cells, by expanded percentiles of a bootstrap over groups.
 
-    Of G groups the quantiles are Phi(t sqrt(G / (G - 1))) and 1 less that, where t is Student's at 2.5 % with G - 1
-    degrees of freedom (Hesterberg 2015). It is `None` where a bootstrap is not informative: with fewer than
-    `MIN_CLUSTERS` groups, with a cell of a single group, or where every draw has the same mean.
+    It is `None` where a bootstrap is not informative: with fewer than `MIN_CLUSTERS` groups, with a cell of a single
+    group, or where every draw has the same mean.
     """
     groups, cells = int(group.max()) + 1, int(cell.max()) + 1
     place = group * cells + cell
@@ -179,10 +177,8 @@ def smallest_difference(
     """Return the smallest true difference between two runs that this many items would show; `None` if none would.
 
     McNemar's test needs n = (t_alpha sqrt(psi) + t_beta sqrt(psi - d^2))^2 / d^2 pairs to find a difference d with
-    discordant share psi (Connor 1987); here it is solved for d, two-sided at level `alpha`. Assumed are psi as found in
-    these two runs (with one more discordant pair of two, after Agresti and Min), and no less than d; n items divided by
-    the design effect of their question groups, which is the variance of the difference between groups over that between
-    independent items, at least 1; and Student's t, by the number of groups, for both quantiles.
+    discordant share psi (Connor 1987); solved for d, with psi as in these two runs and no less than d, with n divided
+    by the design effect of question groups, and with Student's t by the number of groups.
     """
     gains, group, cell = _columns(np.asarray(b, float) - np.asarray(a, float), groups)
     variance, freedom = _variance_of_gain(gains, group, cell)
@@ -239,10 +235,9 @@ def _calibration_error(
 ) -> tuple[float, list[float]]:
     """Return the expected calibration error, and an interval for that of the bins' true means: a bootstrap over groups.
 
-    Noise makes larger what is never negative, once in the error that is found and once more in every draw of it. So
-    the percentiles, expanded as in `cluster_bootstrap`, are moved: the upper one by what drawing adds, the lower one by
-    twice as much (in simulation by once is too little); it is 0 where draws in which no bin is off on average reach the
-    error. With fewer groups than `MIN_CLUSTERS` the interval is [0, 1].
+    Noise enlarges what is never negative, in the error found and again in every draw of it. So the expanded percentiles
+    are moved: the upper one by what drawing adds, the lower one by twice as much (in simulation once is too little); it
+    is 0 where draws with no bin off on average reach the error. With too few groups the interval is [0, 1].
     """
     names, group = np.unique(groups, return_inverse=True)
     sums = np.bincount(group * BINS + bins, gaps, minlength=len(names) * BINS).reshape(-1, BINS)
@@ -295,7 +290,7 @@ def _mean(values: Floats, cell: Codes) -> float:
 
 
 def _expanded_tail(groups: int) -> float:
-    """Return the quantile of a bootstrap's draws that stands for 2.5 %, for two groups or more."""
+    """Return the quantile of draws that stands for 2.5 %: Phi(t sqrt(G / (G - 1))), t at G - 1 (Hesterberg 2015)."""
     return float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -150,6 +150,9 @@ class Table:
     header: int = 0
     sections: Sequence[int] = ()
 
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
     def terminal(self, title: str = "", caption: str = "") -> TerminalTable:
         """Return the table as rich prints it; no figure is ever cut short."""
         shown = TerminalTable(
@@ -167,7 +170,7 @@ class Table:
         """Return the table as GitHub's markdown."""
         places = list(self._written())
         head = [self.headings[place] for place in places]
-        rows = [[_markdown(row[place]) for place in places] for row in self.rows]
+        rows = [[_text(row[place], escape_markdown) for place in places] for row in self.rows]
         return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
     def html(self, label: str, style: str = "") -> Markup:
@@ -198,22 +201,18 @@ class Table:
         return place != self.header and all(isinstance(cell, str) and _NUMBER.fullmatch(cell) for cell in texts)
 
 
-def _text(cell: Cell) -> str:
+def _text(cell: Cell, escape: Callable[[str], str] = str) -> str:
     match cell:
         case None:
             return ""
         case Figure():
             return cell.text()
         case Label():
-            return " ".join(filter(None, (cell.text, cell.mark, cell.note and f"({cell.note})")))
+            return escape(" ".join(filter(None, (cell.text, cell.mark, cell.note and f"({cell.note})"))))
         case str():
-            return cell
+            return escape(cell)
         case _:
             return "; ".join(each.text() for each in cell)
-
-
-def _markdown(cell: Cell) -> str:
-    return escape_markdown(_text(cell)) if isinstance(cell, str | Label) else _text(cell)
 
 
 def _html(cell: Cell) -> Markup | str:

@@ -102,10 +102,7 @@ def _result_facts(result: CarbResult, run: TrainedRun) -> dict[str, Any]:
 
 
 def eval_results(results: Sequence[CarbResult]) -> list[HubFile]:
-    """Return `.eval_results/carb.yaml`, which the Hub shows beside a model; nothing if no result is on data of the Hub.
-
-    Each entry names the dataset on the Hub that it was measured on, see https://huggingface.co/docs/hub/eval-results.
-    """
+    """Return what the Hub shows beside a model (huggingface.co/docs/hub/eval-results): results on its datasets."""
     entries = []
     for result in results:
         if (data := hub_data(result.data)) is None:

@@ -14,8 +14,8 @@ from think_as_locals.hub.files import HubFile
 from think_as_locals.hub.source_run import TrainedRun
 from think_as_locals.types import ThinkAsLocalsError
 
+# Where a key may begin: not inside a word, but right after a JSON escape such as `\n`.
 _START = rb"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4}))"
-"""Where a key may begin: not inside a word, but right after a JSON escape such as `\\n`."""
 _SECRETS = {
     "a Hugging Face token": rb"(?:hf|api_org)_[A-Za-z0-9]{30,}",
     "a Weights & Biases key": rb"(?i:wandb)[^\n]{0,40}?\b[0-9a-f]{40}\b|wandb_v1_\w{20,}",
@@ -28,10 +28,8 @@ _SECRETS = {
     "a private key": rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----",
     "a URL with a password": rb"://[^\s/:@\"]{1,100}:[^\s/@\"]{1,100}@",
 }
-_VARIABLE = re.compile(r"(?:TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
-"""Names of environment variables that hold secrets."""
-_SHORTEST_KEY, _LONGEST_WORD = 8, 15
-"""Shorter values, such as EMPTY, and plain words are not secret; every vocabulary has them."""
+_SECRET_VARIABLE = re.compile(r"(?:TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_SHORTEST_KEY, _LONGEST_WORD = 8, 15  # shorter values, such as EMPTY, and plain words: every vocabulary has them
 
 
 class LeakError(ThinkAsLocalsError, ValueError):
@@ -40,7 +38,7 @@ class LeakError(ThinkAsLocalsError, ValueError):
 
 def check_leaks(files: Iterable[HubFile], run: TrainedRun) -> None:
     """Raise `LeakError` if a file holds a secret or a path of this machine."""
-    patterns = [(kind, re.compile(pattern)) for kind, pattern in (*_SECRETS.items(), *_known_secrets(), *_paths(run))]
+    patterns = [(kind, re.compile(pattern)) for kind, pattern in (*_SECRETS.items(), *_of_this_machine(run))]
     found: dict[str, None] = {}
     for file in files:
         text = file.path.encode() + b"\n" + file.text()
@@ -49,18 +47,14 @@ def check_leaks(files: Iterable[HubFile], run: TrainedRun) -> None:
         raise LeakError(f"nothing was uploaded, remove these first (values are not shown): {'; '.join(found)}")
 
 
-def _known_secrets() -> Iterator[tuple[str, bytes]]:
-    """Yield the secrets of this environment and login themselves, whatever their form."""
-    known = {f"the value of {name}": value for name, value in os.environ.items() if _VARIABLE.search(name)}
+def _of_this_machine(run: TrainedRun) -> Iterator[tuple[str, bytes]]:
+    """Yield the secrets of this environment and login, the home directory and the paths of the run."""
+    known = {f"the value of {name}": value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)}
     known["the token of this login"] = get_token() or ""
     for kind, value in known.items():
         if len(value) >= _SHORTEST_KEY and not (value.isalpha() and len(value) <= _LONGEST_WORD):
             yield kind, _plain_or_json(value)
-
-
-def _paths(run: TrainedRun) -> Iterator[tuple[str, bytes]]:
-    """Yield the home directory and the paths of the run; a vocabulary may hold `/root`, but no file in it."""
-    if Path.home() != Path("/"):
+    if Path.home() != Path("/"):  # a vocabulary may hold `/root`, but no file in it
         yield "a path in the home directory", _plain_or_json(f"{Path.home()}/") + rb"(?:[\w.\x80-\xff-]|\\u)"
     data = (run.config.data, *(result.data for result in run.results))
     named = [Path(path).expanduser() for path in (run.config.model.path, *(each.path for each in data)) if path]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 )
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub.utils.sha import git_hash
 
 from think_as_locals.hub.card import eval_results, model_card
 from think_as_locals.hub.files import HubFile, collect_files, is_pushed_path
@@ -83,11 +83,7 @@ def prepare(
 def upload(
     files: Sequence[HubFile], repo: str, *, public: bool, update: bool, revision: str | None, api: HfApi
 ) -> Pushed:
-    """Upload what is missing to a branch (`None`: main), in one commit; called again, it sends the rest.
-
-    `create_commit` sends the very bytes that were scanned. `HfApi.upload_folder` would read a staging folder, and with
-    hf_xet it splits large folders over several commits.
-    """
+    """Upload what is missing to a branch (`None`: main), in one commit; called again, it sends the rest."""
     if not (api.token or get_token()):
         raise HubError("not logged in to the Hub: `hf auth login`, or set HF_TOKEN, with a token that may write")
     waits = iter(_WAITS_S)
@@ -131,7 +127,7 @@ def _upload(
         first = ", ".join(sorted(present)[:3]) + (", ..." if len(present) > 3 else "")
         raise HubError(f"{repo} holds {len(present)} files already ({first}): --update replaces what differs")
     additions = [CommitOperationAdd(file.path, file.content) for file in missing]
-    commit = api.create_commit(
+    commit = api.create_commit(  # of the bytes that were scanned; `upload_folder` may make several commits
         repo,
         [*additions, *map(CommitOperationDelete, stale)],
         commit_message="Upload a reward model with think-as-locals",
@@ -147,8 +143,7 @@ def _same(present: RepoFile | None, file: HubFile) -> bool:
     if present.lfs:
         return present.lfs.sha256 == file.sha256()
     content = file.content if isinstance(file.content, bytes) else file.content.read_bytes()
-    git_sha = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
-    return present.blob_id == git_sha.hexdigest()
+    return present.blob_id == git_hash(content)
 
 
 def _message(cause: BaseException) -> str:

@@ -22,9 +22,7 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.scpo.results import GLOBAL, VariantResult, read_result
 from think_as_locals.types import ConfigError, DataError
 
-SCPO_FIGURES = "scpo.json"
-"""File with the figures of all reward models of an SCPO run; on the Hub, of the one in the repository."""
-
+SCPO_FIGURES = "scpo.json"  # the figures of all reward models of an SCPO run; on the Hub, of the one there
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _FIGURES = [
     *("dataset", "mode", "differences", "filter_threshold", "weight_temperature", "reference", "resampled", "rows")
@@ -98,8 +96,8 @@ def read_judge_run(path: Path, evaluations: Sequence[Path] = ()) -> JudgeRun:
 
 def read_steered_run(path: Path, model: str | None, evaluations: Sequence[Path] = ()) -> SteeredRun:
     """Read an SCPO run and one of its reward models, e.g. `TH/scpo-seed-0`, with the results of evaluations of it."""
-    folder, figures = RunFolder(path), path / SCPO_FIGURES
-    if not figures.is_file():
+    folder, file = RunFolder(path), path / SCPO_FIGURES
+    if not file.is_file():
         raise DataError(
             f"{path}: no {SCPO_FIGURES}; --model chooses a reward model of a finished SCPO run; a judge's run has one"
         )
@@ -113,10 +111,16 @@ def read_steered_run(path: Path, model: str | None, evaluations: Sequence[Path] 
     result = read_result(folder.variant(model).path)
     if result is None:
         raise DataError(f"{path}: no record of the training in variants/{model}")
+    country, variant, figures = result.spec.country, result.spec.variant, read_json(file)
+    if missing := sorted({*_FIGURES} - set(figures)):
+        raise DataError(f"{file}: lacks {', '.join(missing)}")
+    rows = {row["variant"]: row for row in figures["rows"] if (row["country"], row["num_pairs"]) == (country, None)}
+    if missing := sorted({GLOBAL, variant} - set(rows)):
+        raise DataError(f"{file}: has no row of {country} for {', '.join(missing)}")
     return SteeredRun(
         config=_read_config(path, ScpoConfig),
         result=result,
-        figures=_country_figures(figures, result.spec.country, result.spec.variant),
+        figures={key: figures[key] for key in _FIGURES} | {"rows": [rows[GLOBAL], rows[variant]]},
         **_common_facts(folder, folder.steered_model(model), [], evaluations, ("global_rm", model)),
     )
 
@@ -187,14 +191,3 @@ def _stage_summaries(folder: RunFolder) -> dict[str, dict[str, Any]]:
         return {line["stage"]: line for line in logged}
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder.metrics}: a line with train_runtime cannot be read") from error
-
-
-def _country_figures(path: Path, country: str, variant: str) -> dict[str, Any]:
-    """Return the part of `scpo.json` about one country: the global reward model and a variant."""
-    figures = read_json(path)
-    if missing := sorted({*_FIGURES} - set(figures)):
-        raise DataError(f"{path}: lacks {', '.join(missing)}")
-    rows = {row["variant"]: row for row in figures["rows"] if (row["country"], row["num_pairs"]) == (country, None)}
-    if missing := sorted({GLOBAL, variant} - set(rows)):
-        raise DataError(f"{path}: has no row of {country} for {', '.join(missing)}")
-    return {key: figures[key] for key in _FIGURES} | {"rows": [rows[GLOBAL], rows[variant]]}

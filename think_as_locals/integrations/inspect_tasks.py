@@ -25,7 +25,7 @@ from think_as_locals.judging import CHAT_TOKENS, prompt_format, render_presented
 from think_as_locals.reward_models.group import NEUTRAL, item_of, policy_rows, question
 from think_as_locals.reward_models.judge import JudgeSettings
 from think_as_locals.reward_models.protocols import LISTWISE, ROUND_ROBIN
-from think_as_locals.types import LABELS, ConfigError, Item, Judgement, ServerError
+from think_as_locals.types import LABELS, ConfigError, Judgement, ServerError
 
 __all__ = ["carb", "judge_duel"]  # what inspect finds under `think_as_locals/`
 
@@ -60,25 +60,19 @@ def carb(
     found = load(config.data, config.seed).test if items == "test" else tuple(read(config.data, config.seed))
     prompt = prompt or config.prompt.template
     LISTWISE.format(prompt)
-    samples = [_sample(item, prompt, config.seed) for item in select(found, max_items)]
-    return Task(dataset=MemoryDataset(samples, name=data), solver=generate(), scorer=[correct(), parse_failure()])
-
-
-def _sample(item: Item, prompt: str, seed: int) -> Sample:
-    """Return an item with the messages that our judges get; the target is the label of the best response."""
-    presented = shuffle_responses(item, seed)
-    return Sample(
-        id=item.id,
-        input=_chat(render_presented(item, presented.responses, prompt, CHAT_TOKENS)),
-        target=LABELS[presented.best],
-        metadata={
+    samples = []
+    for item in select(found, max_items):
+        presented = shuffle_responses(item, config.seed)
+        metadata = {
             "group": item.group,
             "prompt": prompt,
             "num_responses": len(item.responses),
             "language": item.language,
-            **{name: BREAKDOWNS[name](item) for name in ("culture", "domain", "cell")},
-        },
-    )
+        }
+        metadata |= {name: BREAKDOWNS[name](item) for name in ("culture", "domain", "cell")}
+        messages = _chat(render_presented(item, presented.responses, prompt, CHAT_TOKENS))
+        samples.append(Sample(id=item.id, input=messages, target=LABELS[presented.best], metadata=metadata))
+    return Task(dataset=MemoryDataset(samples, name=data), solver=generate(), scorer=[correct(), parse_failure()])
 
 
 @scoring.metric

@@ -41,10 +41,7 @@ def plug_in(runner: ModuleType, path: str, base_url: str, **options: Any) -> Non
 def _run_judge_four(
     judge: Judge, prompt: str, a: Messages, b: Messages, c: Messages, d: Messages, *model: object, **others: object
 ) -> tuple[str, str, str]:
-    """Four conversations -> label of the best, prompt, and the judge's text.
-
-    The label is `error` for a parse failure, and if two of the four responses are the same or one is blank.
-    """
+    """Four conversations -> label of the best (`error` without one or for no valid item), prompt, the judge's text."""
     asked = question(a[:-1])
     try:
         item = item_of(Question(asked, None, "en"), [response(answer[-1:]) for answer in (a, b, c, d)])
@@ -60,10 +57,7 @@ def _run_judge_four(
 def _run_judge_ratings_multi(
     judge: Judge, prompt: str, answers: Sequence[Messages], *model: object, **others: object
 ) -> tuple[list[int] | str, list[str], dict[str, list[int]]]:
-    """Conversations -> indices of the highest rating, prompts, and all ratings.
-
-    A rating that cannot be parsed is -1; if all are, the indices are `error`.
-    """
+    """Conversations -> indices of the highest rating (`error` if none can be parsed), prompts, and all ratings."""
     asked = [question(answer[:-1]) for answer in answers]
     scores = GroupReward(judge).score(asked, [response(answer[-1:]) for answer in answers])
     ratings = [_NO_RATING if score is None else int(score) for score in scores]

@@ -37,7 +37,7 @@ async def compute_score(
     """Score one response, against `ground_truth` or by a rating.
 
     Args:
-        data_source: Passed by verl and ignored, as is `reward_model_tokenizer`.
+        data_source, reward_model_tokenizer: Passed by verl and ignored.
         solution_str: The response.
         ground_truth: A response to compare it with; ignored if responses are rated.
         extra_info: The row's: `question`, and optionally `culture` and `language`.
@@ -48,8 +48,7 @@ async def compute_score(
         **options: Other arguments of `GroupReward.load`.
 
     Returns:
-        `score`, and `judged`: 0 if nothing that the judge wrote can be parsed. The score is then
-        `GroupReward.neutral`, since verl accepts only numbers.
+        `score`, and `judged`: 0 for a parse failure, whose score is `GroupReward.neutral` (verl accepts only numbers).
     """
     if protocol != "pointwise" and not is_text(ground_truth):
         raise DataError(

@@ -9,11 +9,11 @@ from think_as_locals.judging.prompt import (
     prompt_texts,
     render,
     render_presented,
-    reorder_responses,
     shuffle_responses,
 )
 from think_as_locals.judging.rewards import COMPONENTS, Component, Evidence, score
 from think_as_locals.judging.rubric import rubric_span
+from think_as_locals.types import reorder_responses
 
 __all__ = [
     "CHAT_TOKENS",

@@ -7,7 +7,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
@@ -16,7 +15,7 @@ from string import Template
 from babel import Locale
 
 from think_as_locals.judging.formats import SECTIONS, UnknownPromptError, prompt_format
-from think_as_locals.types import LABELS, Item
+from think_as_locals.types import LABELS, Item, reorder_responses
 
 RESERVED = (*SECTIONS, "question", "response")
 """Tags that structure prompts and completions: untrusted text may not contain them."""
@@ -158,16 +157,6 @@ def _templates(prompt: str) -> dict[str, Template]:
 @cache
 def _text(*path: str) -> str:
     return files(__package__).joinpath("prompts", *path).read_text(encoding="utf-8").strip("\n")
-
-
-def reorder_responses(item: Item, order: Sequence[int]) -> Item:
-    """Return the item with `responses[order[0]]` first, and so on; `best` and `origins` move along."""
-    return replace(
-        item,
-        responses=tuple(item.responses[i] for i in order),
-        best=order.index(item.best),
-        origins=tuple(item.origins[i] for i in order) if item.origins else (),
-    )
 
 
 def shuffle_responses(item: Item, seed: int = 0, reverse: bool = False) -> Item:

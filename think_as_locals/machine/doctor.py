@@ -41,7 +41,7 @@ class Finding:
 
 def examine(config: Config | None, launch: Launch) -> list[Finding]:
     """Examine this machine, and what a recipe needs of it. Nothing is downloaded, no credential is shown."""
-    findings = [*_versions(launch), *_hardware(), *_disk(config), *_ports(config), *_credentials(config)]
+    findings = [*_versions(launch), *_hardware(config), *_ports(config), *_credentials(config)]
     if config is not None:
         known = {finding.found for finding in findings if finding.fault}
         findings += [Finding(config.recipe, fault, True) for fault in missing_for(config) if fault not in known]
@@ -65,13 +65,18 @@ def _versions(launch: Launch) -> Iterator[Finding]:
             yield Finding("versions", fault if wrong else f"{extra}: not installed (only for {user})", wrong)
 
 
-def _hardware() -> Iterator[Finding]:
+def _hardware(config: Config | None) -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
     yield Finding("CPU", f"{cores} cores, {pages / GB:.1f} GB of memory, OMP_NUM_THREADS {threads}")
     for gpu in gpus() or ["none that nvidia-smi sees: runs with requires_gpu or bfloat16 weights do not go here"]:
         yield Finding("GPU", gpu)
+    folder = Path(config.run.dir if config else "runs").expanduser().absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    writable = os.access(there, os.W_OK)
+    free = f"{shutil.disk_usage(there).free / GB:.1f} GB free where runs go"
+    yield Finding("disk", free if writable else f"{free}, which may not be written to: set run.dir", not writable)
 
 
 def gpus() -> list[str]:
@@ -84,14 +89,6 @@ def gpus() -> list[str]:
     names = ("", "of ", "used ", "driver ")
     lines = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
     return [", ".join(f"{name}{value}" for name, value in zip(names, line, strict=False)) for line in lines]
-
-
-def _disk(config: Config | None) -> Iterator[Finding]:
-    folder = Path(config.run.dir if config else "runs").expanduser().absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    writable = os.access(there, os.W_OK)
-    free = f"{shutil.disk_usage(there).free / GB:.1f} GB free where runs go"
-    yield Finding("disk", free if writable else f"{free}, which may not be written to: set run.dir", not writable)
 
 
 def _ports(config: Config | None) -> Iterator[Finding]:

@@ -3,11 +3,9 @@
 Weights, gradients and optimizer states follow ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3): with N
 parameters of b bytes, Adam under DeepSpeed takes b N for the weights, b N for the gradients and 12 N for a float32
 copy and two moments; ZeRO-1 divides the last among the processes, ZeRO-2 the last two, ZeRO-3 all. Without DeepSpeed
-torch's AdamW keeps its two moments in the type of the weights and no copy of them: weights that are all trained in
-bfloat16 are held in float32 (`training/grpo.py`). Activations follow Korthikanti et al. 2022 (arXiv 2205.05198,
-section 4): 34 bytes for each token, unit of width and layer in half precision, of which gradient checkpointing keeps 2
-for each layer and 34 for one. SCPO's eager attention (DeBERTa) keeps scores as well. The memory of CUDA, NCCL and
-fragmentation is not counted.
+torch's AdamW keeps its two moments in the type of the weights and no copy of them. Activations follow Korthikanti et
+al. 2022 (arXiv 2205.05198, section 4): 34 bytes for each token, unit of width and layer in half precision, of which
+gradient checkpointing keeps 2 for each layer and 34 for one.
 """
 
 from __future__ import annotations
@@ -23,10 +21,7 @@ from think_as_locals.types import ConfigError
 
 GB = 1e9
 PROMPT_TOKENS = 1024
-"""Assumed length of a prompt (ours: an item of four responses of 150 words; no key of a recipe says it).
-
-In SCPO that of a prompt with its response, unless `scpo.max_length` says otherwise or the model takes fewer.
-"""
+"""Assumed length of a prompt (an item of four responses of 150 words), or in SCPO of a prompt with its response."""
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ADAM_COPIES = 12  # bytes of each parameter: a float32 copy and two moments

@@ -67,27 +67,22 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
     if isinstance(config, EvaluationConfig):
         return missing + [fault for rm in config.rms.values() for fault in _reward_model(rm)]
     if isinstance(config, RunConfig):
-        missing += _training(config)
+        missing += packages("vllm") if config.rollout.backend == "vllm_colocate" else []
+        if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
+            from think_as_locals.engines.vllm_server import VLLMServer
+
+            try:
+                VLLMServer(config.rollout.url, _SERVER_TIMEOUT).state()
+            except ServerError as error:
+                missing.append(str(error))
+        trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
+        missing += [fault for tracker in trackers for fault in packages(tracker)]
     if config.model.requires_gpu and not has_gpu():
         small = "quickstart_rm global_rm=pooled" if isinstance(config, ScpoConfig) else "quickstart"
         missing.append(f"a GPU: torch sees no CUDA device (model={small} needs none)")
     if config.model.path is not None and (fault := model_fault(config.model.path, config.model.revision)):
         missing.append(fault)
     return missing
-
-
-def _training(config: RunConfig) -> list[str]:
-    """Return what rollouts and trackers lack."""
-    missing = packages("vllm") if config.rollout.backend == "vllm_colocate" else []
-    if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
-        from think_as_locals.engines.vllm_server import VLLMServer
-
-        try:
-            VLLMServer(config.rollout.url, _SERVER_TIMEOUT).state()
-        except ServerError as error:
-            missing.append(str(error))
-    trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
-    return missing + [fault for tracker in trackers for fault in packages(tracker)]
 
 
 def _reward_model(rm: RewardModelSection) -> list[str]:

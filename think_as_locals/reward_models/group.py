@@ -1,7 +1,6 @@
 """Rewards for single responses, as training a policy needs them: each response is judged within its group.
 
-A judge that compares has no scalar for one response, which is what users of such judges miss first (RM-R1, issue 5). A
-policy is trained on several responses to each prompt, and those can be compared with one another.
+A judge that compares has no scalar for one response (RM-R1, issue 5), but responses to the same prompt are comparable.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -55,14 +54,7 @@ class GroupReward:
 
     @classmethod
     def load(
-        cls,
-        path: str,
-        backend: Backend = "transformers",
-        protocol: JudgingProtocol = ROUND_ROBIN,
-        *,
-        batch_size: int = 64,
-        base_url: str | None = None,
-        **options: Any,
+        cls, path: str, backend: Backend = "transformers", protocol: JudgingProtocol = ROUND_ROBIN, **options: Any
     ) -> GroupReward:
         """Load a judge into this process, or connect to a server.
 
@@ -70,14 +62,11 @@ class GroupReward:
             path: Directory or Hub id; with `base_url` it may be nothing but the server's name for a model.
             backend: `transformers` or `vllm`.
             protocol: How responses are put to it: a pointwise one needs `prompt="rewardbench2_ratings"`.
-            batch_size: Prompts at a time (transformers only).
-            base_url: Of an OpenAI-compatible server that has the model.
-            **options: Other options of `Judge.load`.
+            **options: Other options of `Judge.load`, e.g. `base_url`.
 
         Raises:
             ConfigError, ModelError, ServerError: as `Judge.load`.
         """
-        options |= {"batch_size": batch_size, "base_url": base_url}
         return cls(Judge.load(path, backend, protocol=protocol, **options))
 
     def score(
@@ -95,8 +84,7 @@ class GroupReward:
             responses: The policy's responses.
             cultures: ISO 3166 codes; `None`, for all or one, if unknown.
             languages: BCP-47 tags of the prompts; `None` if unknown.
-            references: Responses to compare those of the policy with, if any: rivals in the row's group for a judge
-                that compares; others ignore them.
+            references: Rivals in the row's group, if any, for a judge that compares; others ignore them.
 
         Raises:
             DataError: columns of different lengths, or a value that is not a text; the message names the row.
@@ -153,30 +141,19 @@ class GroupReward:
         winners = [request.order[verdict] for request, verdict in chosen if verdict is not None]
         return [winners.count(i) / len(winners) if winners else math.nan for i in range(len(item.responses))]
 
-    def _reward(self, text: str, group: Iterable[str], values: Sequence[float]) -> float | None:
+    def _reward(self, text: str, group: Collection[str], values: list[float]) -> float | None:
         if not text and self._lowest is not None:
             return self._lowest
-        if self._judge:
-            rivals = [other for other in group if other != text]
-            if not rivals:
-                return NEUTRAL
-            values = [*values, *(1.0 for other in rivals if not other)]
-        return math.fsum(values) / len(values) if values else None
+        if self._judge and len(group) == 1:
+            return NEUTRAL
+        won = [1.0] if self._judge and "" in group else []  # against a blank response, which nobody is asked about
+        return math.fsum(values + won) / len(values + won) if values + won else None
 
 
 def item_of(question: Question, texts: Sequence[str]) -> Item:
     """Return an item of responses to a question, none of which is known to be the best: `best` means nothing."""
-    return Item(
-        id="policy",
-        prompt=question.prompt,
-        responses=tuple(texts),
-        best=0,
-        culture=question.culture,
-        language=question.language,
-        domain="policy",
-        group="policy",
-        source="policy",
-    )
+    fields = question._asdict()
+    return Item(id="policy", responses=tuple(texts), best=0, domain="policy", group="policy", source="policy", **fields)
 
 
 class Question(NamedTuple):
@@ -203,9 +180,9 @@ def policy_rows(
     references: Sequence[str | None] | None,
 ) -> list[PolicyRow]:
     """Return checked rows from the columns of a batch; a DataError names the row and the column."""
-    given = {"cultures": cultures, "languages": languages, "references": references}
     columns: dict[str, Sequence[str | None]] = {"prompts": prompts, "responses": responses}
-    columns |= {name: [None] * len(prompts) if column is None else column for name, column in given.items()}
+    for name, column in (("cultures", cultures), ("languages", languages), ("references", references)):
+        columns[name] = [None] * len(prompts) if column is None else column
     if any(len(column) != len(prompts) for column in columns.values()):
         lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
         raise DataError(f"expected as many of each, got {lengths}")

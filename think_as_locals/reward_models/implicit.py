@@ -29,16 +29,15 @@ class ImplicitRM(BatchScorer):
     responses.
 
     Args:
-        reference_path: Where the reference is from.
-        reference: The model that the policy was trained away from, with the same tokenizer; or none.
+        reference: The model that the policy was trained away from, with the same tokenizer, from `reference_path`.
         beta: The KL penalty in training; scales scores and margins, and does not change verdicts.
         per_token: Whether to take the mean over the tokens of y.
     """
 
     reference_path: str | None
     reference: Any | None
-    beta: float
-    per_token: bool
+    beta: float = 0.1
+    per_token: bool = False
 
     @classmethod
     def load(
@@ -46,26 +45,22 @@ class ImplicitRM(BatchScorer):
         path: str,
         reference: str | None,
         *,
-        beta: float = 0.1,
-        per_token: bool = False,
         dtype: str = "auto",
-        batch_size: int = 16,
-        chunk_size: int = 1024,
         max_length: int | None = None,
         revision: str | None = None,
         reference_revision: str | None = None,
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
-        seed: int = 0,
+        **settings: Any,
     ) -> ImplicitRM:
         """Load policy and reference from directories or the Hub.
 
         Args:
             path: Directory or Hub id of the policy; its chat template is used for both.
             reference: Directory or Hub id of the reference; `None` for none.
-            beta, per_token: As above.
             max_length: Maximum number of tokens of prompt and response together; `None` for that of both models.
             revision, reference_revision: Commit, tag or branch on the Hub.
-            dtype, batch_size, chunk_size, template_kwargs, seed: As for `ScalarRM.load`.
+            dtype, template_kwargs: As for `ScalarRM.load`.
+            **settings: `beta`, `per_token` and those of `ScalarRM.load`.
 
         Raises:
             ModelError: weights are missing, the policy has no chat template, or the two have other tokens.
@@ -77,19 +72,8 @@ class ImplicitRM(BatchScorer):
             other, its_tokenizer, its_limit = _load(reference, dtype, reference_revision, max_length)
             _require_same_tokens(path, tokenizer, reference, its_tokenizer)
             limit = min(limit, its_limit)
-        return cls(
-            path=path,
-            model=model,
-            chat=Chat(tokenizer, template_kwargs),
-            reference_path=reference,
-            reference=other,
-            beta=beta,
-            per_token=per_token,
-            batch_size=batch_size,
-            chunk_size=chunk_size,
-            max_length=limit,
-            seed=seed,
-        )
+        settings |= {"reference_path": reference, "reference": other}
+        return cls(path=path, model=model, chat=Chat(tokenizer, template_kwargs), max_length=limit, **settings)
 
     @property
     def identity(self) -> dict[str, Any]:

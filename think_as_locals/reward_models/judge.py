@@ -66,12 +66,10 @@ class Judge:
         protocol: How items are put to it.
         margins: Whether to ask for the log-probabilities of the labels as well: one more pass over each completion.
         chunk_size: As `RewardModel.chunk_size`.
-        model: Plain JSON that identifies the weights (or a server's name for them), their dtype, and whatever else
-            changes completions.
+        model: Plain JSON that identifies weights (or a server's name for them) and what else changes completions.
 
     Raises:
-        ConfigError: a pointwise protocol needs a prompt that asks for a rating, every other one a prompt that asks for
-            a verdict.
+        ConfigError: the prompt does not ask for what the protocol reads, a rating (pointwise) or a verdict.
 
     Example:
         judge = Judge.load("runs/quickstart/model")
@@ -123,8 +121,7 @@ class Judge:
             **changes: Fields of `JudgeSettings` that differ from the saved ones.
 
         Raises:
-            ConfigError: there is no such backend, the saved settings are invalid, or prompt and protocol do not go
-                together.
+            ConfigError: there is no such backend, saved settings are invalid, or prompt and protocol do not match.
             ModelError: the Hub has no such model or cannot be reached.
             ServerError: `base_url` is not a URL, or the key is not set.
         """
@@ -146,15 +143,10 @@ class Judge:
             engine = VLLMEngine.load(path, **common)
         else:
             raise ConfigError(f"no backend {backend!r}; available: transformers, vllm")
-        model = {"dtype": dtype, "backend": backend, "chat_template_kwargs": template_kwargs}
-        return cls(
-            engine=engine,
-            settings=settings,
-            protocol=protocol,
-            margins=margins,
-            chunk_size=chunk_size,
-            model=identify_weights(path, revision) | model,
-        )
+        loaded = {"dtype": dtype, "backend": backend, "chat_template_kwargs": template_kwargs}
+        model = identify_weights(path, revision) | loaded
+        asked: dict[str, Any] = {"settings": settings, "protocol": protocol, "margins": margins}
+        return cls(engine=engine, chunk_size=chunk_size, model=model, **asked)
 
     @overload
     def judge(self, items: Item) -> Judgement: ...
@@ -202,11 +194,9 @@ class Judge:
         return self.protocol.format(self.settings.prompt)
 
     def requests(self, item: Item) -> list[Request]:
-        """Return what the protocol asks about an item."""
         return self.protocol.requests(item, self.settings.seed)
 
     def sort_key(self, request: Request) -> str:
-        """Return a key by which requests with a long common prefix are neighbours, so in one chunk."""
         return "\n".join(message["content"] for message in self.conversation(request))
 
     def conversation(self, request: Request) -> Messages:
@@ -238,8 +228,8 @@ class Judge:
         log_probs, place = _offered(answer, len(request.order)), label_place(judgement.text)
         if log_probs is None or judgement.verdict is None or place is None:
             return judgement
-        if judgement.text[place] != LABELS[judgement.verdict]:
-            return judgement  # RewardBench 2's convention may read another bracket than the last
+        if judgement.text[place] != LABELS[judgement.verdict]:  # RewardBench 2's convention may read another bracket
+            return judgement
         from scipy.special import logsumexp
 
         chosen = log_probs.pop(judgement.verdict)
@@ -254,10 +244,7 @@ class Judge:
         return [Request(item, order[i:] + order[:i]) for i in rotations]
 
     def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
-        """As `RewardModel.scores`: ratings, or means over the rotations that have a verdict of each label's score.
-
-        That is its log-probability in the verdict's place, in nats; without margins 1 if chosen, else 0.
-        """
+        """As `RewardModel.scores`: ratings, or means over rotations of label log-probabilities (no margins: 1 or 0)."""
         found: list[list[float]] = [[] for _ in item.responses]
         for request, answer in zip(self.score_requests(item), answers, strict=True):
             judgement, values = self.read(request, answer), list[float]()

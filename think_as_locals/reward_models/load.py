@@ -25,7 +25,15 @@ def load_reward_model(section: RewardModelSection, seed: int) -> RewardModel:
         case JudgeSection():
             return load_judge(section, seed)
         case ServerSection():
-            return _connect_to_server(section, seed)
+            of_server = {"url", "model", "key_variable", "concurrency", "deadline_s", "timeout_s", "fields"}
+            of_settings = {"prompt", "max_completion_length"}
+            return Judge(
+                engine=ChatServer(**section.model_dump(include=of_server)),
+                settings=JudgeSettings(seed=seed, **section.model_dump(include=of_settings)),
+                protocol=_protocol(section),
+                margins=section.margins,
+                model={"url": section.url, "name": section.model, "fields": section.fields},
+            )
         case ClassifierSection():
             from think_as_locals.reward_models.scalar import ScalarRM
 
@@ -56,15 +64,3 @@ def _given(section: RewardModelSection, *others: str) -> dict[str, Any]:
 
 def _protocol(section: AskedSection) -> JudgingProtocol:
     return JudgingProtocol(kind=section.protocol, orders=section.orders, convention=section.convention)
-
-
-def _connect_to_server(section: ServerSection, seed: int) -> Judge:
-    of_server = {"url", "model", "key_variable", "concurrency", "deadline_s", "timeout_s", "fields"}
-    of_settings = {"prompt", "max_completion_length"}
-    return Judge(
-        engine=ChatServer(**section.model_dump(include=of_server)),
-        settings=JudgeSettings(seed=seed, **section.model_dump(include=of_settings)),
-        protocol=_protocol(section),
-        margins=section.margins,
-        model={"url": section.url, "name": section.model, "fields": section.fields},
-    )

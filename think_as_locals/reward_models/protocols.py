@@ -1,8 +1,7 @@
 """Protocols of judging: how an item is put to a judge (listwise, pairwise, round robin, pointwise) and scored.
 
-Without a parsed judgement, the convention `strict` gives a judge nothing; `rewardbench2` gives it what a guess would
-get, 1/N (arXiv 2506.01937, its code: a parse failure among four is worth 0.25, an unparsed rating is -1,
-below all others). A tie of the best response with k is worth 1/k in both.
+Without a parsed judgement, the convention `strict` gives a judge nothing, `rewardbench2` what a guess would get, 1/N;
+an unparsed rating is -1 there (arXiv 2506.01937, its code). A tie of the best response with k is worth 1/k in both.
 """
 
 from __future__ import annotations
@@ -26,11 +25,9 @@ class JudgingProtocol:
     """What a judge is asked about an item, and how its judgements become predictions.
 
     Args:
-        kind: `listwise`: all responses at once. `pairwise`: the best response against each other one, and it has to
-            beat them all. `round_robin`: every two, and the response with most wins is chosen. `pointwise`: each alone,
-            to be rated.
-        orders: In how many orders responses are presented: of a list that many rotations (all N if an item has fewer),
-            of pairs 2 for both orders.
+        kind: `listwise` (all at once), `pairwise` (the best has to beat each other one), `round_robin` (every two; the
+            response with most wins is chosen) or `pointwise` (each alone, to be rated).
+        orders: In how many orders responses are presented: rotations of a list (at most all N), 1 or 2 of a pair.
         convention: How parse failures count.
 
     Raises:
@@ -57,11 +54,7 @@ class JudgingProtocol:
         return found
 
     def requests(self, item: Item, seed: int) -> list[Request]:
-        """Return what a judge is asked about an item.
-
-        Orders are those of `shuffle_responses`: neither the place of the best response nor how the item is stored
-        decides them, so a pair is presented alike whichever of the two is called the best.
-        """
+        """Return what a judge is asked about an item, in an order that does not depend on which response is best."""
 
         def shuffled(*indices: int) -> tuple[int, ...]:
             return tuple(indices[i] for i in shuffled_order([item.responses[i] for i in indices], seed))
@@ -78,14 +71,9 @@ class JudgingProtocol:
     def predictions(self, requests: Sequence[Request], judgements: Sequence[Judgement], seed: int) -> list[ScoredItem]:
         """Combine the judgements of all `requests(item, seed)`: listwise, to a prediction for each order; else to one.
 
-        That one has `scores`, and a verdict if everything could be parsed; else its credit is that of its scores, or
-        nothing (strict, but for pairwise).
-
-        pairwise: 1/2 for the best response, for each other one the share of its comparisons with it that it won. So the
-        best wins if it wins more than half against each. A comparison that cannot be parsed is lost (strict) or half
-        lost. round_robin: the share of its comparisons that each response won. One that cannot be parsed is won by
-        neither (strict), or by both by half. pointwise: the ratings. One that cannot be parsed leaves none (strict), or
-        is -1.
+        That one has `scores`: ratings, or shares of comparisons won (pairwise: by others against the best, which has
+        1/2), and a verdict if everything could be parsed; else the credit of its scores, or nothing (strict, not
+        pairwise). A comparison that cannot be parsed is won by half (pairwise and strict: lost by the best response).
         """
         if self.kind == "listwise":
             return [

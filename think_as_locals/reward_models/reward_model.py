@@ -1,9 +1,6 @@
 """The protocol of every kind of reward model.
 
-    Item -> Request, Request, ... -> answers (plain JSON, kept in a journal) -> ScoredItem, ...
-
-A kind says which responses of an item it wants to see together (all of them, two, one), answers such requests in
-batches, and parses its own answers. Order, journal and statistics are the same for all kinds.
+Item -> Request, Request, ... -> answers (plain JSON, kept in a journal) -> ScoredItem, ...
 """
 
 from __future__ import annotations
@@ -42,10 +39,7 @@ class RewardModel(Protocol):
 
     @property
     def chunk_size(self) -> int | None:
-        """How many requests go into one call of `ask`; `None` if each is independent, as for a server.
-
-        Chunks always hold the same requests, so that a run that was killed and resumed computes the same bits.
-        """
+        """How many requests go into one call of `ask`, the same on a resumed run; `None` if each is independent."""
 
     def requests(self, item: Item) -> list[Request]:
         """Return the requests that judge an item."""
@@ -76,11 +70,7 @@ def ask_all(rm: RewardModel, requests: Sequence[Sequence[Request]]) -> list[list
 
 
 def identify_weights(path: str, commit: str | None) -> dict[str, Any]:
-    """Return what tells a model's weights from others, for `RewardModel.identity`.
-
-    From the Hub, path and commit, if known. In a directory, the names, sizes and times of its files, not its path: the
-    folder of a run may be moved, with the models in it.
-    """
+    """Return what tells weights from others: path and commit on the Hub; of a directory, which may move, a digest."""
     folder = Path(path)
     if not folder.is_dir():
         return {"path": path, "commit": commit}
@@ -151,10 +141,7 @@ def favourite(scores: Sequence[float]) -> int | None:
 
 
 def margin(scores: Sequence[float]) -> float:
-    """Return the log-odds that the response with the highest score is the best, under Plackett-Luce (softmax).
-
-    For two responses that is the difference of their scores (Bradley-Terry).
-    """
+    """Return the log-odds that the response with the highest score is the best, under Plackett-Luce (softmax)."""
     from scipy.special import logsumexp
 
     *others, top = sorted(scores)

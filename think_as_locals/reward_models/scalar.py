@@ -37,14 +37,10 @@ IGNORED = -100  # the label of tokens that no loss counts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseScorer(ABC):
-    """A reward model that scores one response at a time; its answers are `{"score": float}`.
+    """A reward model that scores one response at a time; `seed` decides only the order within predictions."""
 
-    `seed` is that of the order in which predictions list the responses, which the model does not see: data sets store
-    the best response first, and predictions are compared with those of judges by slot.
-    """
-
-    seed: int
-    chunk_size: int | None
+    seed: int = 0
+    chunk_size: int | None = 1024
 
     @property
     @abstractmethod
@@ -56,7 +52,6 @@ class ResponseScorer(ABC):
         """As `RewardModel.ask`."""
 
     def requests(self, item: Item) -> list[Request]:
-        """Return one request for each response."""
         return [Request(item, (i,)) for i in range(len(item.responses))]
 
     def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
@@ -70,7 +65,6 @@ class ResponseScorer(ABC):
         return [ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, margin=margin(scores))]
 
     def sort_key(self, request: Request) -> str:
-        """Return a key by which requests of similar length are neighbours."""
         return f"{len(request.item.prompt) + len(request.responses[0]):09}"
 
     score_requests = requests
@@ -86,16 +80,13 @@ class ResponseScorer(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScorer(ResponseScorer):
-    """A response scorer with a transformers model: batches of similar length, padded on the right, nothing cut off.
-
-    Which responses share a batch changes scores by rounding only; a chunk keeps even that the same.
-    """
+    """A response scorer with a transformers model: batches of similar length, padded on the right, nothing cut off."""
 
     path: str
     model: Any
     chat: Chat
-    batch_size: int
     max_length: int
+    batch_size: int = 16
 
     @abstractmethod
     def rows(self, requests: Sequence[Request]) -> list[Row]:
@@ -155,13 +146,11 @@ class BatchScorer(ResponseScorer):
 
 def padded(rows: Sequence[Row], pad_id: int, device: Any) -> dict[str, torch.Tensor]:
     """Return a batch (B, L) for a model, padded on the right."""
-    fill = {"input_ids": pad_id, "labels": IGNORED}
-
-    def column(name: str) -> torch.Tensor:
+    batch, fill = {}, {"input_ids": pad_id, "labels": IGNORED}
+    for name in rows[0]:
         values = [torch.tensor(row[name]) for row in rows]
-        return pad_sequence(values, batch_first=True, padding_value=fill.get(name, 0)).to(device)
-
-    return {name: column(name) for name in rows[0]}
+        batch[name] = pad_sequence(values, batch_first=True, padding_value=fill.get(name, 0)).to(device)
+    return batch
 
 
 def unused_end(rows: Sequence[Row]) -> int:
@@ -209,26 +198,22 @@ class ScalarRM(BatchScorer):
         path: str,
         *,
         dtype: str = "auto",
-        batch_size: int = 16,
-        chunk_size: int = 1024,
         max_length: int | None = None,
         revision: str | None = None,
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
         new_head_seed: int | None = None,
-        seed: int = 0,
+        **settings: Any,
     ) -> ScalarRM:
         """Load a classifier from a directory or the Hub.
 
         Args:
             path: Directory or Hub id.
             dtype: Type of the weights.
-            batch_size: Responses at a time.
-            chunk_size: As `RewardModel.chunk_size`.
             max_length: Maximum number of tokens of prompt and response together; `None` for the model's.
             revision: Commit, tag or branch on the Hub.
             template_kwargs: Passed to the chat template.
             new_head_seed: Adds a random head to a model without one: a baseline, not a reward model.
-            seed: As `ResponseScorer.seed`.
+            **settings: `batch_size` (responses at a time), `chunk_size` (of `RewardModel`), `seed` (`ResponseScorer`).
 
         Raises:
             ModelError: the head has more than one label, weights are missing, or a new head would replace one.
@@ -242,11 +227,9 @@ class ScalarRM(BatchScorer):
             model=model,
             chat=Chat(tokenizer, template_kwargs),
             pad_id=declared if declared is not None and 0 <= declared < config.vocab_size else None,
-            batch_size=batch_size,
-            chunk_size=chunk_size,
             max_length=resolve_max_length(path, model, tokenizer, max_length),
             new_head_seed=new_head_seed,
-            seed=seed,
+            **settings,
         )
 
     @property
@@ -273,7 +256,6 @@ class ScalarRM(BatchScorer):
 
 
 def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None) -> Any:
-    """Load the classifier, with a random head if a seed for it is given."""
     config = AutoConfig.from_pretrained(path, revision=revision)
     if new_head_seed is not None:
         config.num_labels = 1

@@ -34,11 +34,7 @@ _BOUNDARY = r"(</?[a-z]+(?: [A-H])?>|\n|[:.?] ?)"
 
 
 def train_tokenizer(texts: Sequence[str], num_subwords: int, num_phrases: int) -> PreTrainedTokenizerFast:
-    """Train a tokenizer with a chat template; the same texts give the same tokenizer.
-
-    Byte-level BPE encodes any text. The most frequent phrases are tokens of their own, so that a small judge need not
-    spell them out (compare superword tokens, arXiv 2503.13423).
-    """
+    """Train byte-level BPE in which frequent phrases are tokens as well (compare superwords, arXiv 2503.13423)."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

@@ -74,8 +74,8 @@ def write_report(
     write_text(folder / "scpo.md", _markdown(summary, tables))
     page = RunFolder(folder).report
     template = templates(Path(__file__).parent).get_template("steering.html.jinja")
-    names, settings = VARIANT_NAMES, read_settings(folder)
-    write_text(page, template.render(found=summary, tables=tables, names=names, settings=settings, run=config.run.name))
+    run = {"run": config.run.name, "settings": read_settings(folder)}
+    write_text(page, template.render(found=summary, tables=tables, names=VARIANT_NAMES, **run))
     return page
 
 
@@ -93,14 +93,14 @@ def _markdown(summary: dict[str, Any], tables: dict[str, Table]) -> str:
         "these the interval of the rise excludes 0."
         for variant, counts in summary["improved"].items()
     ]
-    others = figure(summary["others_distance"], "mean", ".3f", 1, show_n=True)
+    if others := figure(summary["others_distance"], "mean", ".3f", 1, show_n=True):
+        improved.append(f"- Distance of the mean of all other countries: {others.text()}.")
     parts = [
         f"# SCPO on {escape_markdown(summary['dataset'])}",
         explained,
         *(f"- {sentence}" for sentence in summary["differences"]),
         tables["means"].markdown(),
         *improved,
-        *([f"- Distance of the mean of all other countries: {others.text()}."] if others else []),
         tables["training"].markdown(),
         *(f"## {title.capitalize()}\n\n{tables[title].markdown()}" for title in ("gains", *_PAIRS.values())),
     ]
@@ -142,18 +142,16 @@ def _means(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _training(rows: Sequence[dict[str, Any]], improved: dict[str, Any]) -> Table:
-    headings = ("helps in", "significantly", "pairs of a country", "kept", "steps", "seeds")
-    spread = ("spread: minority", "spread: all pairs")
+    headings = ["variant", "helps in", "significantly", "pairs of a country", "kept", "steps", "seeds"]
     cells: list[list[Cell]] = []
     for row in rows:
         counts, training = improved.get(row["variant"]) if row["num_pairs"] is None else None, row["training"]
-        keys = ("helped", "significantly")
-        helps = [f"{counts[key]} of {counts['countries']}" if counts else "" for key in keys]
+        helps = [f"{counts[key]} of {counts['countries']}" if counts else "" for key in ("helped", "significantly")]
         sizes = [f"{training['pairs']:.0f}", f"{100 * training['kept']:.1f} %", f"{training['steps']:.0f}"]
         deviations = [row["seeds"][part] for part in ("minority", "overall")]
         spreads = ["–" if value is None else f"{100 * value:.1f}" for value in deviations]
         cells.append([_variant(row), *helps, *sizes, str(row["seeds"]["n"]), *spreads])
-    return Table(["variant", *headings, *spread], cells)
+    return Table([*headings, "spread: minority", "spread: all pairs"], cells)
 
 
 def _gains(rows: Sequence[dict[str, Any]]) -> Table:
@@ -161,9 +159,7 @@ def _gains(rows: Sequence[dict[str, Any]]) -> Table:
     known = [row[part]["gain"] for row in rows for part in _PAIRS if row[part]["n"]]
     ends = [end for gain in known for end in gain["ci95"] or (gain["mean"],)]
     scale = axis(min(0.0, *ends), max(0.0, *ends), 5, 155)
-    headings = ["country", "helps"]
-    for title in _PAIRS.values():
-        headings += [f"plot: {title}", title]
+    headings = ["country", "helps", *(heading for title in _PAIRS.values() for heading in (f"plot: {title}", title))]
     cells: list[list[Cell]] = []
     for row in sorted(rows, key=lambda r: -r["minority"]["gain"]["mean"] if r["minority"]["n"] else math.inf):
         helps = {"no": "no", "yes": "yes", "significantly": "yes, significantly"}.get(row["helps"], "–")

@@ -94,12 +94,7 @@ class HeldOutSet:
 
 
 def summarise(held_out: HeldOutSet, global_scores: Scores, results: Sequence[VariantResult]) -> dict[str, Any]:
-    """Return `rows` (a country, variant and number of pairs each), their `means` over countries, and what `improved`.
-
-    Each has the accuracy on the country's pairs (`overall`, `minority`, `disagreed`) and on all other countries' pairs
-    (`others`, whose `n` counts a pair once for each country whose model judges it), with the `gain` over the global RM
-    on the same pairs; countries have equal weight. A survey adds the `distance` of `opinion_distances`.
-    """
+    """Return `rows` (a country, variant and number of pairs each), their `means`, and what `improved`."""
     evaluator = _Evaluator(held_out, global_scores, results)
     countries = sorted({result.spec.country for result in results})
     settings = [(GLOBAL, None), *dict.fromkeys((result.spec.variant, result.spec.num_pairs) for result in results)]
@@ -155,7 +150,10 @@ class _Evaluator:
         return {name: float(margin > 0) if margin else self._held_out.tie for name, margin in margins.items()}
 
     def figures(self, variant: str, num_pairs: int | None, countries: Sequence[str]) -> dict[str, Any]:
-        """Return figures of one or several countries, each with equal weight."""
+        """Return figures of one or several countries, each with equal weight, with gains over the global RM.
+
+        `n` of `others`, all other countries' pairs, counts a pair once for each country whose model judges it.
+        """
         items, minority, disagreed = self._held_out.items, self._held_out.minority, self._held_out.disagreed
         by_country = {country: self._by_setting[country, variant, num_pairs] for country in countries}
         after: dict[str, Credits] = {}  # means over seeds; of the global RM, which has no training, its own

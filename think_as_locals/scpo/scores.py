@@ -44,15 +44,11 @@ def fitting_requests(rm: ScalarRM, requests: Sequence[Request]) -> list[Request]
 def score_responses(
     rm: ScalarRM, requests: Sequence[Request], folder: Path, advance: Callable[[int, int], None]
 ) -> Scores:
-    """Score requests that are not too long: all ranks call this with the same ones, and return the same scores.
-
-    Each rank records its scores in the folder, where a killed run continues; with dropout on it starts over, since the
-    rest would be scored with other random draws.
-    """
+    """Score requests that are not too long: all ranks call this with the same ones, and return the same scores."""
     state = PartialState()
     mine = fitting_requests(rm, requests[state.process_index :: state.num_processes])
     path = folder / f"rank-{state.process_index}.jsonl"
-    if rm.model.training:
+    if rm.model.training:  # dropout is on, and what is left to a resumed run would be scored with other random draws
         path.unlink(missing_ok=True)
     with Journal(path, rm.identity, by_response) as journal:
         AnswerCollector(rm, journal, advance).collect(mine)
@@ -65,23 +61,9 @@ def score_responses(
 
 def _answer_requests(question: OpinionQuestion) -> list[Request]:
     answers = [question.options[i] for i in _answer_indices(question)]
-    return [
-        Request(
-            Item(
-                id=f"globalopinionqa/{question.id}/{i}",
-                prompt=question.question,
-                responses=(answer, answers[i - 1]),  # an item has two responses; only the first is scored
-                best=0,
-                culture=None,
-                language="en",
-                domain=question.source.lower(),
-                group=question.id,
-                source="globalopinionqa",
-            ),
-            (0,),
-        )
-        for i, answer in enumerate(answers)
-    ]
+    # An item has two responses; only the first is scored.
+    pairs = [question.item(str(i), (answer, answers[i - 1]), None) for i, answer in enumerate(answers)]
+    return [Request(pair, (0,)) for pair in pairs]
 
 
 def _answer_indices(question: OpinionQuestion) -> list[int]:
@@ -91,11 +73,10 @@ def _answer_indices(question: OpinionQuestion) -> list[int]:
 
 
 def opinion_distances(questions: Sequence[OpinionQuestion], country: str, scores: Scores | None) -> dict[int, float]:
-    """Return the distance of the softmax of a question's scores from a country's answers, by index of the question.
+    """Return by index of a question how far the softmax of its scores is from a country's answers.
 
-    Without scores it is the distance of the mean of all other countries. Options that are no answers are left out, and
-    shares scaled to sum to 1 (ours); questions are left out that the country was not asked, with fewer than two
-    answers, or with an answer that was too long to be scored.
+    Without scores: how far the mean of all other countries is. Shares are scaled to sum to 1 (ours). Left out are
+    options that are no answers, and questions not asked there, with fewer than two answers, or one without a score.
     """
     distances = {}
     for index, question in enumerate(questions):

@@ -206,8 +206,7 @@ Pair = tuple[Row, Row]
 def pair_order(num_pairs: int, count: int, seed: int) -> list[int]:
     """Return `count` indices of pairs: pass after pass over all of them, each in its own random order.
 
-    A batch may hold the end of one pass and the beginning of the next. So every batch is full, and one process sees the
-    same batches as several: accelerate would repeat pairs to fill the last batch of a pass on all processes.
+    Batches cross passes, so all are full: accelerate would repeat pairs to fill the last of a pass on all processes.
     """
     generator = torch.Generator().manual_seed(seed)
     passes = [torch.randperm(num_pairs, generator=generator) for _ in range(math.ceil(count / num_pairs))]

@@ -1,12 +1,20 @@
-"""The routes of one judge, /judge (items -> verdicts), /score (OpenRLHF) and /health, and the gate before them."""
+"""The routes of one judge, /judge (items -> verdicts), /score (OpenRLHF) and /health, and the gate before them.
+
+/score takes what OpenRLHF sends a remote reward model (`SingleTurnAgentExecutor._fetch_rewards_via_http`): `query` is
+prompt and response as one text with the policy's special tokens, `prompts` the prompt alone, `labels` a column of the
+dataset. Its executor sends one response per request, all of a prompt at about the same time. A judge compares, so they
+wait for one another (`score.group_size`), or labels carry a reference to compare with.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import math
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -19,15 +27,16 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from think_as_locals.config.schema import LimitsSection, ServeConfig
+from think_as_locals.config.schema import LimitsSection, ScoreSection, ServeConfig
 from think_as_locals.engines.batching import MicroBatches
-from think_as_locals.reward_models.group import GroupReward
+from think_as_locals.judging.formats import RATINGS
+from think_as_locals.reward_models.group import GroupReward, PolicyRow, Question
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.reward_models.reward_model import ScoredItem
-from think_as_locals.serving.group_scorer import GroupScorer
 from think_as_locals.serving.messages import (
     ErrorAnswer,
+    ExtraLogs,
     JudgeAnswer,
     JudgeRequest,
     Label,
@@ -37,6 +46,7 @@ from think_as_locals.serving.messages import (
     Verdict,
     WeightedCriterion,
     answer_error,
+    short_repr,
 )
 from think_as_locals.types import LABELS, DataError
 
@@ -56,6 +66,9 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 _OPEN_ROUTE = "/health"
 _MINUTE = 60.0
 _MAX_CLIENTS = 4096  # remembered before those that have been idle are forgotten
+
+_Reward = tuple[float, float, float]
+"""A reward from 0 to 1, and what is logged with it: `judged` and `group_size`, see `ExtraLogs`."""
 
 
 class Health(BaseModel):
@@ -97,7 +110,12 @@ def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
 
     @app.post("/judge", responses=_RESPONSES)
     async def judge_items(request: JudgeRequest) -> JudgeAnswer:
-        _check_items(request, limits)
+        if len(request.items) > limits.items:
+            raise RequestError(413, "items", f"{len(request.items)} items", f"at most {limits.items}")
+        for i, given in enumerate(request.items):
+            texts = {"prompt": given.prompt} | {f"responses[{j}]": text for j, text in enumerate(given.responses)}
+            for name, text in texts.items():
+                _check_length(f"items[{i}].{name}", text, limits)
         items = [given.item(place) for place, given in enumerate(request.items)]
         return JudgeAnswer(judgements=[_verdict(each) for each in await run_in_threadpool(judge.predict, items)])
 
@@ -123,15 +141,6 @@ def _verdict(prediction: ScoredItem) -> Verdict:
     )
 
 
-def _check_items(request: JudgeRequest, limits: LimitsSection) -> None:
-    if len(request.items) > limits.items:
-        raise RequestError(413, "items", f"{len(request.items)} items", f"at most {limits.items}")
-    for i, item in enumerate(request.items):
-        _check_length(f"items[{i}].prompt", item.prompt, limits)
-        for j, response in enumerate(item.responses):
-            _check_length(f"items[{i}].responses[{j}]", response, limits)
-
-
 def _check_rows(request: ScoreRequest, limits: LimitsSection) -> None:
     columns = {"query": request.query, "prompts": request.prompts, "labels": request.labels}
     lengths = {name: len(column) for name, column in columns.items() if column is not None}
@@ -150,6 +159,70 @@ def _check_rows(request: ScoreRequest, limits: LimitsSection) -> None:
 def _check_length(place: str, text: str, limits: LimitsSection) -> None:
     if len(text) > limits.text_characters:
         raise RequestError(413, place, f"{len(text)} characters", f"at most {limits.text_characters}")
+
+
+class GroupScorer:
+    """Score responses within their groups; `special_tokens` at the end of a query are not part of the response."""
+
+    def __init__(self, reward: GroupReward, section: ScoreSection, special_tokens: Sequence[str]) -> None:
+        self._reward = reward
+        self._section = section
+        self._special_tokens = tuple(filter(None, special_tokens))
+        self._waiting: dict[Question, tuple[list[PolicyRow], asyncio.Event, asyncio.Task[list[_Reward]]]] = {}
+
+    async def score(self, request: ScoreRequest) -> ScoreAnswer:
+        """Score the responses of one request."""
+        labels = request.labels or [None] * len(request.prompts)
+        rows = list(map(self._row, range(len(labels)), request.query, request.prompts, labels))
+        if self._section.group_size == 1:
+            rewards = await self._judge(rows)
+        else:
+            rewards = await asyncio.gather(*map(self._judge_in_group, rows))
+        values, judged, group_sizes = map(list, zip(*rewards, strict=True))
+        logs = ExtraLogs(judged=judged, group_size=group_sizes)
+        return ScoreAnswer(rewards=values, scores=values, extra_logs=logs)
+
+    def _row(self, place: int, query: str, prompt: str, label: str | Label | None) -> PolicyRow:
+        if not query.startswith(prompt):
+            raise RequestError(422, f"query[{place}]", short_repr(query), f"a text that begins with prompts[{place}]")
+        known = Label.read(label, f"labels[{place}]")
+        end = len(query)
+        while token := next((t for t in self._special_tokens if query.endswith(t, len(prompt), end)), ""):
+            end -= len(token)
+        question = Question(known.question or prompt, known.culture, known.language)
+        return PolicyRow(question, query[len(prompt) : end], known.reference)
+
+    async def _judge_in_group(self, row: PolicyRow) -> _Reward:
+        question = row.question
+        if question not in self._waiting:
+            group, full = list[PolicyRow](), asyncio.Event()
+            self._waiting[question] = group, full, asyncio.create_task(self._judge_when_full(group, full))
+        group, full, rewards = self._waiting[question]
+        place = len(group)
+        group.append(row)
+        if len(group) == self._section.group_size:
+            del self._waiting[question]
+            full.set()
+        # Shielded: a client that disconnects must not cancel the group.
+        return (await asyncio.shield(rewards))[place]
+
+    async def _judge_when_full(self, group: list[PolicyRow], full: asyncio.Event) -> list[_Reward]:
+        """Wait until a group is full or its time is up, then judge it."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(full.wait(), self._section.group_wait_s)
+        if not full.is_set():
+            del self._waiting[group[0].question]
+        return await self._judge(group)
+
+    async def _judge(self, rows: Sequence[PolicyRow]) -> list[_Reward]:
+        questions, texts, references = zip(*rows, strict=True)
+        prompts, cultures, languages = zip(*questions, strict=True)
+        values = await run_in_threadpool(self._reward.score, prompts, texts, cultures, languages, references)
+        # A share of comparisons won is from 0 to 1 already, a rating is not.
+        low, high = (0.0, 1.0) if self._section.protocol == "round_robin" else (RATINGS[0], RATINGS[-1])
+        shares = [((self._reward.neutral if value is None else value) - low) / (high - low) for value in values]
+        judged, sizes = [float(value is not None) for value in values], Counter(questions)
+        return list(zip(shares, judged, (float(sizes[question]) for question in questions), strict=True))
 
 
 class Gate:

@@ -10,76 +10,34 @@ from data.tables import a_row, defects
 from think_as_locals.data.rows import Outcome
 from think_as_locals.data.sources import carb, helpsteer3, pairs, rewardbench2
 
-CARB: dict[str, Any] = {
-    "id": "17",
-    "language": "Thai",
-    "country": "Thailand",
-    "prompt": "คนไทยทักทายผู้ใหญ่อย่างไร",
-    "chosen": ["ไหว้"],
-    "chosen_model": "m0",
-    "rejected": ["จับมือ", "โค้งคำนับ", "หอมแก้ม"],
-    "rejected_model": ["m1", "m2", "m3"],
-    "num_correct": 1,
-    "num_rejected": 3,
-    "total_completions": 4,
-    "source": "survey",
-    "subset": "cultural_commonsense",
-    "additional_metadata": '{"topic": "greeting"}',
-    "category": "commonsense",
-}
-RB2: dict[str, Any] = {
-    "id": "3",
-    "prompt": "Name a river.",
-    "chosen": ["The Nile."],
-    "rejected": ["The Alps.", "Paris.", "Sand."],
-    "num_correct": 1,
-    "num_incorrect": 3,
-    "total_completions": 4,
-    "models": ["m"] * 4,
-    "subset": "Factuality",
-    "additional_metadata": {"category": None},
-}
-TIES = RB2 | {
-    "id": "tied:5",
-    "prompt": "Name a colour of the rainbow.",
-    "chosen": ["Red.", "Blue.", "Green."],
-    "rejected": [f"Wrong {i}." for i in range(9)],
-    "num_correct": 3,
-    "num_incorrect": 9,
-    "total_completions": 12,
-    "subset": "Ties",
-}
-OPEN: dict[str, Any] = {
-    "id": "wq-de-0",
-    "culture": "Germany",
-    "language": "de",
-    "domain": "linguistics",
-    "source": "wikiquote-proverbs",
-    "license": "CC-BY-SA-3.0",
-    "group": "de0",
-    "prompt": "A bird in the hand is worth two in the bush.",
-    "chosen": "Ein Spatz in der Hand ist besser als eine Taube auf dem Dach.",
-    "rejected": ["Ein Vogel in der Hand.", "Lebst du hinter dem Mond?"],
-    "n": 3,
-}
-PAIR: dict[str, Any] = {
-    "id": 31,
-    "prompt": "How do I boil an egg?",
-    "chosen": "In boiling water.",
-    "chosen_model": "m0",
-    "rejected": "I do not know.",
-    "rejected_model": "m1",
-    "subset": "alpacaeval-easy",
-}
-HELPSTEER: dict[str, Any] = {
-    "domain": "multilingual",
-    "language": "korean",
-    "context": [{"role": "user", "content": "한국의 아침 식사는?"}],
-    "response1": "밥과 국입니다.",
-    "response2": "모르겠습니다.",
-    "overall_preference": -2,
-    "individual_preference": [],
-}
+
+def best_of_n(chosen: list[str], rejected: list[str], wrong: str = "num_incorrect", **fields: Any) -> dict[str, Any]:
+    """A row with the number of its responses in three fields."""
+    counts = {"num_correct": len(chosen), wrong: len(rejected), "total_completions": len(chosen + rejected)}
+    return {"chosen": chosen, "rejected": rejected} | counts | fields
+
+
+CARB = best_of_n(["ไหว้"], ["จับมือ", "โค้งคำนับ", "หอมแก้ม"], "num_rejected") | (
+    {"id": "17", "language": "Thai", "country": "Thailand", "prompt": "คนไทยทักทายผู้ใหญ่อย่างไร"}
+    | {"subset": "cultural_commonsense", "additional_metadata": '{"topic": "greeting"}', "category": "commonsense"}
+)
+RB2 = best_of_n(["The Nile."], ["The Alps.", "Paris.", "Sand."], id="3", prompt="Name a river.") | (
+    {"subset": "Factuality", "additional_metadata": {"category": None}}
+)
+WRONG = [f"Wrong {i}." for i in range(9)]
+TIES = best_of_n(["Red.", "Blue.", "Green."], WRONG, id="tied:5", prompt="Name a colour of the rainbow.", subset="Ties")
+OPEN = (
+    {"id": "wq-de-0", "culture": "Germany", "language": "de", "domain": "linguistics", "group": "de0", "n": 3}
+    | {"source": "wikiquote-proverbs", "prompt": "A bird in the hand is worth two in the bush."}
+    | {"chosen": "Ein Spatz in der Hand.", "rejected": ["Ein Vogel in der Hand.", "Lebst du hinter dem Mond?"]}
+)
+PAIR: dict[str, Any] = {"id": 31, "prompt": "How do I boil an egg?", "subset": "alpacaeval-easy"} | (
+    {"chosen": "In boiling water.", "rejected": "I do not know."}
+)
+HELPSTEER: dict[str, Any] = {"domain": "multilingual", "language": "korean", "overall_preference": -2} | (
+    {"context": [{"role": "user", "content": "한국의 아침 식사는?"}]}
+    | {"response1": "밥과 국입니다.", "response2": "모르겠습니다."}
+)
 READERS = {
     "carb": (carb.outcome, CARB),
     "carb_open": (carb.open_outcome, OPEN),
@@ -109,28 +67,22 @@ def read(source: str, **changes: Any) -> Outcome:
         ("carb", {"country": None}, {"culture": None}),
         ("carb", {"prompt": "How do people in Japan and Thailand greet?"}, {"culture": "TH"}),
         ("carb", {"prompt": "How do people in Japan greet?", "country": None}, {"culture": None}),
-        ("carb", {"num_correct": None, "num_rejected": None, "total_completions": None}, {}),
-        ("carb", {"additional_metadata": None}, {}),
+        ("carb", dict.fromkeys(("num_correct", "num_rejected", "total_completions", "additional_metadata")), {}),
         ("rewardbench2", {}, {"id": "rewardbench2/3", "domain": "factuality", "culture": None, "language": "en"}),
         ("rewardbench2", {}, {"responses": ("The Nile.", "The Alps.", "Paris.", "Sand."), "best": 0}),
         ("carb_open", {}, {"id": "wq-de-0", "group": "de0", "culture": "DE", "domain": "linguistic", "language": "de"}),
-        ("carb_open", {}, {"source": "carb_open/wikiquote-proverbs", "best": 0}),
-        ("carb_open", {"culture": "South_Korea"}, {"culture": "KR"}),
+        ("carb_open", {"culture": "USA"}, {"source": "carb_open/wikiquote-proverbs", "best": 0, "culture": "US"}),
         ("carb_open", {"culture": "Arab (Qatar)"}, {"culture": "QA"}),
-        ("carb_open", {"culture": "USA"}, {"culture": "US"}),
         ("carb_open", {"culture": "English"}, {"culture": None}),
         ("carb_open", {"culture": "Spanish-speaking"}, {"culture": None}),
         ("pairs", {}, {"id": "pairs/en/alpacaeval-easy/31", "language": "en", "domain": "alpacaeval-easy"}),
         ("pairs", {}, {"group": "alpacaeval-easy/31", "responses": ("In boiling water.", "I do not know."), "best": 0}),
         # A translation is in the question group of its original.
-        ("pairs", {"language": "deu_Latn", "prompt": "Wie?"}, {"group": "alpacaeval-easy/31", "language": "de"}),
-        ("pairs", {"language": "deu_Latn", "prompt": "Wie?"}, {"id": "pairs/de/alpacaeval-easy/31"}),
+        ("pairs", {"language": "deu_Latn"}, {"id": "pairs/de/alpacaeval-easy/31", "group": "alpacaeval-easy/31"}),
         ("pairs", {"id": None, "subset": None}, {"id": "pairs/rows.jsonl-7", "domain": "pairs"}),
         ("helpsteer3", {}, {"prompt": "한국의 아침 식사는?", "language": "ko", "domain": "multilingual"}),
-        ("helpsteer3", {"overall_preference": -3}, {"responses": (BOWL, NOT_KNOWN), "best": 0}),
-        ("helpsteer3", {"overall_preference": -1}, {"responses": (BOWL, NOT_KNOWN), "best": 0}),
-        ("helpsteer3", {"overall_preference": 1}, {"responses": (NOT_KNOWN, BOWL), "best": 0}),
-        ("helpsteer3", {"overall_preference": 3}, {"responses": (NOT_KNOWN, BOWL), "best": 0}),
+        *(("helpsteer3", {"overall_preference": n}, {"responses": (BOWL, NOT_KNOWN), "best": 0}) for n in (-3, -1)),
+        *(("helpsteer3", {"overall_preference": n}, {"responses": (NOT_KNOWN, BOWL), "best": 0}) for n in (1, 3)),
         ("helpsteer3", {"context": TURNS}, {"prompt": "user: Hi\n\nassistant: Hello\n\nuser: ?"}),
         ("helpsteer3", {"domain": "code", "language": "python"}, {"language": "en"}),
     ],
@@ -170,15 +122,11 @@ def test_a_suspicious_row_is_an_item_all_the_same(source: str, changes: dict[str
     ("source", "changes", "expected"),
     [
         ("carb", {"prompt": None}, ["missing_field"]),
-        ("carb", {"prompt": " "}, ["empty_prompt"]),
         ("carb", {"prompt": 7}, ["wrong_type"]),
-        ("carb", {"prompt": "half \ud83d"}, ["broken_text"]),
-        ("carb", {"language": "Klingonese"}, ["unknown_language"]),
+        ("carb", {"prompt": "half \ud83d", "country": "Atlantis"}, ["broken_text", "unknown_culture"]),
         ("carb", {"language": None}, ["missing_field"]),
-        ("carb", {"country": "Atlantis"}, ["unknown_culture"]),
         ("carb", {"chosen": []}, ["wrong_count", "count_mismatch", "count_mismatch"]),
         ("carb", {"chosen": ["a", "b"], "num_correct": 2, "total_completions": 5}, ["wrong_count"]),
-        ("carb", {"chosen": [""]}, ["empty_response"]),
         ("carb", {"chosen": [None]}, ["wrong_type"]),
         ("carb", {"rejected": {"a": 1}}, ["wrong_type"]),
         ("carb", {"rejected": [], "num_rejected": 0, "total_completions": 1}, ["wrong_count"]),
@@ -187,11 +135,8 @@ def test_a_suspicious_row_is_an_item_all_the_same(source: str, changes: dict[str
         # A list in a cell that nobody can parse is not taken for a response.
         ("carb", {"rejected": "['Red.' 'Blue.']", "num_rejected": None}, ["wrong_type"]),
         ("carb", {"rejected": '["Red.", "Blue."', "num_rejected": None}, ["wrong_type"]),
-        (
-            "carb",
-            {"prompt": " ", "language": "Klingonese", "chosen": [" "]},
-            ["empty_prompt", "unknown_language", "empty_response"],
-        ),
+        ("carb", {"prompt": " ", "language": "Klingonese"}, ["empty_prompt", "unknown_language"]),
+        ("carb", {"chosen": [" "]}, ["empty_response"]),
         ("rewardbench2", {"chosen": ["a", "b"], "num_correct": 2, "total_completions": 5}, ["wrong_count"]),
         ("ties", {"chosen": [], "num_correct": 0, "total_completions": 9}, ["wrong_count"]),
         ("ties", {"rejected": [], "num_incorrect": 0, "total_completions": 3}, ["wrong_count"]),
@@ -203,22 +148,18 @@ def test_a_suspicious_row_is_an_item_all_the_same(source: str, changes: dict[str
         ("carb_open", {"culture": None}, ["missing_field"]),
         ("carb_open", {"rejected": ["Ein Vogel."] * 2}, ["identical_responses"]),
         ("pairs", {"chosen": PAIR["rejected"]}, ["identical_responses"]),
-        ("pairs", {"rejected": ""}, ["empty_response"]),
-        ("pairs", {"prompt": ["a", "b"]}, ["wrong_type"]),
+        ("pairs", {"prompt": ["a"], "rejected": ""}, ["wrong_type", "empty_response"]),
         ("pairs", {"language": "xx_Xxxx"}, ["unknown_language"]),
         ("pairs", {"chosen": None, "prompt": None}, ["missing_field", "missing_field"]),
         ("helpsteer3", {"overall_preference": 0}, ["tie"]),
         ("helpsteer3", {"overall_preference": 4}, ["bad_rating"]),
         ("helpsteer3", {"overall_preference": 0.5}, ["bad_rating"]),
-        ("helpsteer3", {"overall_preference": "much"}, ["wrong_type"]),
-        ("helpsteer3", {"overall_preference": True}, ["wrong_type"]),
-        ("helpsteer3", {"overall_preference": None}, ["missing_field"]),
-        ("helpsteer3", {"context": []}, ["empty_prompt"]),
+        *(("helpsteer3", {"overall_preference": value}, ["wrong_type"]) for value in ("much", True)),
+        ("helpsteer3", {"overall_preference": None, "context": []}, ["empty_prompt", "missing_field"]),
         ("helpsteer3", {"context": "Hi"}, ["wrong_type", "empty_prompt"]),
         ("helpsteer3", {"context": [{"role": "tool", "content": "x"}]}, ["wrong_type", "empty_prompt"]),
         ("helpsteer3", {"context": [*TURNS, BROKEN_TURN]}, ["broken_text"]),
-        ("helpsteer3", {"language": "python"}, ["unknown_language"]),
-        ("helpsteer3", {"response2": " "}, ["empty_response"]),
+        ("helpsteer3", {"language": "python", "response2": " "}, ["unknown_language", "empty_response"]),
     ],
 )
 def test_a_row_that_is_no_item_has_every_fault_named(source: str, changes: dict[str, Any], expected: list[str]) -> None:

@@ -18,15 +18,8 @@ JAPANESE = "日本の正月は？"
 
 
 def rated(number: int, response: str, rating: Any, question: str = "中国人怎么过春节？") -> Row:
-    value = {
-        "question": question,
-        "response": response,
-        "human_rating": rating,
-        "source": "LLM",
-        "cul_type": "Social norms",
-        "associated_culture": "Native (Chinese)",
-    }
-    return a_row(value, number)
+    value = {"question": question, "response": response, "human_rating": rating, "source": "LLM"}
+    return a_row(value | {"cul_type": "Social norms", "associated_culture": "Native (Chinese)"}, number)
 
 
 def items_of(outcomes: list[Outcome]) -> list[Item]:
@@ -78,23 +71,15 @@ def test_a_response_without_a_rival_is_named(rows: list[Row]) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"human_rating": 0}, ["bad_rating"]),
-        ({"human_rating": 11}, ["bad_rating"]),
-        ({"human_rating": "good"}, ["wrong_type"]),
-        ({"human_rating": None}, ["missing_field"]),
+        *(({"human_rating": rating}, ["bad_rating"]) for rating in (0, 11)),
+        ({"response": "", "human_rating": "good"}, ["empty_response", "wrong_type"]),
+        ({"human_rating": None, "associated_culture": None}, ["missing_field", "missing_field"]),
         ({"question": "In English?"}, ["unknown_language"]),
-        ({"response": ""}, ["empty_response"]),
-        ({"associated_culture": None}, ["missing_field"]),
     ],
 )
 def test_faults_are_named(changes: dict[str, Any], expected: list[str]) -> None:
     (outcome,) = care.outcomes([a_row(rated(1, "a", 3).value | changes)], None)
     assert defects(outcome) == expected
-
-
-def test_no_row_is_lost_or_doubled() -> None:
-    rows = [rated(i, f"r{i}", i % 12, f"问题{i % 7}？") for i in range(100)]
-    assert sorted(outcome.row.number for outcome in care.outcomes(rows, 2)) == list(range(100))
 
 
 @given(ratings=st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 4)), max_size=7), limit=st.integers(1, 5))

@@ -112,11 +112,8 @@ def test_the_surveys_names_of_countries_have_codes() -> None:
 @pytest.mark.parametrize(
     ("sample", "shares", "expected"),
     [
-        ("China (Non-national sample)", [0.5, 0.2, 0.3], None),
-        ("China (Urban sample)", [0.5, 0.2, 0.3], None),
-        ("Northern Ireland", [0.5, 0.2, 0.3], None),
-        ("Atlantis", [0.5, 0.2, 0.3], None),
-        ("", [0.5, 0.2, 0.3], None),
+        *((name, [0.5, 0.2, 0.3], None) for name in ("China (Non-national sample)", "China (Urban sample)")),
+        *((name, [0.5, 0.2, 0.3], None) for name in ("Northern Ireland", "Atlantis", "")),
         ("Chile", [0.5, 0.5], "expected a list of 3 shares, got [0.5, 0.5]"),
         ("Chile", [0.4, 0.3, 0.2, 0.1], "expected a list of 3 shares, got [0.4, 0.3, 0.2, 0.1]"),
         ("Chile", "0.5, 0.3, 0.2", "expected a list of 3 shares, got '0.5, 0.3, 0.2'"),
@@ -150,25 +147,16 @@ def test_the_newer_of_two_national_samples_counts_wherever_it_stands(turn: int) 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"question": None}, ["no_question"]),
-        ({"question": float("nan")}, ["no_question"]),
-        ({"question": " "}, ["no_question"]),
+        *(({"question": nothing}, ["no_question"]) for nothing in (None, math.nan, " ")),
         ({"question": 7}, ["wrong_type"]),
-        ({"source": None}, ["missing_field"]),
-        ({"options": None}, ["missing_field"]),
-        ({"options": "Yes or no"}, ["wrong_type"]),
-        ({"options": []}, ["wrong_type"]),
+        *(({name: None}, ["missing_field"]) for name in ("source", "options", "selections")),
+        *(({"options": bad}, ["wrong_type"]) for bad in ("Yes or no", [], ["Good", " ", "DK"], ["Good", None, "DK"])),
         ({"options": f"[0x{'f' * 6000}, 2]"}, ["wrong_type"]),  # too long to be written
-        ({"options": ["Very good", " ", "DK"]}, ["wrong_type"]),
-        ({"options": ["Very good", None, "DK"]}, ["wrong_type"]),
-        ({"selections": None}, ["missing_field"]),
         ({"selections": "defaultdict(<class 'list'>, {'Chile': [0.5, 0.5"}, ["wrong_type"]),
-        ({"selections": "__import__('os').getcwd()"}, ["wrong_type"]),
-        ({"selections": [0.5, 0.5]}, ["wrong_type"]),
+        *(({"selections": bad}, ["wrong_type"]) for bad in ("__import__('os').getcwd()", [0.5, 0.5])),
         ({"selections": {}}, ["no_country"]),
         ({"selections": {"Atlantis": [0.5, 0.2, 0.3]}}, ["left_out_sample", "no_country"]),
-        ({"selections": {"Chile": [0.35, 0.35, 0.3]}}, ["tie"]),
-        ({"selections": {"Chile": [0.39, 0.3, 0.31]}}, ["tie"]),
+        *(({"selections": {"Chile": shares}}, ["tie"]) for shares in ([0.35, 0.35, 0.3], [0.39, 0.3, 0.31])),
     ],
 )
 def test_a_row_that_is_no_pair_has_every_fault_named(changes: dict[str, Any], expected: list[str]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from items import make_item
 
 from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import jsonl
@@ -19,19 +20,9 @@ from think_as_locals.types import DataError, Item
 
 quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
-ROW: dict[str, Any] = {
-    "id": "th-1",
-    "prompt": "How do people greet an elder?",
-    "responses": ["With a bow.", "With a wai."],
-    "best": 1,
-    "culture": "TH",
-    "language": "en",
-    "domain": "value",
-    "group": "greeting",
-    "source": "mine",
-}
-
-ITEM = Item(**ROW)
+ITEM = make_item(best=1)
+ROW: dict[str, Any] = json.loads(json.dumps(asdict(ITEM)))
+ROW.pop("origins")  # they may be left out
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip)
 
 
@@ -62,6 +53,8 @@ def test_what_is_written_is_read_back(written: list[Item]) -> None:
         assert list(jsonl.read(path)) == written
         # Lines end in a line feed alone, whatever separators the texts hold.
         assert path.read_bytes().count(b"\n") == len(written)
+        # It is readable in any script.
+        assert all(json.dumps(item.prompt, ensure_ascii=False) in path.read_text("utf-8") for item in written)
 
 
 def test_a_name_that_cannot_be_printed_is_named_so_that_it_can() -> None:
@@ -69,38 +62,26 @@ def test_a_name_that_cannot_be_printed_is_named_so_that_it_can() -> None:
     assert fault.detail.startswith("unknown '\\ud83d'; fields: ")
 
 
-def test_origins_may_be_left_out_and_blank_lines_are_passed_over(tmp_path: Path) -> None:
-    path = write_lines(tmp_path, "", ROW, "  ", ROW | {"id": "th-2", "culture": None}, "")
-    first, second = jsonl.read(path)
-    assert (first.origins, first.culture, second.culture) == ((), "TH", None)
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ("{not json", "not JSON"),
-        ('"a text"', "expected an object with the fields id, prompt, responses.*got str"),
-        ("[1, 2]", "expected an object.*got list"),
-        ("null", "expected an object.*got NoneType"),
+        ("null", "expected an object with the fields id, prompt, responses.*got NoneType"),
         ({name: value for name, value in ROW.items() if name not in ("best", "group")}, "missing best, group"),
         (ROW | {"label": 1}, "unknown label"),
         ({"id": "x", "chosen": "y"}, "missing best.*unknown chosen"),
-        (ROW | {"best": 2}, "best must be an index from 0 to 1"),
-        (ROW | {"best": "1"}, "best must be an index"),
-        (ROW | {"best": True}, "best must be an index"),
+        (ROW | {"best": 3}, "best must be an index from 0 to 2"),
+        *((ROW | {"best": best}, "best must be an index") for best in ("1", True)),
         (ROW | {"prompt": " "}, "prompt must be a non-blank string"),
         (ROW | {"culture": False}, "culture must be a non-blank string or None"),
         (ROW | {"responses": ["one"]}, "expected 2 to 8 responses, got 1"),
-        (ROW | {"responses": ["one", "one"]}, "responses must be distinct"),
-        (ROW | {"responses": ["one", 2]}, r"responses\[1\]"),
-        (ROW | {"responses": [["one"], ["two"]]}, r"responses\[0\]"),
-        (ROW | {"responses": [{"text": "one"}, "two"]}, r"responses\[0\]"),
-        (ROW | {"responses": "AB"}, "responses and origins must be lists"),
-        (ROW | {"responses": {"A": "one", "B": "two"}}, "responses and origins must be lists"),
+        (ROW | {"responses": ["one", "two", "one"]}, "responses must be distinct"),
+        (ROW | {"responses": ["one", 2, "three"]}, r"responses\[1\]"),
+        *((ROW | {"responses": [bad, "two", "three"]}, r"responses\[0\]") for bad in (["one"], {"text": "one"})),
+        *((ROW | {"responses": bad}, "responses and origins must be lists") for bad in ("AB", {"A": "a", "B": "b"})),
         (ROW | {"origins": "TH"}, "responses and origins must be lists"),
         (ROW | {"origins": ["TH"]}, "origins must be empty or name a culture per response"),
-        (ROW | {"origins": ["TH", None]}, "origins"),
-        (ROW | {"origins": [1, 2]}, "origins"),
+        *((ROW | {"origins": bad}, "origins") for bad in (["TH", None, "JP"], [1, 2, 3])),
         (ROW | {"prompt": "half an emoji \ud83d"}, "prompt"),
         (ROW | {"id": "ok"}, "id 'ok' is already in line 1"),
     ],
@@ -112,9 +93,10 @@ def test_a_bad_row_names_file_line_and_fault(tmp_path: Path, row: Any, message: 
     assert f"{path}:3: " in str(caught.value)
 
 
-def test_rows_before_a_bad_one_are_read(tmp_path: Path) -> None:
-    rows = jsonl.read(write_lines(tmp_path, ROW, "{"))
-    assert next(rows).id == "th-1"
+def test_origins_may_be_left_out_blank_lines_are_passed_over_and_rows_before_a_bad_one_are_read(tmp_path: Path) -> None:
+    rows = jsonl.read(write_lines(tmp_path, "", ROW, "  ", ROW | {"id": "th-2", "culture": None}, "", "{"))
+    first, second = next(rows), next(rows)
+    assert (first.origins, first.culture, second.culture) == ((), "TH", None)
     with pytest.raises(DataError):
         next(rows)
 
@@ -167,9 +149,3 @@ def test_nothing_half_written_is_left_where_the_items_fail(tmp_path: Path) -> No
     with pytest.raises(RuntimeError, match="broke off"):
         jsonl.write(failing(), tmp_path / "items.jsonl")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_file_is_readable_text_in_any_script(tmp_path: Path) -> None:
-    path = tmp_path / "items.jsonl"
-    jsonl.write([replace(ITEM, prompt="朝ごはんは？")], path)
-    assert "朝ごはんは？" in path.read_text(encoding="utf-8")

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from think_as_locals.data.cards import read_culture_cards, read_opinion_cards
-from think_as_locals.data.rows import Outcome, Row, is_stream, path_of, read_rows
+from think_as_locals.data.rows import Outcome, Row, local_path, path_of, read_rows
 from think_as_locals.data.sources import (
     blend,
     carb,
@@ -80,9 +79,9 @@ def row_outcomes(data: DataSection, seed: int = 0) -> Iterator[Outcome]:
 
 def recognise(path: str) -> str:
     """Return the source that rows are of, by the names of their fields; where several fit, the one with the most."""
-    if is_stream(path):
+    folder = local_path(path)
+    if folder.exists() and not folder.is_file() and not folder.is_dir():
         raise DataError(f"{path}: a pipe is read only once: say --source")
-    folder = Path(path).expanduser()
     for name, source in SOURCES.items():
         if source.files and all(any(folder.glob(pattern)) for pattern in source.files):
             return name

@@ -69,7 +69,7 @@ class Asked:
     """One question in one region."""
 
     row: Row
-    topic: str
+    topic: str  # the first word of it: the domain of its items
     culture: str
     prompts: dict[str, str]  # by language, as far as the configuration asks for it; some are blank in the files
     best: str | None  # the right answer
@@ -100,11 +100,10 @@ def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
             if own := [item for item in items_of[question] if item.culture == region.culture]:
                 yield Outcome(region.row, tuple(item for item in own if item.id in kept))
                 continue
-            fault = Fault(Defect.EMPTY_PROMPT, f"question {question!r}: blank in every language asked")
+            defect, detail = Defect.EMPTY_PROMPT, "blank in every language asked"
             if region.prompts:
-                rivals = f"fewer than {data.num_responses - 1} wrong answers"
-                fault = Fault(Defect.NO_RIVALS, f"question {question!r}: {rivals}")
-            yield Outcome(region.row, faults=(region.fault or fault,))
+                defect, detail = Defect.NO_RIVALS, f"fewer than {data.num_responses - 1} wrong answers"
+            yield Outcome(region.row, faults=(region.fault or Fault(defect, f"question {question!r}: {detail}"),))
 
 
 def _chosen(items: Iterable[Item], data: DataSection) -> Iterable[Item]:
@@ -150,7 +149,14 @@ def _questions(data: DataSection) -> tuple[dict[str, list[Asked]], list[Outcome]
     if unknown := sorted(set(data.languages) - {"en", "own"}):
         raise DataError(f"no language {', '.join(map(repr, unknown))} in BLEnD; known: en, own")
     path = Path(path_of(data)).expanduser()
-    topics_file, topics = _topics(path)
+    files = sorted((path / "questions").glob("*_questions.csv"))
+    if not files:
+        raise DataError(f"{path / 'questions'}: no <Region>_questions.csv; data.path is a folder of BLEnD's data")
+    try:
+        with files[0].open(encoding="utf-8-sig", newline="") as rows:
+            topics = {row["ID"]: row["Topic"].split("/")[0].lower() for row in csv.DictReader(rows)}
+    except (KeyError, AttributeError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{files[0]}: expected UTF-8 rows with the columns ID and Topic ({error!r})") from error
     asked_of: dict[str, list[Asked]] = defaultdict(list)
     invalid = []
     for region in REGIONS:
@@ -169,24 +175,12 @@ def _questions(data: DataSection) -> tuple[dict[str, list[Asked]], list[Outcome]
                 continue
             if question not in topics:
                 missing = f"no row with the ID {question!r}, which the annotations ask; expected its Topic"
-                raise DataError(f"{topics_file}: {missing}")
+                raise DataError(f"{files[0]}: {missing}")
             asked_of[question].append(_asked(row, question, topics[question], fields, region, data.languages))
     if not asked_of and not invalid:
         expected = f"no <Region>_data.json of {', '.join(REGIONS)}; data.path is a folder of BLEnD's data"
         raise DataError(f"{path / 'annotations'}: {expected}")
     return asked_of, invalid
-
-
-def _topics(path: Path) -> tuple[Path, dict[str, str]]:
-    """Return the file of topics and, by question, the first word of its topic: the domain of its items."""
-    files = sorted((path / "questions").glob("*_questions.csv"))
-    if not files:
-        raise DataError(f"{path / 'questions'}: no <Region>_questions.csv; data.path is a folder of BLEnD's data")
-    try:
-        with files[0].open(encoding="utf-8-sig", newline="") as rows:
-            return files[0], {row["ID"]: row["Topic"].split("/")[0].lower() for row in csv.DictReader(rows)}
-    except (KeyError, AttributeError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{files[0]}: expected UTF-8 rows with the columns ID and Topic ({error!r})") from error
 
 
 def _asked(row: Row, question: str, topic: str, fields: QuestionRow, region: str, languages: list[str]) -> Asked:

@@ -4,9 +4,8 @@ Questions of Pew's Global Attitudes (GAS) and the World Values Survey (WVS). In 
 text of a `defaultdict`, country -> shares, and `options` that of a list; other exports hold objects or JSON. Licence:
 CC-BY-NC-SA-4.0, never shipped.
 
-A sample marked `(Old national sample)` counts only if its country has no newer one; `(Non-national sample)` and regions
-that are no country of their own are left out, and a warning names them. Surveys repeat questions: for each country two
-answers to a question are compared once, by the first row that has both. The same words and options are one question.
+An old national sample counts only if its country has no newer one. Surveys repeat questions: for each country two
+answers to a question are compared once, by the first row that has both.
 """
 
 from __future__ import annotations
@@ -45,6 +44,20 @@ class OpinionQuestion:
     options: tuple[str, ...]  # distinct, those that are no answer among them
     shares: Mapping[str, tuple[float, ...]]  # ISO 3166 code -> the share of each option; they sum to 1
     source: str  # the survey, e.g. `GAS`
+
+    def item(self, key: str, responses: tuple[str, str], culture: str | None) -> Item:
+        """Return an item of two answers, the first one best."""
+        return Item(
+            id=f"globalopinionqa/{self.id}/{key}",
+            prompt=self.question,
+            responses=responses,
+            best=0,
+            culture=culture,
+            language="en",
+            domain=self.source.lower(),
+            group=self.id,
+            source="globalopinionqa",
+        )
 
 
 def _check_options(name: str, value: Any, faults: list[Fault]) -> tuple[str, ...]:
@@ -160,10 +173,7 @@ def _share_fault(shares: object, count: int) -> str | None:
 
 
 def option_pairs(question: OpinionQuestion, country: str, min_share_gap: float | None) -> list[Item]:
-    """Return a pair of every two answers whose shares in a country differ, by at least the gap, the greater one best.
-
-    An option that is no answer is in no pair; a country without shares has none.
-    """
+    """Return a pair of every two answers whose shares in a country differ, by at least the gap, the greater best."""
     shares = question.shares.get(country, ())
     answers = [pair for pair in zip(question.options, shares, strict=False) if is_answer(pair[0])]
     items = []
@@ -172,19 +182,7 @@ def option_pairs(question: OpinionQuestion, country: str, min_share_gap: float |
         if greater == less or (min_share_gap is not None and round(greater - less, 9) < min_share_gap):
             continue
         key = hashlib.sha256(f"{best}\0{other}".encode()).hexdigest()[:12]
-        items.append(
-            Item(
-                id=f"globalopinionqa/{question.id}/{country}/{key}",
-                prompt=question.question,
-                responses=(best, other),
-                best=0,
-                culture=country,
-                language="en",
-                domain=question.source.lower(),
-                group=question.id,
-                source="globalopinionqa",
-            )
-        )
+        items.append(question.item(f"{country}/{key}", (best, other), country))
     return items
 
 
@@ -203,8 +201,7 @@ def is_answer(option: str) -> bool:
 def others_reference(items: Sequence[Item], questions: Sequence[OpinionQuestion]) -> dict[str, tuple[float, float]]:
     """Return, by id of a pair of options, the log shares of its best and its other response in all other countries.
 
-    The reference of a survey, without a reward model: the difference of the two stands for r+ - r- of a global RM, and
-    its sigmoid is the share of the best response among both. A question of one country alone has none.
+    Their difference stands for r+ - r- of a global RM. A question of one country alone has none.
     """
     asked: dict[str, list[OpinionQuestion]] = defaultdict(list)
     for question in questions:

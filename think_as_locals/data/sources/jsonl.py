@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
@@ -43,7 +43,7 @@ def read(path: Path) -> Iterator[Item]:
 def outcome(row: Row) -> Outcome:
     """Return the item that a row is."""
     fields = ItemRow.read(row)
-    if not fields.readable:
+    if not isinstance(row.value, Mapping):
         return fields.outcome()
     if isinstance(fields.culture, str):
         check_text("culture", fields.culture, fields.faults)
