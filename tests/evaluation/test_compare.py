@@ -139,8 +139,8 @@ def test_the_order_in_which_responses_were_shown_does_not_make_items_different(t
     paths = [measure(tmp_path / str(seed), 5, predictions(lambda i: i % 2 == 0, seed)) for seed in (0, 1)]
     first, second = (read(path) for path in paths)
     assert first == second
-    shown = [[p.presented.responses for p in predictions(lambda _: True, seed)] for seed in (0, 1)]
-    assert shown[0] != shown[1]
+    presented = [[p.presented.responses for p in predictions(lambda _: True, seed)] for seed in (0, 1)]
+    assert presented[0] != presented[1]
 
 
 def test_an_item_that_was_judged_in_several_orders_counts_once(tmp_path: Path) -> None:

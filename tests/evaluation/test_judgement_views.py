@@ -79,8 +79,8 @@ def drawn(view: RenderableType, width: int = 54) -> str:
 
 
 def predicted(item: Item, text: str, finish_reason: str = "stop") -> ScoredItem:
-    shown = shuffle_responses(item)
-    return ScoredItem(item=item, presented=shown, judgement=parse(text, 4, finish_reason))  # type: ignore[arg-type]
+    presented = shuffle_responses(item)
+    return ScoredItem(item=item, presented=presented, judgement=parse(text, 4, finish_reason))  # type: ignore[arg-type]
 
 
 def judged(item: Item, analysis: str = "D: yes.") -> ScoredItem:
@@ -119,7 +119,7 @@ def test_a_record_has_indices_of_the_callers_own_responses(item: Item) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "escaped"),
     [
         ("\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
         ("\x9b31m", r"\x9b31m"),
@@ -131,8 +131,8 @@ def test_a_record_has_indices_of_the_callers_own_responses(item: Item) -> None:
         ("नमस्\u200dते\r\nสวัสดี", "नमस्\u200dते\nสวัสดี"),
     ],
 )
-def test_what_acts_on_a_terminal_is_shown_as_an_escape_and_writing_stays(text: str, shown: str) -> None:
-    assert escape_terminal(text).plain == shown
+def test_what_acts_on_a_terminal_is_shown_as_an_escape_and_writing_stays(text: str, escaped: str) -> None:
+    assert escape_terminal(text).plain == escaped
 
 
 @given(st.text(st.characters(categories=["Cc", "Cf", "Cs", "L", "P", "Z"])))

@@ -26,7 +26,7 @@ probe = partial(probes.probe, k=1.0, samples=300, seed=0)
 
 @cache
 def cards() -> tuple[Item, ...]:
-    """Flip sets of six questions in English, as a judge would be shown them."""
+    """Flip sets of six questions in English, as a judge would be presented them."""
     groups = sorted({card.group for card in culture_cards.cards()})[::18]
     data = data_section(languages=["en"], groups=groups, sets_per_group=8)
     return tuple(shuffle_responses(item) for item in culture_cards.read_culture_cards(data, seed=0))

@@ -197,13 +197,6 @@ def test_scores_that_are_all_alike_are_not_certain(score: float) -> None:
     assert measured.ci95[1] - measured.ci95[0] > 0.05
 
 
-def test_a_few_groups_claim_little() -> None:
-    scores = [float(i % 3 > 0) for i in range(120)]
-    widths = [half_width(accuracy(scores, [str(i // (120 // k)) for i in range(120)])) for k in (2, 3, 4, 10)]
-    assert widths == sorted(widths, reverse=True)
-    assert half_width(accuracy([1.0] * 60 + [0.0] * 60, ["a"] * 60 + ["b"] * 60)) > 0.45
-
-
 @quick
 @given(st.lists(st.tuples(CREDITS, st.integers(0, 9), st.sampled_from("uvw")), min_size=1, max_size=60))
 def test_intervals_lie_in_0_to_1_hold_the_mean_and_do_not_depend_on_order(rows: list[tuple[float, int, str]]) -> None:
@@ -247,15 +240,6 @@ def test_a_cell_that_a_resample_leaves_empty_is_left_out_of_its_mean() -> None:
     groups = [str(i) for i in range(7)]
     measured = accuracy([1.0] * 5 + [0.0] * 2, groups, cells=["many"] * 5 + ["few"] * 2)
     assert (measured.value, measured.ci95, measured.method) == (0.5, (0.5, 1.0), "cluster_bootstrap")
-
-
-def test_every_cell_counts_the_same_and_a_small_one_makes_the_mean_uncertain() -> None:
-    scores = [1.0] * 180 + [0.0] * 20 + (np.random.default_rng(7).random(10) < 0.5).astype(float).tolist()
-    groups, cells = [str(i) for i in range(210)], ["many"] * 200 + ["few"] * 10
-    over_items, over_cells = accuracy(scores, groups), accuracy(scores, groups, cells=cells)
-    assert over_items.value == pytest.approx(np.mean(scores))
-    assert over_cells.value == pytest.approx((0.9 + np.mean(scores[200:])) / 2)
-    assert half_width(over_cells) > 2 * half_width(over_items)
 
 
 def test_a_cell_of_a_single_question_group_is_not_taken_for_certain() -> None:
@@ -305,12 +289,6 @@ def test_values_that_are_all_alike_have_an_interval_without_width() -> None:
 def test_one_value_has_no_interval_and_none_has_no_mean(values: list[float]) -> None:
     found = estimate_mean(values, ["a"] * len(values), 500, 0).as_dict("mean")
     assert found == {"n": len(values), "mean": values[0] if values else None, "ci95": None, "ci_method": "none"}
-
-
-def test_over_cells_it_is_the_mean_of_their_means() -> None:
-    values, cells = [1.0, 2.0, 3.0, 10.0], ["TH", "TH", "TH", "JP"]
-    assert estimate_mean(values, list("abcd"), 500, 0, cells).value == 6.0
-    assert estimate_mean(values, list("abcd"), 500, 0).value == 4.0
 
 
 def test_few_groups_in_cells_have_students_interval_of_the_means_without_each_group() -> None:

@@ -46,17 +46,17 @@ def test_a_page_escapes_names_and_explains_marks_and_methods() -> None:
 def test_a_terminal_gets_escapes_and_every_figure() -> None:
     console = Console(markup=False, highlight=False, record=True, width=120)
     console.print(TABLE.terminal("\x1b]0;title", "caption"))
-    shown = console.export_text()
-    assert not set("\x1b\u202e") & set(shown)
-    assert r"<b>|[red]*x*\x1b[2J\u202e ●" in shown
-    assert "50.0 [25.0, 75.0], n 40" in shown
+    text = console.export_text()
+    assert not set("\x1b\u202e") & set(text)
+    assert r"<b>|[red]*x*\x1b[2J\u202e ●" in text
+    assert "50.0 [25.0, 75.0], n 40" in text
 
 
-@pytest.mark.parametrize(("p", "shown"), [(0.0004, "< 0.001"), (0.001, "0.001"), (0.25, "0.250")])
-def test_p_values_have_three_digits(p: float, shown: str) -> None:
-    assert Figure(p, form="p").text() == shown
+@pytest.mark.parametrize(("p", "text"), [(0.0004, "< 0.001"), (0.001, "0.001"), (0.25, "0.250")])
+def test_p_values_have_three_digits(p: float, text: str) -> None:
+    assert Figure(p, form="p").text() == text
 
 
 def test_an_address_in_a_name_is_no_link() -> None:
-    shown = escape_markdown("https://evil.example WWW.evil.example me@evil.example Qwen2.5:7B")
-    assert shown == r"https\://evil.example WWW\.evil.example me\@evil.example Qwen2.5:7B"
+    text = escape_markdown("https://evil.example WWW.evil.example me@evil.example Qwen2.5:7B")
+    assert text == r"https\://evil.example WWW\.evil.example me\@evil.example Qwen2.5:7B"

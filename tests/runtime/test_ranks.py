@@ -198,7 +198,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     launcher = [command("accelerate"), "launch", "--config_file", "launch/cpu_zero2.yaml"]
     done = launch(*launcher, "tests/training/spread.py", str(folder), PYTHONPATH=PATH)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder, json.loads((folder / "said.json").read_text())
+    return folder, json.loads((folder / "results.json").read_text())
 
 
 @pytest.mark.slow

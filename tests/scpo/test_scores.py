@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -110,16 +109,6 @@ def test_the_order_of_items_changes_no_batch_and_no_bit(rm: ScalarRM, tmp_path: 
         with watched(rm) as again:
             assert scores(rm, tmp_path / f"{seed}", random.Random(seed).sample(ITEMS, len(ITEMS))) == straight
         assert again == batches
-
-
-def test_what_is_on_disk_is_not_scored_again(rm: ScalarRM, tmp_path: Path) -> None:
-    first = scores(rm, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
-    assert {line["key"]: line["answer"]["score"] for line in lines[1:]} == first
-    with watched(rm) as batches:
-        assert scores(rm, tmp_path) == first
-        assert scores(rm, tmp_path, ITEMS[:6]).keys() < KEYS
-    assert scored(batches) == 0
 
 
 def test_a_killed_scorer_continues_from_its_chunk(rm: ScalarRM, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
         good = trainer.checkpoints.latest()
         found.append({"error": error, "good": good.name if good else None})
         calls.value, fail_at.value = made, len(found)
-    (folder / "said.json").write_text(json.dumps(found))
+    (folder / "results.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def tiny_trainer(folder: Path, *overrides: str, components: Mapping[str, Compone
     return JudgeTrainer(config, str(folder / "model"), items, RunFolder(folder), checkpoints, components)
 
 
-def chance(judgement: Judgement, shown: Item, evidence: Evidence) -> float:
+def chance(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
     """A reward that depends on nothing but the text: it varies for any judge, so that every step moves the policy."""
     return random.Random(judgement.text).random()
 
@@ -85,16 +85,16 @@ def poison_loss(trainer: JudgeTrainer) -> None:
 def structure_that_raises(times: int) -> dict[str, Component]:
     left = [times]
 
-    def structure(judgement: Judgement, shown: Item, evidence: Evidence) -> float:
+    def structure(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
         if left[0] > 0:
             left[0] -= 1
             raise ZeroDivisionError("rank 1 alone")
-        return COMPONENTS["structure"](judgement, shown, evidence)
+        return COMPONENTS["structure"](judgement, presented, evidence)
 
     return {**COMPONENTS, "structure": structure}
 
 
-def structure_that_hangs(judgement: Judgement, shown: Item, evidence: Evidence) -> float:
+def structure_that_hangs(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
     while True:
         pass
 

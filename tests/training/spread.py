@@ -120,7 +120,7 @@ def saved_difference(trainer: JudgeTrainer, folder: Path, case: str, overrides: 
 
 
 def plain(folder: Path) -> Any:
-    """A model loaded as anyone would, whatever DeepSpeed has told transformers in this process."""
+    """A model loaded as anyone would, whatever DeepSpeed has set in transformers in this process."""
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     unset_hf_deepspeed_config()
@@ -176,7 +176,7 @@ def main(folder: Path) -> None:
     timeout = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
     found["ranks wait"] = gather_object([timeout.total_seconds()])
     if PartialState().is_main_process:
-        (folder / "said.json").write_text(json.dumps(found))
+        (folder / "results.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

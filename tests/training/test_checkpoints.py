@@ -179,7 +179,7 @@ def test_whichever_write_fails_the_last_checkpoint_can_be_loaded(tmp_path: Path)
         sys.executable, str(here / "full_disk.py"), str(tmp_path), LD_PRELOAD=str(library), PYTHONPATH=str(here.parent)
     )
     assert done.returncode == 0, done.stderr
-    *attempts, unharmed = json.loads((tmp_path / "said.json").read_text())
+    *attempts, unharmed = json.loads((tmp_path / "results.json").read_text())
     assert unharmed == {"error": "", "good": "step-2"}
     failed = [attempt for attempt in attempts if attempt["error"]]
     assert len(failed) > 30  # weights, optimizer, random numbers, our own files, manifest, names, LATEST
