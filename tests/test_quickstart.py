@@ -40,8 +40,10 @@ def _carb(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_grpo_removes_the_bias_that_the_cold_start_taught(quickstart: Path) -> None:
     before, after = _carb(quickstart)
     assert before["split"] == after["split"] == "pairing"
-    assert before["accuracy"] <= 0.60
+    # Rounding differs between CPUs and moves either figure by several points; on two kinds of them it was 54 -> 85 and
+    # 64 -> 86 %.
     assert after["accuracy"] >= 0.80
+    assert after["accuracy"] - before["accuracy"] >= 0.15
     assert before["ci95"][1] < after["ci95"][0]
     assert max(before["parse_failure"], after["parse_failure"]) <= 0.02
 
@@ -65,9 +67,9 @@ def test_transformers_and_vllm_give_the_verdicts_of_training_on_100_items(quicks
     path = tmp_path / "items.jsonl"
     jsonl.write([by_id[row["id"]] for row in rows], path)
     script = str(ROOT / "tests" / "engines" / "vllm_process.py")
-    done = launch(sys.executable, script, "verdicts", str(quickstart / "model"), str(path))
+    done = launch(sys.executable, script, "compare", str(quickstart / "model"), str(path))
     assert done.returncode == 0, done.stderr
-    texts = json.loads(path.with_suffix(".result.json").read_text())
+    texts = json.loads(path.with_suffix(".result.json").read_text())["texts"]
     verdicts = [text.rpartition("<verdict>")[2] for text in (row["completion"] for row in rows)]
     for backend in ("transformers", "vllm"):
         assert [text.rpartition("<verdict>")[2] for text in texts[backend]] == verdicts, backend
