@@ -24,7 +24,9 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a whole quick start."""
     folder = tmp_path_factory.mktemp("runs")
     done = launch(
-        command("tal"), "run", "recipes/quickstart.yaml", f"run.dir={folder}", "run.name=quickstart", timeout=1500
+        # Rounding differs between kinds of CPU: of the seeds measured on two kinds this one moves least.
+        *(command("tal"), "run", "recipes/quickstart.yaml", "seed=1", f"run.dir={folder}", "run.name=quickstart"),
+        timeout=1500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "quickstart"
@@ -40,8 +42,7 @@ def _carb(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_grpo_removes_the_bias_that_the_cold_start_taught(quickstart: Path) -> None:
     before, after = _carb(quickstart)
     assert before["split"] == after["split"] == "pairing"
-    # Rounding differs between CPUs and moves either figure by several points; on two kinds of them it was 54 -> 85 and
-    # 64 -> 86 %.
+    assert before["accuracy"] <= 0.60
     assert after["accuracy"] >= 0.80
     assert after["accuracy"] - before["accuracy"] >= 0.15
     assert before["ci95"][1] < after["ci95"][0]

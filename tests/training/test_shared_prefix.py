@@ -44,7 +44,7 @@ def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
         sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 256}
         Qwen3ForCausalLM(Qwen3Config(**sizes, **ends, **of_model)).save_pretrained(tmp_path / "model")
         settings = {"gradient_checkpointing": False, "beta": 0.0, "max_completion_length": 6, "bf16": False}
-        return SharedPrefixTrainer(
+        made = SharedPrefixTrainer(
             model=str(tmp_path / "model"),  # a path: the reference model is loaded from it as well
             reward_funcs=lambda completion_ids, **_: [float(len(set(ids))) for ids in completion_ids],
             args=GRPOConfig(
@@ -61,6 +61,11 @@ def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
             processing_class=tokenizer,
             peft_config=LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False) if lora else None,
         )
+        # PEFT's random adapter makes logits so large that their rounding, which differs between CPUs, moves gradients.
+        for name, parameter in made.model.named_parameters():
+            if "lora_B" in name:
+                parameter.data.mul_(0.1)
+        return made
 
     return of
 
@@ -115,8 +120,7 @@ def assert_trls(trainer: SharedPrefixTrainer, inputs: dict[str, Any]) -> Tensor:
     loss, gradient = loss_and_gradient(trainer, inputs)
     assert trainer.unshared_reason is None
     torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
-    # Rounding in float32: 4e-6 as a rule, 1.04e-5 for sapo with LoRA on one kind of CPU.
-    assert (gradient - expected).norm() <= 2e-5 * expected.norm(), trainer.loss_type
+    assert (gradient - expected).norm() <= 1e-5 * expected.norm(), trainer.loss_type
     return gradient
 
 
