@@ -77,7 +77,7 @@ def test_the_doctor_works_without_extras_for_it_is_there_to_name_them() -> None:
 
 def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_spec("nobodys_module") is None
-    monkeypatch.setattr("think_as_locals.cli._compare", lambda _: __import__("nobodys_module"))
+    monkeypatch.setattr("think_as_locals.cli.results._compare", lambda _: __import__("nobodys_module"))
     monkeypatch.setattr(sys, "argv", ["tal", "compare", "a", "b"])
     with pytest.raises(ModuleNotFoundError, match="nobodys_module"):
         main()

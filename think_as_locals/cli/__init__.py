@@ -1,0 +1,88 @@
+"""`tal`: the command line. Every command imports what it needs when it runs, so that `tal --help` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from argparse import ArgumentParser
+from pathlib import Path
+
+from think_as_locals.cli import data, judge, results, run
+from think_as_locals.runtime.files import DISK_FAULTS
+from think_as_locals.types import DataWarning, RunStoppedError, ThinkAsLocalsError
+
+_ENVIRONMENT = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_PROJECT": "think-as-locals",
+    # Idle threads sleep instead of spinning: several times faster on a machine with few or busy cores.
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+"""Set before torch is imported, where the environment does not set them already."""
+
+_PYTHONS = warnings.formatwarning
+_STOPPED = 75
+"""Exit status of a run that a signal stopped: try again (EX_TEMPFAIL of sysexits.h)."""
+
+
+def main(recipe: str | None = None) -> None:
+    """Run the command line, or the recipe that was launched as a script.
+
+    Ends the process with status 2 and one message where the recipe, the data or the machine is at fault or an extra is
+    not installed, with 75 after a signal to stop (saved, can be continued), with 130 after Ctrl-C.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    warnings.formatwarning = _format_warning
+    try:
+        if recipe is not None:
+            from think_as_locals.run import start
+
+            start(recipe, sys.argv[1:])
+        else:
+            arguments = _parser().parse_args(sys.argv[1:] or ["--help"])
+            arguments.command(arguments)
+    except (ThinkAsLocalsError, ModuleNotFoundError, OSError, KeyboardInterrupt) as error:
+        status, message = _ending(error)
+        if not message:
+            raise
+        print(f"tal: {message}", file=sys.stderr)
+        raise SystemExit(status) from error
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning about data as one line: the code that gave it tells a user nothing."""
+    if issubclass(category, DataWarning):
+        return f"tal: warning: {message}\n"
+    return _PYTHONS(message, category, filename, lineno, line)
+
+
+def _ending(error: BaseException) -> tuple[int, str | None]:
+    """Return the exit status and the message of an error; no message where it is a bug."""
+    if isinstance(error, RunStoppedError):
+        if file := os.environ.get("TAL_STOPPED"):  # for launch/node.sh: accelerate returns 1 for any status
+            Path(file).write_text(f"{error}\n", encoding="utf-8")
+        return _STOPPED, str(error)
+    if isinstance(error, ThinkAsLocalsError):
+        return 2, str(error)
+    if isinstance(error, ModuleNotFoundError):
+        from think_as_locals.machine.preflight import missing_module
+
+        return 2, missing_module(error.name or "")
+    if isinstance(error, OSError):
+        known = error.errno in DISK_FAULTS
+        return 2, f"{error}: free the disk, then continue with run.resume=auto" if known else None
+    return 130, "interrupted"
+
+
+def _parser() -> ArgumentParser:
+    """Return the parser of every command and its arguments."""
+    parser = ArgumentParser(prog="tal", description="Train and use generative reward models that think as locals do.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for module in (run, data, judge, results):
+        module.add(commands)
+    return parser

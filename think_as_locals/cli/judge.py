@@ -1,0 +1,133 @@
+"""`tal judge` and `tal serve`: a trained judge on items of your own, or behind HTTP."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from think_as_locals.types import ConfigError, DataError, Item, PreflightError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    Read = Callable[[Sequence[Item]], list[tuple[RenderableType, dict[str, Any]]]]
+    """Items -> for each, what a person sees and what `--json` prints."""
+
+_CHUNK = 64  # items between two updates of the progress bar
+_DEFAULTS = {"best": 0, "domain": "any", "group": "any", "source": "command line"}
+"""Fields of an item that no reward model is shown, so that a user need not give them."""
+
+
+def add(commands: Any) -> None:
+    """Add the parsers of these commands."""
+    judge = commands.add_parser("judge", help="rubric, analysis and verdict (or scores) on your own items")
+    judge.add_argument("model", help="directory or Hub id of a judge, or of a reward model that scores")
+    file = "JSONL file: prompt, responses, culture, and other fields of Item if known; or use:"
+    judge.add_argument("items", nargs="?", help=file)
+    judge.add_argument("--prompt", help="what the user asked")
+    candidate = "a candidate response, 2 to 8 times"
+    judge.add_argument("--response", action="append", default=[], metavar="TEXT", help=candidate)
+    judge.add_argument("--culture", help="an ISO 3166 code such as TH; for rows of the file that give none")
+    judge.add_argument("--language", default="und", help="BCP-47 tag of the prompt")
+    judge.add_argument("--json", action="store_true", help="print one JSON object per line")
+    judge.add_argument("--backend", choices=["transformers", "vllm"], default="transformers")
+    judge.set_defaults(command=_judge)
+
+    serve = commands.add_parser(
+        "serve",
+        help="a judge behind HTTP: /judge, /score (OpenRLHF's remote reward model)",
+        epilog="With TAL_API_KEY set, every request needs that key; required when listening beyond loopback.",
+    )
+    serve.add_argument("model", help="directory or Hub id of a judge")
+    example = "key=value of conf/serve.yaml, e.g. port=9000 judge.backend=vllm"
+    serve.add_argument("overrides", nargs="*", default=[], help=example)
+    serve.set_defaults(command=_serve)
+
+
+def _judge(arguments: Namespace) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from think_as_locals.runtime.startup import loading
+
+    items = _items(arguments)
+    with loading():
+        read = _load_reader(arguments.model, arguments.backend)
+    out = Console(markup=False, highlight=False, emoji=False)
+    beside = out if out.is_terminal else Console(stderr=True)
+    with Progress(console=beside, transient=True, disable=len(items) == 1 or not beside.is_terminal) as progress:
+        task = progress.add_task("judging", total=len(items))
+        for first in range(0, len(items), _CHUNK):
+            for view, record in read(items[first : first + _CHUNK]):
+                if arguments.json:
+                    out.out(json.dumps(record), highlight=False)  # one line, however narrow the terminal
+                else:
+                    out.print(view)
+                progress.advance(task)
+
+
+def _items(arguments: Namespace) -> list[Item]:
+    """Return the items of the file, or the one item of the options."""
+    one = arguments.prompt is not None or bool(arguments.response)
+    if one == (arguments.items is not None):
+        raise ConfigError("give a JSONL file of items, or --prompt TEXT with --response TEXT, 2 to 8 times")
+    from think_as_locals.data.languages import culture_fault
+
+    if arguments.culture is not None and (fault := culture_fault(arguments.culture)):
+        raise ConfigError(f"--culture: got {arguments.culture!r}, {fault}")
+    defaults = {"language": arguments.language, **_DEFAULTS}
+    if one:
+        asked = {"prompt": arguments.prompt, "responses": tuple(arguments.response), "culture": arguments.culture}
+        return [Item(id="your item", **asked, **defaults)]
+
+    from think_as_locals.data.rows import mark_repeats, read_rows, valid_items
+    from think_as_locals.data.sources import jsonl
+
+    if arguments.culture is not None:
+        defaults["culture"] = arguments.culture
+    rows = (
+        replace(row, value={"id": row.name, **defaults, **row.value}) if isinstance(row.value, dict) else row
+        for row in read_rows(arguments.items)
+    )
+    if not (items := list(valid_items(mark_repeats(map(jsonl.outcome, rows))))):
+        raise DataError(f"{arguments.items}: got no items; expected one as a JSON object on each line")
+    return items
+
+
+def _load_reader(model: str, backend: Any) -> Read:
+    """Load a judge or a classifier; a PreflightError if there is no such model."""
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    from think_as_locals.evaluation import judgement_views as views
+    from think_as_locals.machine.preflight import model_fault
+
+    if fault := model_fault(model, revision=None):
+        raise PreflightError(fault)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    architectures = AutoConfig.from_pretrained(model).architectures or []
+    if any(name.endswith("ForSequenceClassification") for name in architectures):
+        from think_as_locals.reward_models.scalar import ScalarRM
+
+        rm = ScalarRM.load(model)
+        return lambda items: [
+            (views.scores_view(item, scores), views.scores_record(item, scores))
+            for item, scores in zip(items, rm.score(items), strict=True)
+        ]
+    from think_as_locals.reward_models.judge import Judge
+
+    judge = Judge.load(model, backend=backend)
+    return lambda items: [(views.judgement_view(s), views.judgement_record(s)) for s in judge.predict(items)]
+
+
+def _serve(arguments: Namespace) -> None:
+    from think_as_locals.machine.preflight import preflight
+    from think_as_locals.serving.server import load_server, serve
+
+    config = load_server(arguments.model, arguments.overrides)
+    preflight(config)
+    serve(config)

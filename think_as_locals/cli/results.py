@@ -1,0 +1,105 @@
+"""`tal compare`, `leaderboard`, `validity` and `push`: what to do with the results of runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from think_as_locals.types import ConfigError
+
+
+def add(commands: Any) -> None:
+    """Add the parsers of these commands."""
+    compare = commands.add_parser("compare", help="which of two runs judges better on the same items, and where")
+    first = "a training run's folder (its last measurement on test items) or a carb/NAME.parquet"
+    compare.add_argument("a", metavar="RUN_A", help=first)
+    compare.add_argument("b", metavar="RUN_B", help="the other one")
+    compare.add_argument("--by", default="cell", help="cell (culture and domain), culture, language, script ...")
+    compare.set_defaults(command=_compare)
+    board = commands.add_parser("leaderboard", help="a table and a page of the reward models of several runs")
+    board.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of an evaluation or of a training run")
+    board.add_argument("--out", default=".", help="folder for leaderboard.json, .md and .html")
+    board.set_defaults(command=_leaderboard)
+    validity = commands.add_parser("validity", help="how well accuracy on CARB predicts best-of-N quality")
+    results = "an evaluation with eval.candidates, or rows of name, accuracy, downstream"
+    validity.add_argument("results", type=Path, help=results)
+    validity.add_argument("--out", default=".", help="folder for validity.json and validity.svg")
+    validity.set_defaults(command=_validity)
+
+    to_hub = "push a trained judge or a steered reward model to the Hugging Face Hub, privately"
+    push = commands.add_parser("push", help=to_hub)
+    push.add_argument("run", type=Path, help="folder of a training run")
+    push.add_argument("--repo", required=True, metavar="OWNER/NAME", help="repository, created if needed")
+    push.add_argument("--model", metavar="NAME", help="of an SCPO run, which of its models/, e.g. TH/scpo-seed-0")
+    push.add_argument("--adapter", action="store_true", help="push LoRA's adapter, not merged into the base model")
+    of_model = "an evaluation of this model, for the card"
+    push.add_argument("--evaluation", action="append", default=[], metavar="RUN", type=Path, help=of_model)
+    push.add_argument("--public", action="store_true", help="make the repository public")
+    push.add_argument("--update", action="store_true", help="replace what the repository holds")
+    push.add_argument("--revision", help="branch to commit to, created if needed")
+    push.add_argument("--dry-run", action="store_true", help="list every file, without any network access")
+    push.set_defaults(command=_push)
+
+
+def _compare(arguments: Namespace) -> None:
+    from rich.console import Console
+
+    from think_as_locals.evaluation.breakdowns import macro_cells, macro_warning
+    from think_as_locals.evaluation.compare import CAPTION, compare, read, table, trained_on_notes
+
+    runs = {"A": Path(arguments.a), "B": Path(arguments.b)}
+    a, b = map(read, runs.values())
+    warning = macro_warning(macro_cells(c.item for c in a))
+    caption = "\n".join([CAPTION, *([f"Warning: {warning}"] if warning else []), *trained_on_notes(runs)])
+    shown = table(compare(a, b, arguments.by)).terminal(f"A: {arguments.a}\nB: {arguments.b}", caption)
+    Console(markup=False, highlight=False).print(shown)
+
+
+def _leaderboard(arguments: Namespace) -> None:
+    from think_as_locals.evaluation.leaderboard import write_leaderboard
+
+    print(write_leaderboard(arguments.runs, _out_folder(arguments.out)))
+
+
+def _validity(arguments: Namespace) -> None:
+    from think_as_locals.evaluation.downstream import read_results, write_validity
+
+    results = read_results(arguments.results)
+    for warning in sorted({result.warning for result in results if result.warning}):
+        print(f"warning: {warning}", file=sys.stderr)
+    print(write_validity(results, _out_folder(arguments.out)))
+
+
+def _out_folder(out: str) -> Path:
+    """Make the folder for results, and check that it can be written to before anything is computed."""
+    folder = Path(out)
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not (os.access(folder, os.W_OK) and folder.is_dir()):
+        raise ConfigError(f"--out {out}: not a folder that can be written to")
+    return folder
+
+
+def _push(arguments: Namespace) -> None:
+    from huggingface_hub import HfApi
+
+    from think_as_locals.hub.push import prepare, upload
+
+    of_model = {"model": arguments.model, "adapter": arguments.adapter, "evaluations": arguments.evaluation}
+    push = prepare(arguments.run, arguments.repo, **of_model)
+    if arguments.dry_run:
+        visibility = "public" if arguments.public else "private"
+        print("\n".join([f"{push.repo}, {visibility}: nothing is sent", *push.lines()]))
+        return
+    access = {"public": arguments.public, "update": arguments.update, "revision": arguments.revision}
+    done = upload(push.files, push.repo, api=HfApi(), **access)
+    for reason in push.left_out:
+        print(f"left out  {reason}")
+    for path in done.removed:
+        print(f"removed   {path}")
+    print(f"sent      {len(done.sent)} of {len(push.files)} files, {'private' if done.private else 'public'}")
+    print(done.url)
