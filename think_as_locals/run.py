@@ -35,6 +35,7 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> Callable
     data = run = None
     if int(os.environ.get("RANK", "0")) == 0:
         from think_as_locals.config.checks import load_config
+        from think_as_locals.data.load import check_leaks
         from think_as_locals.machine.preflight import preflight
 
         loaded = load_config(recipe, overrides)
@@ -42,6 +43,8 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> Callable
         if isinstance(loaded, EvaluationConfig):
             return _evaluation(loaded, lock)
         config, data = loaded, load_data(loaded)
+        if isinstance(config, RunConfig):
+            check_leaks(config, data)
     if "WORLD_SIZE" in os.environ:
         config, run = _share(config, lock)
     elif config is not None:

@@ -62,8 +62,6 @@ def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
     trained = ", ".join(f"{data.sources.count(name):,} of {name}" for name in config.sources)
     measured = ", ".join(f"{name} {len(each.items):,}" for name, each in data.sets.items())
     console.print(f"{config.run.name}: training items {trained}; measured: {measured}", highlight=False)
-    if data.leaks:
-        console.print(data.leaks, highlight=False, markup=False)
     with StopSignals() as signals:
         model = str(config.model.path)  # or what the cold start makes of it
         if config.sft is not None:

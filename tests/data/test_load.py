@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from collections.abc import Iterable
 from itertools import combinations
 from math import nan
@@ -14,11 +16,11 @@ from data.tables import write
 from items import make_item
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.config.schema import DataSection
+from think_as_locals.config.schema import DataSection, RunConfig
 from think_as_locals.data import load, read
-from think_as_locals.data.load import Candidates, load_training_data, read_candidates
+from think_as_locals.data.load import Candidates, TrainingData, check_leaks, load_training_data, read_candidates
 from think_as_locals.data.sources import jsonl
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import DataError, DataWarning, Item
 
 GROUPS = [
     *("hot_drink", "table_taboo", "idiom_crowded", "lucky_charm", "egg_dish", "gift_taboo"),
@@ -223,15 +225,36 @@ def test_qualities_for_some_and_no_rows_at_all_are_errors(
         read_candidates(write(tmp_path / "c.jsonl", rows))
 
 
-def test_a_set_that_holds_training_items_is_refused_or_reported(tmp_path: Path) -> None:
+@pytest.fixture
+def two_sets(tmp_path: Path) -> tuple[RunConfig, TrainingData]:
+    """A run on 40 items that measures its own test items, all of them and the same test items again."""
     jsonl.write((an_item(i) for i in range(40)), tmp_path / "items.jsonl")
     file = f"{tmp_path}/items.jsonl"
+    places = [f"eval.sets.{name}" for name in ("every", "same")]
+    sets = [word for place in places for word in (f"{place}=jsonl", f"{place}.data.path={file}")]
     mine = ["data=jsonl", f"data.path={file}", "data.split=group", "data.validation_share=null"]
-    again = ["eval.sets.again=jsonl", f"eval.sets.again.data.path={file}"]
-    recipe = "recipes/quickstart.yaml"
-    assert not load_training_data(load_recipe(recipe, [*mine, *again, "eval.sets.again.items=test"])).leaks
-    with pytest.raises(DataError, match=r"again: 32 items are training items too[\s\S]*eval\.leaks=report"):
-        load_training_data(load_recipe(recipe, [*mine, *again]))
-    found = load_training_data(load_recipe(recipe, [*mine, *again, "eval.leaks=report"]))
-    assert "again: 32 items are training items too (32 by id)" in found.leaks
-    assert {name: len(each.items) for name, each in found.sets.items()} == {"test": 8, "again": 40}
+    config = load_recipe("recipes/quickstart.yaml", [*mine, *sets, "eval.sets.same.items=test"])
+    return config, load_training_data(config)
+
+
+def test_a_set_that_holds_training_items_is_refused_or_warned_of(two_sets: tuple[RunConfig, TrainingData]) -> None:
+    config, data = two_sets
+    assert {name: len(each.items) for name, each in data.sets.items()} == {"test": 8, "every": 40, "same": 8}
+    with pytest.raises(DataError, match=r"^every: 32 items are training items too[\s\S]*eval\.leaks=report"):
+        check_leaks(config, data)
+    reported = config.model_copy(update={"eval": config.eval.model_copy(update={"leaks": "report"})})
+    with pytest.warns(DataWarning, match=r"^every: 32 items are training items too \(32 by id\)") as warned:
+        check_leaks(reported, data)
+    assert "same" not in str(warned[0].message)
+
+
+def test_only_a_runs_own_items_may_share_questions_with_its_training_items(
+    two_sets: tuple[RunConfig, TrainingData],
+) -> None:
+    config, data = two_sets
+    question = [dataclasses.replace(item, id=f"again-{item.id}", culture="JP") for item in data.train[:3]]
+    asked = dataclasses.replace(data.sets["same"], split="pairing", items=tuple(question))
+    with warnings.catch_warnings(action="error"):
+        check_leaks(config, dataclasses.replace(data, sets={"test": asked}))
+    with pytest.raises(DataError, match=r"^same: 3 items are training items too"):
+        check_leaks(config, dataclasses.replace(data, sets={"same": asked}))

@@ -14,6 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
 from think_as_locals.config.schema import (
     DataSection,
+    EvalSetSection,
     EvaluationConfig,
     GlobalRMSection,
     GrpoSection,
@@ -102,7 +103,10 @@ def validate(values: Mapping[str, Any]) -> Config:
         )
     data = values.get("data")
     if kinds and kinds[0] != "grpo" and isinstance(data, Mapping) and data.get("source") == "mix":
-        raise ConfigError(f"{values['recipe']}: data=mix is for training a judge; this recipe {_DOES[kinds[0]]}")
+        does = _DOES[kinds[0]]
+        raise ConfigError(
+            f"{values['recipe']}: data=mix is for training a judge; this recipe {does}: choose one source"
+        )
     if "rms" in values:
         return validate_as(EvaluationConfig, values, _evaluation_faults)
     if "scpo" in values:
@@ -235,12 +239,19 @@ def _items_faults(config: RunConfig) -> list[str]:
         faults.append(f"eval.sets.{name}: the run measures items of its own under this name: choose another")
     for name, each in sets.items():
         if each.items == "validation" and each.data.validation_share is None:
-            faults.append(f"eval.sets.{name}.items: no validation items with data.validation_share=null")
-        if each.protocol != "listwise" and each.orders > 2:
-            faults.append(f"eval.sets.{name}.orders: got {each.orders}, expected 1 or 2 with {each.protocol}")
+            remedy = f"set eval.sets.{name}.data.validation_share, or items to all or test"
+            faults.append(f"eval.sets.{name}.items: no validation items are held out: {remedy}")
+        faults += _orders_faults(f"eval.sets.{name}", each)
     for place, section in config.data_sections.items():
         faults += _data_faults(section, place, untrained=_MEASURED if place.startswith("eval.") else None)
     return faults
+
+
+def _orders_faults(place: str, asked: EvalSetSection | JudgeSection | ServerSection) -> list[str]:
+    most = {"listwise": 8, "pairwise": 2, "round_robin": 2, "pointwise": 1}[asked.protocol]
+    if asked.orders <= most:
+        return []
+    return [f"{place}.orders: got {asked.orders}, expected at most {most} with protocol {asked.protocol}"]
 
 
 def _evaluation_faults(config: EvaluationConfig) -> list[str]:
@@ -251,9 +262,7 @@ def _evaluation_faults(config: EvaluationConfig) -> list[str]:
         faults += prompt_faults(f"rms.{name}.prompt", rm.prompt)
         if config.eval.candidates and rm.protocol in ("pairwise", "round_robin"):
             faults.append(f"rms.{name}.protocol: got {rm.protocol}; eval.candidates needs listwise or pointwise")
-        most = {"listwise": 8, "pairwise": 2, "round_robin": 2, "pointwise": 1}[rm.protocol]
-        if rm.orders > most:
-            faults.append(f"rms.{name}.orders: got {rm.orders}, expected at most {most} with protocol {rm.protocol}")
+        faults += _orders_faults(f"rms.{name}", rm)
     return faults + _data_faults(config.data, untrained=_MEASURED)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -16,7 +18,7 @@ from think_as_locals.data.rows import Defect, Fault, mark_repeats, read_rows, va
 from think_as_locals.data.selection import choose
 from think_as_locals.data.sources import SOURCES, check_settings, row_outcomes
 from think_as_locals.data.splits import Splits, mix, select, split_items
-from think_as_locals.types import TEST, VALIDATION, DataError, Item, ProtocolKind
+from think_as_locals.types import TEST, VALIDATION, DataError, DataWarning, Item, ProtocolKind
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection, RunConfig
@@ -47,8 +49,8 @@ class EvalSet:
     items: tuple[Item, ...]
     dataset: str  # their source, or sources
     split: str  # by which they were held out; `all` if they were not
-    protocol: ProtocolKind = "listwise"
-    orders: int = 1
+    protocol: ProtocolKind
+    orders: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,6 @@ class TrainingData:
     train: tuple[Item, ...]
     sources: tuple[str, ...]  # of each training item, by its name in the mix
     sets: Mapping[str, EvalSet]
-    leaks: str  # which measured items are training items too; empty if none
 
 
 def load_training_data(config: RunConfig) -> TrainingData:
@@ -68,14 +69,14 @@ def load_training_data(config: RunConfig) -> TrainingData:
     mixed = mix({name: sides.train for name, sides in splits.items()}, weights)
     limit, dataset = config.eval.max_items, " + ".join(splits)
     by = " and ".join(sorted({data.split for data in config.sources.values()}))
-    sets = {}
+    own_set, sets = partial(EvalSet, protocol="listwise", orders=1), dict[str, EvalSet]()
     for side in (VALIDATION, TEST):
         own = {name: select(getattr(sides, side), limit) for name, sides in splits.items()}
         if any(own.values()):
-            sets[side] = EvalSet(items=tuple(chain.from_iterable(own.values())), dataset=dataset, split=by)
+            sets[side] = own_set(items=tuple(chain.from_iterable(own.values())), dataset=dataset, split=by)
         if side == TEST and config.data.source == "mix":
             for name, data in config.sources.items():
-                sets[name] = EvalSet(items=own[name], dataset=data.source, split=data.split)
+                sets[name] = own_set(items=own[name], dataset=data.source, split=data.split)
     for name, section in config.eval.sets.items():
         data, every = section.data, section.items == "all"
         items = tuple(read(data, config.seed)) if every else getattr(load(data, config.seed), section.items)
@@ -87,17 +88,22 @@ def load_training_data(config: RunConfig) -> TrainingData:
             orders=section.orders,
         )
     names, train = zip(*mixed, strict=True)
-    return TrainingData(train=train, sources=names, sets=sets, leaks=_leaks(config, splits, sets))
+    return TrainingData(train=train, sources=names, sets=sets)
 
 
-def _leaks(config: RunConfig, splits: Mapping[str, Splits], sets: Mapping[str, EvalSet]) -> str:
-    """Check that no measured item is trained on; within a source that is split by pairing, questions are shared."""
+def check_leaks(config: RunConfig, data: TrainingData) -> None:
+    """Refuse measured items that are training items too, or warn of them, as `eval.leaks` says.
+
+    A run's own items share questions with its training items where their source is split by pairing.
+    """
     from think_as_locals.data.overlap import check_overlaps, find_overlaps
 
-    train = [item for sides in splits.values() for item in sides.train]
-    by_pairing = {name for name, each in sets.items() if "pairing" in each.split}
-    overlaps = find_overlaps(train, {name: each.items for name, each in sets.items()}, pairing=by_pairing)
-    return check_overlaps(overlaps, refuse=config.eval.leaks == "refuse")
+    own = {VALIDATION, TEST, *config.sources}
+    by_pairing = {name for name, each in data.sets.items() if name in own and "pairing" in each.split}
+    measured = {name: each.items for name, each in data.sets.items()}
+    overlaps = find_overlaps(list(dict.fromkeys(data.train)), measured, pairing=by_pairing)
+    if message := check_overlaps(overlaps, refuse=config.eval.leaks == "refuse"):
+        warnings.warn(message, DataWarning, stacklevel=2)
 
 
 def read(data: DataSection, seed: int = 0) -> Sequence[Item]:
