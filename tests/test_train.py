@@ -153,8 +153,8 @@ def test_a_judge_of_a_mix_is_measured_on_sets_by_name(tmp_path: Path, capsys: py
     assert {name: (found["dataset"], found["n"]) for name, found in summaries.items()} == {
         "test": ("cards + mine", 4 + 2),
         "cards": ("culture_cards", 4),
-        "mine": ("jsonl", 2),
-        "own": ("jsonl", 2),
+        "mine": (mine.name, 2),
+        "own": (mine.name, 2),
         "unseen": ("culture_cards", 4),
         "validation": ("cards + mine", 4 + 1),
     }

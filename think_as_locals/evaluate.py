@@ -126,7 +126,7 @@ class RewardModelEvaluation:
             protocol = f"{section.protocol}, greedy, {orders}, {section.convention}"
         summary = carb.summarise(
             scored,
-            dataset=config.data.source,
+            dataset=config.data.title,
             split="all" if config.eval.items == "all" else config.data.split,
             model=self.name,
             seed=config.seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
@@ -14,8 +15,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from conftest import Tal
-from evaluation.judged import judge_all, measure
+from evaluation.judged import flip_items, judge_all, measure
 from evaluation.published import published_items
+from html_page import check_texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -32,6 +34,7 @@ from think_as_locals.evaluation.downstream import (
     validity,
     write_selections,
 )
+from think_as_locals.reward_models.training_items import training_hashes
 from think_as_locals.types import ConfigError, DataError, Item
 
 
@@ -302,9 +305,10 @@ def test_an_evaluation_gives_the_accuracy_that_ranks_its_reward_models(tmp_path:
     (tmp_path / "carb/mine.json").write_text("{}")
     with pytest.raises(DataError, match=r"carb/mine\.json: a CARB file lacks accuracy"):
         read_results(tmp_path)
-    summary = dict.fromkeys(carb.KEYS) | {"accuracy": 0.5, "macro": {"accuracy": 0.25, "missing": []}}
+    macro = {"accuracy": 0.25, "missing": []}
+    summary = dict.fromkeys(carb.KEYS) | {"dataset": "mine.jsonl", "accuracy": 0.5, "macro": macro}
     (tmp_path / "carb/mine.json").write_text(json.dumps(summary))
-    assert read_results(tmp_path) == [Result("mine", 0.25, 3.5)]
+    assert read_results(tmp_path) == [Result("mine", 0.25, 3.5, benchmark="mine.jsonl")]
 
 
 def test_where_the_accuracy_lacks_cells_it_says_so(tmp_path: Path, tal: Tal) -> None:
@@ -328,13 +332,48 @@ def test_the_plot_is_well_formed_holds_every_name_and_escapes_it() -> None:
     root = ElementTree.fromstring(drawn)  # noqa: S314
     points = root.findall(".//{*}circle")
     assert len(points) == 13
-    assert all(70 <= float(p.attrib["cx"]) <= 600 and 40 <= float(p.attrib["cy"]) <= 350 for p in points)
+    assert all(70 <= float(p.attrib["cx"]) <= 420 and 40 <= float(p.attrib["cy"]) <= 350 for p in points)
     text = "".join(root.itertext())
     assert all(result.name in text for result in results[:-1])
     assert "n = 13" in text
     assert "a\ufffd\ufffd\ufffdb" in text
     assert "<script" not in drawn
+    check_texts(drawn)
     # A better result stands higher and further to the right.
     best, worst = points[5].attrib, points[7].attrib
     assert float(best["cx"]) > float(worst["cx"])
     assert float(best["cy"]) < float(worst["cy"])
+
+
+LONG = [Result(f"organisation-{i}/A-Reward-Model-With-A-Name-Of-Its-Own-{i}-8B", 0.5, 6 + i / 100) for i in range(12)]
+ONE_FAR_OFF = [Result("far-off", 0.9, -3.0)]
+OUTLIERS = [Result(n, a, d) for n, a, d in (("a", 0.3, 1), ("b", 0.31, 5), ("c", 0.32, -9))]
+
+
+@pytest.mark.parametrize("results", [[*LONG, *ONE_FAR_OFF], OUTLIERS, seventeen(), [*seventeen(), *LONG]])
+def test_names_lie_on_nothing_and_the_line_within_the_plot(results: list[Result]) -> None:
+    drawn = plot(results, validity(results, samples=50, seed=0))
+    check_texts(drawn, size=13)
+    root = ElementTree.fromstring(drawn)  # noqa: S314
+    line = root.find("{*}polyline")
+    assert line is not None
+    top, foot = 40.0, float(root.attrib["viewBox"].split()[3]) - 60
+    for x, y in (map(float, pair.split(",")) for pair in line.attrib["points"].split()):
+        assert 70 <= x <= 420
+        assert top <= y <= foot
+
+
+def test_a_reward_model_measured_on_its_training_items_is_marked(tmp_path: Path) -> None:
+    (tmp_path / "selections").mkdir()
+    items = flip_items()
+    for number, name in enumerate("abc"):
+        hashes = training_hashes(items[:9], None) if name == "b" else None
+        made = judge_all(lambda i, n=number: i % 7 > n, items)
+        measure(tmp_path, name, made, dataset="mine.jsonl", training=hashes)
+        (tmp_path / "selections" / f"{name}.json").write_text(json.dumps({"selected": {"mean": number + number**2}}))
+    results = read_results(tmp_path)
+    found = validity(results, samples=50, seed=0)
+    assert "b was trained on 9 of these 144 items" in found["warning"]
+    drawn = plot(results, found)
+    assert "accuracy on mine.jsonl, %" in drawn
+    assert re.findall(r"(\w+) †</text>", drawn) == ["b"]

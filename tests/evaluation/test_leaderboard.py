@@ -108,6 +108,10 @@ def test_a_model_that_was_trained_on_some_of_the_items_is_marked_wherever_it_sta
     assert page.count(f"<small>{note}</small>") == 1
     leads = board["models"][0]["name"] == "good"  # then the headline says so as well
     assert page.count(note) == 1 + leads
+    # Beside its name in three pairs, among slots, above its map; and where judgements are filtered.
+    mark = '<span class="mark" title="trained on 30 of these 134 items">†'
+    assert page.count(mark) == 3 + bool(board["models"][0]["slot_bias"]) + 1
+    assert browsable(read_entries([evaluation]), 10**6)["models"].count("good †") == 1
 
 
 def test_baselines_are_those_of_the_carb_file_on_the_same_items(measured: Path, out: Path) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from evaluation.conftest import EVIL
 from evaluation.judged import flip_items, judge_all, measure
-from html_page import Page
+from html_page import Page, check_tables, check_texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from think_as_locals.evaluation.leaderboard import write_leaderboard
-from think_as_locals.evaluation.pages import axis, embedded, read_settings, shade, templates
+from think_as_locals.evaluation.pages import axis, embedded, read_settings, shade, spread, templates
 from think_as_locals.evaluation.report import write_report
 from think_as_locals.runtime.files import read_json
 from think_as_locals.types import DataError
@@ -95,6 +95,28 @@ def test_the_policy_admits_the_one_script(page: Path) -> None:
     policy = found.all("meta")[1]["content"] or ""
     assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
     assert "default-src 'none'" in policy
+
+
+def test_tables_scroll_and_no_text_of_a_drawing_lies_on_another(page: Path) -> None:
+    check_tables(Page(page).source)
+    check_texts(Page(page).source)
+
+
+@pytest.mark.parametrize("right", [0, 0.04, 0.46, 0.5, 0.54, 1])
+@pytest.mark.parametrize(("last", "scale"), [(1, 1), (7, 1e-4), (400, 30), (12000, 1e5)])
+def test_curves_are_labelled_without_overprint(tmp_path: Path, right: float, last: int, scale: float) -> None:
+    items = flip_items()
+    measure(tmp_path, 0, judge_all(lambda _: False, items))
+    measure(tmp_path, last, judge_all(lambda i: i < right * len(items), items))
+    lines = [{"stage": "grpo", "step": s, "reward": scale * (s - 0.4 * last) / last} for s in (0, last)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    check_texts(Page(write_report(tmp_path)).source)
+
+
+def test_places_are_spread_within_their_room() -> None:
+    assert spread([], 10, 0, 100) == []
+    assert spread([3, 4, 50, 99, 99], 10, 5, 100) == [5, 15, 50, 90, 100]
+    assert spread([40, 41, 42], 10, 0, 100) == [40, 50, 60]
 
 
 def test_headers_have_a_scope_and_the_page_its_landmarks(page: Path) -> None:

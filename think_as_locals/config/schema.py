@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -76,6 +77,11 @@ class DataSection(Section):
     sets_per_group: PositiveInt | None
     min_share_gap: Annotated[float, Field(ge=0, lt=1)] | None
     shuffle_labels: bool
+
+    @property
+    def title(self) -> str:
+        """What pages call it: the source, or the file where rows are a user's own."""
+        return Path(self.path).name if self.path and self.source in ("jsonl", "pairs") else self.source
 
 
 class MixSection(Section):

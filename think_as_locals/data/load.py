@@ -67,7 +67,7 @@ def load_training_data(config: RunConfig) -> TrainingData:
     splits = {name: load(data, config.seed) for name, data in config.sources.items()}
     weights = config.data.weights if config.data.source == "mix" else None
     mixed = mix({name: sides.train for name, sides in splits.items()}, weights)
-    limit, dataset = config.eval.max_items, " + ".join(splits)
+    limit, dataset = config.eval.max_items, " + ".join(splits if config.data.source == "mix" else [config.data.title])
     by = " and ".join(sorted({data.split for data in config.sources.values()}))
     own_set, sets = partial(EvalSet, protocol="listwise", orders=1), dict[str, EvalSet]()
     for side in (VALIDATION, TEST):
@@ -76,13 +76,13 @@ def load_training_data(config: RunConfig) -> TrainingData:
             sets[side] = own_set(items=tuple(chain.from_iterable(own.values())), dataset=dataset, split=by)
         if side == TEST and config.data.source == "mix":
             for name, data in config.sources.items():
-                sets[name] = own_set(items=own[name], dataset=data.source, split=data.split)
+                sets[name] = own_set(items=own[name], dataset=data.title, split=data.split)
     for name, section in config.eval.sets.items():
         data, every = section.data, section.items == "all"
         items = tuple(read(data, config.seed)) if every else getattr(load(data, config.seed), section.items)
         sets[name] = EvalSet(
             items=select(items, limit),
-            dataset=data.source,
+            dataset=data.title,
             split="all" if every else data.split,
             protocol=section.protocol,
             orders=section.orders,

@@ -40,9 +40,9 @@ _STAND_INS = ("culture_cards", "blend", "carb_open")
 
 
 def benchmark(dataset: str) -> str:
-    """Return what pages call a data set: CARB for its own rows alone."""
-    name = dataset.replace("_", " ")
-    return "CARB" if dataset == "carb" else f"{name}, a stand-in for CARB," if dataset in _STAND_INS else name
+    """Return what pages call a data set: CARB for its own rows alone, a user's own as it is called."""
+    known = {"carb": "CARB", **{name: f"{name.replace('_', ' ')}, a stand-in for CARB," for name in _STAND_INS}}
+    return known.get(dataset, dataset)
 
 
 def summarise(

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len, chop_cells
 from scipy import stats
 
 from think_as_locals.data.fields import Number, RowModel, Text, question_group
@@ -27,7 +28,7 @@ from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.breakdowns import macro_warning
-from think_as_locals.evaluation.pages import axis, templates
+from think_as_locals.evaluation.pages import axis, spread, templates
 from think_as_locals.evaluation.probes import Scorer, scored
 from think_as_locals.evaluation.statistics import estimate_mean
 from think_as_locals.runtime.files import read_json, write_json, write_text
@@ -36,6 +37,7 @@ from think_as_locals.types import LABELS, ConfigError, DataError, Item
 
 _MIN_RMS = 3  # with fewer reward models every correlation is perfect, or undefined
 _FEW_RMS = 10  # with fewer the result carries a warning
+_LINE = 20  # between the names beside the plot
 _NOT_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # however it is escaped
 
 
@@ -143,12 +145,14 @@ def _part_scores(
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A reward model's accuracy on CARB, in [0, 1], and the quality of what it selected, on any scale."""
+    """A reward model's accuracy, in [0, 1], and the quality of what it selected, on any scale."""
 
     name: str
     accuracy: float
     downstream: float
-    warning: str = ""  # of cells that its accuracy lacks
+    warning: str = ""  # of cells that its accuracy lacks, and of training items among those it was measured on
+    benchmark: str = ""  # what it was measured on
+    trained_on: bool = False  # some of those items
 
 
 class _ResultRow(RowModel):
@@ -175,9 +179,11 @@ def read_results(path: Path) -> list[Result]:
         selected = read_json(file).get("selected")
         if selected is None:
             raise DataError(f"{file}: the candidates had no qualities; add them, and evaluate again")
-        macro = carb.read(RunFolder(path).result("carb", file.stem))["macro"]  # which ranks reward models
-        found = float(macro["accuracy"]), float(selected["mean"])
-        results.append(Result(file.stem, *found, macro_warning(macro)))
+        summary = carb.read(RunFolder(path).result("carb", file.stem))
+        macro, note = summary["macro"], carb.trained_on_note(summary)  # macro accuracy ranks reward models
+        doubts = "; ".join(filter(None, [macro_warning(macro), note and f"{file.stem} was {note}"]))
+        found, on = (float(macro["accuracy"]), float(selected["mean"])), carb.benchmark(summary["dataset"]).rstrip(",")
+        results.append(Result(file.stem, *found, doubts, on, bool(note)))
     if not results:
         raise DataError(f"{path}: no selections/NAME.json; evaluate with eval.candidates=FILE")
     return results
@@ -229,10 +235,37 @@ def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, An
 
 def plot(results: Sequence[Result], found: dict[str, Any]) -> str:
     """Return an SVG of the reward models as points, with the line of least squares, n and r2, from `validity`."""
-    x, y = [result.accuracy for result in results], [result.downstream for result in results]
-    axes = {"x": axis(min(x), max(x), 70, 600), "y": axis(min(y), max(y), 350, 40), "ends": (min(x), max(x))}
-    svg = templates().get_template("validity.svg.jinja").render(results=results, found=found, **axes)
+    ordered = sorted(results, key=lambda result: -result.downstream)
+    foot = max(350, 40 + _LINE * len(results))
+    ends = min(r.accuracy for r in results), max(r.accuracy for r in results)
+    fitted = [found["line"]["intercept"] + found["line"]["slope"] * end for end in ends]
+    heights = [*fitted, *(r.downstream for r in results)]
+    x, y = axis(*ends, 70, 420, ticks=4), axis(min(heights), max(heights), foot, 40)
+    places = spread([y.at(r.downstream) for r in ordered], _LINE, 40, foot)
+    svg = (
+        templates()
+        .get_template("validity.svg.jinja")
+        .render(
+            results=results,
+            found=found,
+            named=[(result, place, _short(result)) for result, place in zip(ordered, places, strict=True)],
+            measured=f"accuracy on {on.pop()}" if len(on := {r.benchmark for r in results} - {""}) == 1 else "accuracy",
+            foot=foot,
+            ends=ends,
+            x=x,
+            y=y,
+            p=lambda value: "p < 0.001" if value < 0.001 else f"p = {value:.3f}",
+        )
+    )
     return _NOT_XML.sub("\ufffd", svg)
+
+
+def _short(result: Result) -> str:
+    """Return a name in at most 42 columns, without its middle where it is longer, and with a mark."""
+    name, mark = result.name, " †" if result.trained_on else ""
+    if cell_len(name) > 40:
+        name = f"{chop_cells(name, 19)[0]}…{chop_cells(name[::-1], 20)[0][::-1]}"
+    return name + mark
 
 
 def _check(results: Sequence[Result]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -47,8 +47,8 @@ LONGEST_TEXT = 20_000
 
 _OF_SUMMARY = ("model", "protocol", "seed", "step", "macro", "micro", "slot_bias", "order_consistency", "calibration")
 _NOTE = (
-    "Per cent with 95 % intervals by question group. Macro: every cell of culture and domain counts the same (CARB's "
-    "cultures are those of its languages; an item without a culture counts under its language). Ranks "
+    "Per cent with 95 % intervals by question group. Macro: every cell of culture and domain counts the same (an "
+    "item without a culture, and every item of CARB, counts under its language). Ranks "
     f"are as sharp as paired differences allow (p < {ALPHA:g}, Holm over the pairs); ● may be first. Rows without a "
     "rank are baselines on the same items. † Trained on some of these items; of models without a record of their "
     "training items this is unknown."
@@ -241,6 +241,12 @@ def _differences(
     ]
 
 
+def _name(model: Mapping[str, Any]) -> Label:
+    """Return the name of a model of a board, marked where it was trained on some of the items."""
+    note = carb.trained_on_note(model)
+    return Label(model["name"], "†" if note else "", note)
+
+
 def _models_table(board: dict[str, Any]) -> Table:
     chance = board["baselines"]["chance"]["macro"]["accuracy"]
     rows: list[list[Cell]] = []
@@ -276,6 +282,7 @@ def _failures_table(failed: Sequence[dict[str, Any]]) -> Table:
 
 def _pairs_table(board: dict[str, Any]) -> Table:
     rows: list[list[Cell]] = []
+    names = {model["name"]: _name(model) for model in board["models"]}
     for pair in board["pairs"]:
         gains: dict[str, list[Cell]] = {"flips": [None, None]}
         for kind in ("macro", "items", "flips"):
@@ -285,7 +292,9 @@ def _pairs_table(board: dict[str, Any]) -> Table:
                 gains[kind] = [gain, Figure(p, form="p", strong=False)]
         smallest = pair["items"]["smallest"]
         shown = "none" if smallest is None else f"{100 * smallest:.1f}"
-        rows.append([pair["better"], pair["worse"], *gains["macro"], *gains["items"], shown, *gains["flips"]])
+        rows.append(
+            [names[pair["better"]], names[pair["worse"]], *gains["macro"], *gains["items"], shown, *gains["flips"]]
+        )
     headings = ("better placed", "worse placed", "macro", "p", "by items", "p", "smallest", "flip sets", "p")
     return Table(headings, rows)
 
@@ -297,7 +306,7 @@ def _slots_table(board: dict[str, Any]) -> Table:
         if bias:
             slots = [figure(part, "bias", "+.1f", label=label, show_n=True) for label, part in bias.items()]
             same, right = figure(orders, "consistent", show_n=True), figure(orders.get("all_right", {}))
-            rows.append([model["name"], [slot for slot in slots if slot], same, right])
+            rows.append([_name(model), [slot for slot in slots if slot], same, right])
     headings = ["reward model", "slot: chosen more often than best there, points", "the same choice in every order, %"]
     return Table([*headings, "right in every order, %"], rows)
 
@@ -310,7 +319,7 @@ def _confidence_table(board: dict[str, Any]) -> Table:
             error, brier = ({"n": part["n"], key: part[key], "ci95": part[f"{key}_ci95"]} for key in ("ece", "brier"))
             rows.append(
                 [
-                    model["name"],
+                    _name(model),
                     Figure(100 * part["confidence"], n=part["n"], strong=False),
                     figure(part),
                     figure(error, "ece"),
@@ -329,7 +338,7 @@ def _probes_table(entries: Sequence[LeaderboardEntry]) -> Table:
         for name, part in entry.probes.items():
             absolute, signed = (part["relative"][kind] for kind in ("absolute", "signed"))
             moved = figure(absolute, "mean", scale=1), figure(signed, "mean", "+.1f", 1)
-            rows.append([entry.name, name, str(absolute["n"]), *moved])
+            rows.append([_name({**entry.summary, "name": entry.name}), name, str(absolute["n"]), *moved])
     return Table(["reward model", "probe", "n", "change, %", "signed, %"], rows)
 
 
@@ -410,7 +419,7 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
             for column, value in zip(columns.values(), row, strict=True):
                 column.append(value)
     return {
-        "models": [entry.name for entry in entries],
+        "models": [f"{e.name} †" if carb.trained_on_note(e.summary) else e.name for e in entries],
         "cultures": {code: culture_name(code) for code in sorted({code for code in items["culture"] if code})},
         "languages": {tag: language_name(tag) for tag in sorted(set(items["language"]))},
         "outcomes": list(OUTCOMES),

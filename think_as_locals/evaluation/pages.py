@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,15 @@ class Axis:
         return [round(self.low + i * self.step, 10) for i in range(round((self.high - self.low) / self.step) + 1)]
 
 
+def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return ascending places moved to lie `gap` apart and, as far as there is room, between `low` and `high`."""
+    apart: list[float] = []
+    for place in places:
+        apart.append(max(place, apart[-1] + gap if apart else low))
+    most = high - gap * (len(apart) - 1)
+    return [round(min(place, most + gap * number), 1) for number, place in enumerate(apart)]
+
+
 def templates(*folders: Path) -> Environment:
     """Return the templates beside this module and in other folders; what is put in is escaped, and has to be known."""
     environment = Environment(
@@ -53,9 +63,12 @@ def templates(*folders: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(axis=axis, shade=shade, strip=strip, isolated=isolate, baseline_names=NAMES)
+    environment.globals.update(
+        axis=axis, spread=spread, shade=shade, strip=strip, isolated=isolate, baseline_names=NAMES
+    )
     environment.filters |= {
         "trained_on_note": carb.trained_on_note,
+        "at": lambda value, axis: axis.at(value),
         "culture": culture_name,
         "language": language_name,
         "sha256": lambda text: base64.b64encode(hashlib.sha256(str(text).encode()).digest()).decode(),

@@ -54,7 +54,7 @@ def write_report(
     """Write `scpo.json`, `scpo.md` and `report.html` into a run's folder, and return the page's path."""
     mode = config.mode.model_dump()
     summary = {
-        "dataset": config.data.source,
+        "dataset": config.data.title,
         "model": config.model.path or "randomly initialised",
         "seed": config.seed,
         "mode": mode,
