@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from conftest import ROOT
 from reward_models.tiny import a_tokenizer, an_item, write_model
+from training.small_grpo import Code
 from transformers import Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
 from think_as_locals.config.checks import load_config
@@ -79,3 +83,21 @@ def test_a_server_whose_tokenizer_is_unknown_gets_no_turn_from_a_response() -> N
     text = rm.conversation(request)[-1]["content"]
     assert "Mine." in text
     assert not [token for token in CHAT_TOKENS if token in text]
+
+
+@pytest.mark.parametrize(
+    ("load", "kind"), [(Judge.load, Qwen3ForCausalLM), (ScalarRM.load, Qwen3ForSequenceClassification)]
+)
+def test_no_file_of_a_model_runs_code(tmp_path: Path, load: Callable[[str], Any], kind: Any) -> None:
+    model, poisoned, marker = tmp_path / "model", tmp_path / "poisoned", tmp_path / "marker"
+    write_model(model, kind, 0, a_tokenizer(), num_labels=1)
+    names = [path.name for path in model.iterdir()]
+    for name in [*names, "pytorch_model.bin", "training_args.bin", "adapter_model.bin", "tal_judge.json"]:
+        shutil.copytree(model, poisoned)
+        if name == "pytorch_model.bin":
+            (poisoned / "model.safetensors").unlink()
+        torch.save({"state": Code(marker)}, poisoned / name)
+        with suppress(Exception):
+            load(str(poisoned))
+        assert not marker.exists(), name
+        shutil.rmtree(poisoned)

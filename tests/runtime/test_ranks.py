@@ -253,6 +253,15 @@ def test_a_sharded_run_stopped_between_two_samplings_ends_bit_identical(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", spread.STOPPED)
+def test_code_in_a_checkpoint_of_deepspeed_is_not_run(ways: tuple[Path, dict[str, Any]], case: str) -> None:
+    messages = ways[1][case]["planted"]
+    assert len(messages) == 4
+    assert all("holds code" in message for message in messages.values()), messages
+    assert not (ways[0] / f"{case}_stopped" / "marker").exists()
+
+
+@pytest.mark.slow
 def test_deepspeed_does_not_use_a_gradient_that_is_not_finite(ways: tuple[Path, dict[str, Any]]) -> None:
     for case in ("zero2", "zero3"):
         message, unchanged = ways[1][case]["poisoned"]

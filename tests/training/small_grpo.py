@@ -75,6 +75,16 @@ def ends_with(work: Callable[[], Any]) -> str:
     return ""
 
 
+class Code:
+    """What an attacker puts into a pickle: loaded as Python's own, it makes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._marker,)
+
+
 def poison_loss(trainer: JudgeTrainer) -> None:
     """From now on the training pass, not the sampling, gives NaN."""
     trainer.model.model.norm.register_forward_hook(

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from training.small_grpo import TINY, chance, ends_with, figures, tiny_trainer
+from training.small_grpo import TINY, Code, chance, ends_with, figures, tiny_trainer
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 
@@ -151,6 +151,26 @@ def stopped(run: Path, overrides: list[str]) -> dict[str, Any]:
     return logged
 
 
+def planted(run: Path, overrides: list[str]) -> dict[str, str]:
+    """What is raised where one kind of pickle in the run's checkpoint holds code."""
+    checkpoint, messages = max((run / "checkpoints").glob("step-*")), {}
+    for kind in ("*model_states.pt", "*optim_states.pt", "rng_state_*.pth", "scheduler.pt"):
+        files = sorted(checkpoint.rglob(kind))
+        kept = {file: file.read_bytes() for file in files}
+        trainer = sampling(run, *overrides)
+        PartialState().wait_for_everyone()
+        if PartialState().is_main_process:
+            for file in files:
+                torch.save({"module": Code(run / "marker")}, file)
+        PartialState().wait_for_everyone()
+        messages[kind] = ends_with(lambda trainer=trainer: trainer.train_from(checkpoint))
+        PartialState().wait_for_everyone()
+        if PartialState().is_main_process:
+            for file, content in kept.items():
+                file.write_bytes(content)
+    return messages
+
+
 def main(folder: Path) -> None:
     join()
     set_rank_timeout(load_recipe("recipes/quickstart.yaml", SLOW_SERVER))
@@ -170,6 +190,7 @@ def main(folder: Path) -> None:
         }
         if case in STOPPED:
             found[case]["stopped"] = stopped(folder / f"{case}_stopped", overrides)
+            found[case]["planted"] = planted(folder / f"{case}_stopped", overrides)
         if case in ("zero2", "zero3"):
             found[case]["poisoned"] = poisoned(folder)
         print(case, found[case], flush=True)

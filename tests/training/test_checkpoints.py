@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import launch
+from training.small_grpo import Code, tiny_trainer
 
 from think_as_locals.training.checkpoints import Checkpoints, step_of
+from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.types import ConfigError, TrainingError
 
 
@@ -188,3 +192,26 @@ def test_whichever_write_fails_the_last_checkpoint_can_be_loaded(tmp_path: Path)
         assert attempt["good"] in ("step-1", "step-2")
         assert attempt["error"].startswith("the checkpoint of step 2 could not be written (rank 0: ")
     assert all(attempt["good"] == "step-2" for attempt in attempts if not attempt["error"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [[], ["lora=rank16", "lora.r=4"]], ids=["full", "LoRA"])
+def test_no_file_of_a_checkpoint_runs_code(tmp_path: Path, overrides: list[str]) -> None:
+    def trainer() -> JudgeTrainer:
+        return tiny_trainer(tmp_path, "grpo.save_steps=1", *overrides)
+
+    trainer().train_from(None)
+    (checkpoint,) = (tmp_path / "checkpoints").glob("step-*")
+    refused = set()
+    poisoned, marker = tmp_path / "poisoned" / checkpoint.name, tmp_path / "marker"
+    for name in sorted(path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()):
+        shutil.copytree(checkpoint, poisoned)
+        torch.save({"state": Code(marker)}, poisoned / name)
+        try:
+            trainer().train_from(poisoned)
+        except Exception as error:
+            refused.add((name, type(error)))
+        assert not marker.exists(), name
+        shutil.rmtree(poisoned)
+    pickles = {name for name, error in refused if error is TrainingError}
+    assert pickles == {"optimizer.pt", "rng_state.pth", "scheduler.pt"}

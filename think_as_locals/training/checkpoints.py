@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -46,6 +47,7 @@ _LATEST = "LATEST"
 _UNFINISHED = "checkpoint-"  # transformers' name
 _NAME = "step-"
 _REPLACED = ".step-"
+_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 _logger = logging.getLogger(__name__)
@@ -223,9 +225,19 @@ class CheckpointedTrainer(Trainer):
         self.add_callback(_Restore(self))
 
     def train_from(self, checkpoint: Path | None) -> None:
-        """Train from a committed checkpoint, or from the start."""
+        """Train from a committed checkpoint, or from the start; TrainingError where a file of it holds code."""
         self.resumed_from = checkpoint
-        self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        if checkpoint is None:
+            self.train()
+            return
+        try:
+            with _pickles_as_data():
+                self.train(resume_from_checkpoint=str(checkpoint))
+        except pickle.UnpicklingError as error:
+            raise TrainingError(
+                f"{checkpoint}: a file of it holds code where tensors and numbers are expected, and was not loaded. "
+                f"Find out who wrote it; without this folder, run.resume=auto continues from the checkpoint before it"
+            ) from error
 
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
         """Return what only this rank knows."""
@@ -256,6 +268,27 @@ class CheckpointedTrainer(Trainer):
         values, tensors = self.rank_state()
         save_file(tensors, stem.with_suffix(".safetensors"))
         write_text(stem.with_suffix(".json"), json.dumps(values))
+
+
+@contextmanager
+def _pickles_as_data() -> Iterator[None]:
+    """Have torch load pickles without running code, also where a library asks for it, as DeepSpeed does."""
+    classes: list[Any] = []  # of DeepSpeed's, in its optimizer states
+    if PartialState().distributed_type == DistributedType.DEEPSPEED:
+        from deepspeed.runtime.fp16.loss_scaler import LossScaler
+        from deepspeed.runtime.zero.config import ZeroStageEnum
+        from deepspeed.utils.tensor_fragment import fragment_address
+
+        classes = [LossScaler, ZeroStageEnum, fragment_address]
+    before = os.environ.get(_WEIGHTS_ONLY)
+    os.environ[_WEIGHTS_ONLY] = "1"
+    try:
+        with torch.serialization.safe_globals(classes):
+            yield
+    finally:
+        os.environ.pop(_WEIGHTS_ONLY)
+        if before is not None:
+            os.environ[_WEIGHTS_ONLY] = before
 
 
 class _Restore(TrainerCallback):
