@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 import shutil
 import weakref
 from pathlib import Path
@@ -24,6 +25,7 @@ from think_as_locals.data import load
 from think_as_locals.data.load import load_training_data
 from think_as_locals.data.sources import jsonl
 from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.report import FROM_SCRATCH
 from think_as_locals.hub.card import model_card
 from think_as_locals.hub.source_run import read_judge_run
 from think_as_locals.judging import render
@@ -264,3 +266,20 @@ def _item(row: dict[str, object]) -> Item:
         group=str(row["group"]),
         source="test",
     )
+
+
+def test_the_commands_that_a_run_ends_with_work_as_printed(
+    small_run: Path, tal: Tal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, _, commands = (small_run.parent / "output.txt").read_text().partition("\nNext:\n")
+    assert FROM_SCRATCH in " ".join(told.split())
+    lines = [shlex.split(line, comments=True) for line in commands.splitlines() if line.startswith("  tal ")]
+    assert [line[1] for line in lines] == ["judge", "compare", "serve"]
+    served: list[Any] = []
+    monkeypatch.setattr("think_as_locals.serving.server.serve", served.append)
+    for _, *words in lines:
+        done = tal(*words)
+        assert done.status == 0 or "No verdict" in done.out, done.err
+    judged = tal(*lines[0][1:], "--json")
+    assert len(judged.out.splitlines()) == 3
+    assert served

@@ -18,9 +18,10 @@ from transformers.utils import logging as transformers_logging
 
 from think_as_locals.config.schema import RunConfig, SftSection
 from think_as_locals.data.load import EvalSet, TrainingData
-from think_as_locals.data.splits import shuffle_labels
+from think_as_locals.data.sources import jsonl
+from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.report import write_report
+from think_as_locals.evaluation.report import FROM_SCRATCH, made_from_scratch, next_steps, write_report
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.judging import render
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
@@ -51,6 +52,7 @@ from think_as_locals.training.rollouts import policy_engine
 from think_as_locals.types import TEST, DataError, Item, ProtocolKind
 
 _TOKENIZER_DEMONSTRATIONS = 4000
+_EXAMPLES = 3
 
 
 def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
@@ -71,13 +73,17 @@ def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
         if not folder.model.is_dir():
             grpo(config, model, data, folder, signals, console)
         if is_main:
+            if not folder.examples.is_file():
+                jsonl.write(select(data.sets[TEST].items, _EXAMPLES), folder.examples)
             report, best = write_report(folder.path), carb.best_step(folder)
-            console.print(
-                f"model       {folder.model}\nreport      {report}\njudgements  {folder.carb_dir}", highlight=False
-            )
+            say = partial(console.print, highlight=False, markup=False, soft_wrap=True)  # a path is never broken
+            say(f"model       {folder.model}\nreport      {report}\njudgements  {folder.carb_dir}")
             if best is not None and best < max(folder.measured_steps()):
                 where = folder.checkpoints / f"step-{best}" if best else "the model before GRPO"
-                console.print(f"better      {where}, on validation items", highlight=False)
+                say(f"better      {where}, on validation items")
+            if made_from_scratch(folder):
+                say(f"\n{FROM_SCRATCH}")
+            say("\nNext:", *(f"  {line}  # {why}" for line, why in next_steps(folder)), sep="\n")
 
 
 def cold_start(

@@ -61,6 +61,10 @@ class DataWarning(UserWarning):
     """Something in the data that is left out or not read."""
 
 
+class TrainingWarning(UserWarning):
+    """Training goes on, but hardly as it was meant to."""
+
+
 class ConfigError(ThinkAsLocalsError, ValueError):
     """A fault in a recipe or its overrides."""
 

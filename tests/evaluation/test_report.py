@@ -14,7 +14,7 @@ from evaluation.published import published_items
 from html_page import Page
 from items import make_item
 
-from think_as_locals.evaluation.report import BeforeAfter, choose, write_report
+from think_as_locals.evaluation.report import FROM_SCRATCH, BeforeAfter, choose, write_report
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.types import DataError, Item
 
@@ -170,6 +170,24 @@ def test_damaged_files_are_named(run: Path) -> None:
     (run / "carb/step-20.parquet").write_text("not parquet")
     with pytest.raises(DataError, match=r"step-20\.parquet: not a readable table"):
         write_report(run)
+
+
+def test_what_training_warned_of_last_stands_on_the_page(run: Path) -> None:
+    lines = [json.dumps({"stage": "grpo", "step": step, "warning": f"<b>{step}</b> %"}) for step in (5, 10)]
+    (run / "metrics.jsonl").write_text("\n".join(lines))
+    page = Page(write_report(run))
+    assert "Warning: <b>10</b> %" in page.text
+    assert "<b>5</b>" not in page.text
+
+
+@pytest.mark.parametrize("scratch", [True, False])
+def test_a_judge_made_from_scratch_is_said_to_know_its_own_questions(run: Path, scratch: bool) -> None:
+    (run / "config.yaml").write_text(f"model: {{scratch: {'{hidden_size: 8}' if scratch else 'null'}}}")
+    page = Page(write_report(run))
+    assert (FROM_SCRATCH in page.text) == scratch
+    assert f"tal compare {run}/carb/step-0.parquet {run}/carb/step-20.parquet --by culture # what GRPO" in page.text
+    assert f"tal serve {run}/model" in page.text
+    assert "tal judge" not in page.text  # there are no examples
 
 
 def test_damaged_lines_of_metrics_are_counted_but_a_torn_last_one_is_not(run: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ import pytest
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.engines import Chat
 from think_as_locals.judging import COMPONENTS, Component, parse, score, shuffle_responses, write
+from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.criteria_gain import GainQuery, LogProbPair
 from think_as_locals.training.rollout_rewards import Rewards, ScoreGains
-from think_as_locals.types import Criterion, Item, Judgement, Rubric, TrainingError
+from think_as_locals.types import Criterion, Item, Judgement, Rubric, TrainingError, TrainingWarning
 
 RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There."), Criterion(20, "Fit", "It fits.")))
 END = 0
@@ -56,7 +59,7 @@ def make(tmp_path: Path, item: Item) -> Make:
         *overrides: str, presented: Sequence[Item] = (), components: Mapping[str, Component] = COMPONENTS
     ) -> Rewards:
         config = load_recipe("recipes/quickstart.yaml", overrides)
-        return Rewards(config, presented or [shuffle_responses(item)], CHAT, components, tmp_path / "faults")
+        return Rewards(config, presented or [shuffle_responses(item)], CHAT, components, RunFolder(tmp_path))
 
     return rewards
 
@@ -234,3 +237,63 @@ def test_a_reward_that_is_not_finite_ends_the_run_and_leaves_the_batch(
 def _left(folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = parquet.read_table(folder / "faults" / "step-4-rank-0.parquet").to_pylist()
     return rows
+
+
+CUT = _ids("<rubric>", ended=False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "completions", "told"),
+    [
+        (
+            [],
+            [NONSENSE] * 20,
+            r"^step 4: 100% .* 3 batches .*\(1\) the cold start .* too hard for it: a larger model; \(3\) .*\(0% were",
+        ),
+        (
+            [],
+            [CUT] * 20,
+            r"causes: \(1\) completions are too short \(100% were cut at 72 tokens\): raise grpo\.max_comple",
+        ),
+        ([], [CUT] * 19 + [_verdict(1)], "95% of completions"),
+        (
+            ["trainer=grpo", "model=qwen2_5_7b", "prompt=listwise"],
+            [NONSENSE] * 20,
+            r"\(1\) the wrong model \(a base model .*: choose an instruction-tuned model.* prompt=compact or a",
+        ),
+        ([], [NONSENSE] * 18 + [_verdict(1)] * 2, None),  # just 90 %
+    ],
+    ids=["nonsense", "cut short", "one of twenty is read", "without a cold start", "at the limit"],
+)
+def test_parse_failures_in_batch_after_batch_are_warned_of_with_their_likely_causes(
+    make: Make, tmp_path: Path, overrides: list[str], completions: list[list[int]], told: str | None
+) -> None:
+    rewards = make("reward.parse_failure_batches=3", *overrides)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(13):
+            _score(rewards, completions)
+    found = [str(each.message) for each in caught if each.category is TrainingWarning]
+    assert len(found) == (3 if told else 0)  # after 3, 6 and 12 batches
+    if told:
+        assert re.search(told, found[0]), found[0]
+        lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert [(line["stage"], line["step"], line["warning"]) for line in lines] == [
+            ("grpo", 4, each) for each in found
+        ]
+
+
+def test_a_batch_that_can_be_parsed_begins_the_count_anew(make: Make) -> None:
+    rewards = make("reward.parse_failure_batches=2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrainingWarning)
+        for _ in range(3):
+            _score(rewards, [NONSENSE])
+            _score(rewards, [_verdict(0)])
+
+
+def test_parse_failures_end_the_run_where_it_is_to_stop(make: Make) -> None:
+    rewards = make("reward.parse_failure_batches=2", "reward.on_parse_failure=stop")
+    _score(rewards, [NONSENSE])
+    with pytest.raises(TrainingError, match=r"Likely causes: .* Or let it go on: reward\.on_parse_failure=warn\.$"):
+        _score(rewards, [NONSENSE])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from think_as_locals.cli import data, judge, results, run
 from think_as_locals.runtime.files import DISK_FAULTS
-from think_as_locals.types import DataWarning, RunStoppedError, ThinkAsLocalsError
+from think_as_locals.types import DataWarning, RunStoppedError, ThinkAsLocalsError, TrainingWarning
 
 _ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -55,8 +55,8 @@ def main(recipe: str | None = None) -> None:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return a warning about data as one line: the code that gave it tells a user nothing."""
-    if issubclass(category, DataWarning):
+    """Return a warning about data or training as one line: the code that gave it tells a user nothing."""
+    if issubclass(category, DataWarning | TrainingWarning):
         return f"tal: warning: {message}\n"
     return _PYTHONS(message, category, filename, lineno, line)
 

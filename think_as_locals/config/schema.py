@@ -138,6 +138,9 @@ class RewardSection(Section):
     timeout_s: PositiveFloat
     max_fault_share: Annotated[float, Field(ge=0, lt=1)]
     fault_window: PositiveInt
+    max_parse_failure: Annotated[float, Field(ge=0, lt=1)]
+    parse_failure_batches: PositiveInt
+    on_parse_failure: Literal["warn", "stop"]
     criteria_gain: CriteriaGainSection
     rubric_quality: RubricQualitySection
     length: LengthSection

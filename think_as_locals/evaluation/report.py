@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from fnmatch import fnmatchcase
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
@@ -63,7 +66,7 @@ def write_report(run_dir: Path) -> Path:
     pairs = _pairs(*(read_scored(table) if table and table.is_file() else None for table in tables))
     outcomes = Counter(pair.outcome for pair in pairs or ())
     names = PAIRED if pairs and pairs[0].before else SINGLE
-    rewards, skipped_lines = _rewards(run.metrics)
+    rewards, warned, skipped_lines = _logged(run.metrics)
     total = rewards.pop("reward", [])
     curves = {"Training reward": total, **{f"Reward part: {name}": points for name, points in sorted(rewards.items())}}
     page = templates().get_template("report.html.jinja")
@@ -76,7 +79,9 @@ def write_report(run_dir: Path) -> Path:
         sets={name: carb.read(steps[last["step"]]) for name, steps in sets.items() if last["step"] in steps},
         sets_before={name: carb.read(steps[0]) for name, steps in sets.items() if 0 in steps} if before else None,
         best_step=carb.best_step(run),
-        warnings=carb.warnings("this judge", last),
+        warnings=[*carb.warnings("this judge", last), *warned[-1:]],
+        purpose=FROM_SCRATCH if made_from_scratch(run) else None,
+        next_steps=next_steps(run),
         flips_before=_flip_rows(before),
         flips_last=_flip_rows(last),
         curves={name: (points, _moving_mean(points)) for name, points in curves.items() if points},
@@ -89,6 +94,32 @@ def write_report(run_dir: Path) -> Path:
     )
     write_text(run.report, contents)
     return run.report
+
+
+FROM_SCRATCH = (
+    "This judge was made from scratch: it knows questions like those it was trained on, and what it says of any other "
+    "means nothing."
+)
+
+
+def made_from_scratch(run: RunFolder) -> bool:
+    """Whether a run's configuration says that its model was randomly initialised."""
+    try:
+        return bool(yaml.safe_load(run.config.read_text(encoding="utf-8"))["model"]["scratch"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError):  # the report says what is missing
+        return False
+
+
+def next_steps(run: RunFolder) -> list[tuple[str, str]]:
+    """Return commands to go on with after a training run, ready to paste, each with what it is for."""
+    tables = [path.with_suffix(".parquet") for path in run.measured_steps().values()]
+    steps: list[tuple[tuple[object, ...], str]] = []
+    if run.examples.is_file():
+        steps.append((("tal", "judge", run.model, run.examples), "judges a few of its test items"))
+    if len(tables) > 1:
+        steps.append((("tal", "compare", tables[0], tables[-1], "--by", "culture"), "what GRPO changed"))
+    steps.append((("tal", "serve", run.model), "the judge behind HTTP"))
+    return [(shlex.join(map(str, words)), why) for words, why in steps]
 
 
 def choose(pairs: Iterable[BeforeAfter], limit: int = MAX_JUDGEMENTS) -> list[BeforeAfter]:
@@ -117,21 +148,23 @@ def _pairs(before: Sequence[ScoredItem] | None, after: Sequence[ScoredItem] | No
     ]
 
 
-def _rewards(path: Path) -> tuple[dict[str, list[tuple[int, float]]], int]:
-    """Return the training reward (`reward`) and its parts by name and step, and how many lines could not be read."""
+def _logged(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[str], int]:
+    """Return the training reward and its parts by step, the warnings, and how many lines could not be read."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
-    skipped = 0
+    warned, skipped = list[str](), 0
     lines = path.read_bytes().splitlines() if path.is_file() else []
     for number, line in enumerate(lines, start=1):
         try:
             values = json.loads(line)
+            if "warning" in values:
+                warned.append(str(values["warning"]))
             for key, value in values.items() if values["stage"] == "grpo" else ():
                 name = "reward" if key == "reward" else key[len("rewards/") : -len("/mean")]
                 if (key == "reward" or fnmatchcase(key, "rewards/*/mean")) and math.isfinite(value):
                     found[name][int(values["step"])] = float(value)  # a resumed run logs a step again: the later counts
         except (ValueError, TypeError, KeyError, AttributeError):
             skipped += number < len(lines)  # a run that was stopped leaves a torn last line
-    return {name: sorted(by_step.items()) for name, by_step in found.items()}, skipped
+    return {name: sorted(by_step.items()) for name, by_step in found.items()}, warned, skipped
 
 
 def _moving_mean(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -31,6 +31,7 @@ _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets dee
 _MAY_CHANGE = {  # when a run continues: where things are, and how long to wait for them
     *(f"rollout.{key}" for key in ("url", "timeout_s", "weights_dir", "tolerance", "gpu_memory_utilization")),
     "reward.timeout_s",
+    "reward.*parse_failure*",
     "grpo.ddp_timeout",
     "eval.batch_size",
     "eval.too_long",
@@ -60,6 +61,7 @@ class RunFolder(StageFolder):
         self.metrics: Final = path / "metrics.jsonl"  # what trainers log: `stage`, `step` and figures on each line
         self.workers: Final = path / "workers.json"  # how training was sharded
         self.report: Final = path / "report.html"
+        self.examples: Final = path / "examples.jsonl"  # a few of its test items, for `tal judge`
         self.carb_dir: Final = path / "carb"
         self.completions_dir: Final = path / "completions"
         self.cold_start: Final = StageFolder(path / "cold_start")

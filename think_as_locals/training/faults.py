@@ -1,4 +1,4 @@
-"""What ends a run before it spoils the policy: failing rewards, and numbers that are not finite.
+"""What ends a run before it spoils the policy: failing rewards, parse failures, and numbers that are not finite.
 
 Every decision is taken by all ranks together: a rank that raised alone would leave the others waiting for it.
 """
@@ -6,10 +6,12 @@ Every decision is taken by all ranks together: a rank that raised alone would le
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import traceback
-from collections import deque
-from collections.abc import Callable
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
@@ -21,9 +23,11 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, gather_object
 from transformers import TrainerCallback, TrainerState
 
-from think_as_locals.config.schema import RewardSection
+from think_as_locals.config.schema import RewardSection, RunConfig
+from think_as_locals.judging import RULES
 from think_as_locals.runtime.files import parquet, write_bytes, write_json
-from think_as_locals.types import RewardBreakdown, TrainingError
+from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.types import Judgement, RewardBreakdown, TrainingError, TrainingWarning
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -80,6 +84,57 @@ class RewardGuard:
 
     def _too_many(self) -> bool:
         return sum(self.failed) > self._config.max_fault_share * self._config.fault_window
+
+
+class ParseFailureGuard:
+    """Warns, or ends the run, where in batch after batch hardly any completion can be parsed."""
+
+    def __init__(self, config: RunConfig, run: RunFolder) -> None:
+        self._config = config
+        self._run = run
+        self._batches = 0  # on end with too many
+
+    def check(self, share: float, judgements: Sequence[Judgement], step: int) -> None:
+        """Count a batch of which all ranks together have this share of parse failures, this one these judgements."""
+        reward = self._config.reward
+        self._batches = self._batches + 1 if share > reward.max_parse_failure else 0
+        times, rest = divmod(self._batches, reward.parse_failure_batches)
+        if rest or not times or times & (times - 1):  # again after twice as many each time
+            return
+        message = (
+            f"step {step}: {share:.0%} of completions cannot be parsed, and more than {reward.max_parse_failure:.0%}"
+        )
+        message += f" in {self._batches} batches on end. {self._causes(judgements)}"
+        if reward.on_parse_failure == "stop":
+            raise TrainingError(f"{message} Or let it go on: reward.on_parse_failure=warn.")
+        if PartialState().is_main_process:
+            warnings.warn(message, TrainingWarning, stacklevel=2)
+            with self._run.metrics.open("a", encoding="utf-8") as file:  # for the report
+                file.write(json.dumps({"stage": "grpo", "step": step, "warning": message}) + "\n")
+
+    def _causes(self, judgements: Sequence[Judgement]) -> str:
+        """Return in plain words which rules are broken most, the likely causes, and what to change."""
+        config = self._config
+        broken = Counter(issue for judgement in judgements for issue in judgement.issues)
+        cut, limit = broken.pop("finished", 0) / len(judgements), config.grpo.max_completion_length
+        changes = {
+            "prompt=compact": config.prompt.template != "compact",
+            "reward.weights.structure=0.2": "structure" not in config.reward.weighted(),
+            "a larger model": True,
+        }
+        easier = [change for change, is_left in changes.items() if is_left]
+        causes = [
+            f"completions are too short ({cut:.0%} were cut at {limit} tokens): raise grpo.max_completion_length",
+            "the wrong model (a base model does not follow instructions): choose an instruction-tuned model.path"
+            if config.sft is None
+            else "the cold start was too short to teach the format: raise sft.max_steps",
+            f"a prompt that is too hard for it: {' or '.join(easier)}",
+        ]
+        if cut < 0.5:
+            causes = [*causes[1:], causes[0]]
+        often = "".join(f"Broken most: {RULES[rule]}. " for rule, _ in broken.most_common(1))
+        numbered = "; ".join(f"({number}) {cause}" for number, cause in enumerate(causes, start=1))
+        return f"{often}Likely causes: {numbered}. Look at {self._run.completions_dir}."
 
 
 class StepGuard(TrainerCallback):

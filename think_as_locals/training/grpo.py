@@ -51,7 +51,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         presented = [shuffle_responses(item, config.seed, reverse) for item, reverse in rows]
         components = {**components, **load_custom_rewards(config.reward.own)}
         of_rows = [name for name in sources for _ in orders]
-        self.rewards = Rewards(config, presented, self.chat, components, folder.faults, of_rows)
+        self.rewards = Rewards(config, presented, self.chat, components, folder, of_rows)
         arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config)}
         dataset = prompt_dataset(config, rows, self.chat)
         gain_scorer = config.reward.criteria_gain.scorer

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
@@ -17,8 +16,9 @@ from accelerate.utils import gather_object
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.engines import Chat
 from think_as_locals.judging import Component, Evidence, parse, rubric_span
+from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.criteria_gain import GainQuery, LogProbPair
-from think_as_locals.training.faults import RewardGuard
+from think_as_locals.training.faults import ParseFailureGuard, RewardGuard
 from think_as_locals.types import LABELS, Item, Judgement, RewardBreakdown, Rollout
 
 ScoreGains = Callable[[Sequence[GainQuery]], Sequence[LogProbPair | None]]
@@ -33,12 +33,13 @@ class Rewards:
         presented: Sequence[Item],
         chat: Chat,
         components: Mapping[str, Component],
-        faults: Path,
+        run: RunFolder,
         sources: Sequence[str] = (),
     ) -> None:
         self._sources = sources or [item.source for item in presented]
         self.weights = config.reward.weighted()
-        self.guard = RewardGuard(config.reward, faults)
+        self.guard = RewardGuard(config.reward, run.faults)
+        self._parse_failures = ParseFailureGuard(config, run)
         self._both_orders = config.reward.both_orders
         self._group = config.grpo.num_generations
         self._presented = presented
@@ -107,6 +108,8 @@ class Rewards:
         self._log_verdicts(everyones, log)
         self._log_sources(table, log)
         log("reward_faults", self.guard.settle(table, step + 1))
+        share = sum(verdict is None for verdict, _ in everyones) / len(everyones)
+        self._parse_failures.check(share, judgements, step + 1)
 
     def take_rows(self) -> list[dict[str, Any]]:
         """Return the scored completions since the last call, as rows of a table."""
