@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from think_as_locals.engines import Messages, Sampling, sample_all
 from think_as_locals.engines.batching import MicroBatches
 from think_as_locals.engines.engine import Deliver
-from think_as_locals.types import DataError, ModelError, Rollout
+from think_as_locals.types import DataError, Item, ModelError, Rollout
 
 GREEDY = Sampling(max_completion_length=4)
 
@@ -25,6 +25,9 @@ class Echo:
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.pool, self.calls = pool, list[list[str]]()
         self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def check_texts(self, items: Iterable[Item]) -> None:
+        pass
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         texts = [messages[0]["content"] for messages in conversations]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +14,12 @@ import pytest
 from conftest import launch
 from loopback import Answer, Received, answering
 from reward_models.tiny import a_tokenizer, an_item
+from tokenizers import AddedToken, normalizers
 
 from think_as_locals.engines import Chat, eos_token_ids
 from think_as_locals.engines.engine import model_file, special_tokens
 from think_as_locals.judging import CHAT_TOKENS, render
-from think_as_locals.types import ModelError
+from think_as_locals.types import DataError, ModelError
 
 THINKS = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('</think>')[-1] }}{% endfor %}"
@@ -47,6 +49,16 @@ def test_marks_that_the_template_knows_are_control_tokens_special_or_not(added: 
     assert {"<think>", "</think>", "<|end|>"} <= set(thinking.special_tokens)
     assert not {"<b>", "\n\n", "with palms"} & set(thinking.special_tokens)
     assert "</think>" not in chat(REFUSES, *added).special_tokens
+
+
+def test_a_token_that_the_tokenizer_reads_however_it_is_broken_refuses_the_item() -> None:
+    odd = chat(THINKS)
+    backend = odd.tokenizer.backend_tokenizer
+    backend.add_special_tokens([AddedToken("<|stop|>", special=True, normalized=True)])
+    backend.normalizer = normalizers.Replace("%", "<|stop|>")
+    odd.check_texts([replace(an_item(1), prompt="<|stop|> here? <|STOP|>")])
+    with pytest.raises(DataError, match=r"item 'item-2': .* reads its control token '<\|stop\|>' in 'In %\?'"):
+        odd.check_texts([an_item(1), replace(an_item(2), prompt="In %?")])
 
 
 @pytest.mark.parametrize("template", [REFUSES, DROPS])
@@ -85,7 +97,7 @@ FILES = {
 PROGRAM = """
 import json, sys
 from think_as_locals import Judge
-from think_as_locals.types import ModelError
+from think_as_locals.types import DataError, ModelError
 
 def found(path, **changes):
     try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from dataclasses import replace
-from itertools import permutations, takewhile
+from itertools import permutations, product, takewhile
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from conftest import cpu_seconds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from items import make_item
-from tokenizers import AddedToken, Tokenizer, models, normalizers
+from judging.disguises import FAMILIES, KINDS, NORMALIZERS, disguises, tokenizer
 
 from think_as_locals.judging import neutralise, render, reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import UnknownPromptError, culture_name
@@ -28,8 +29,6 @@ RESERVED = ("rubric", "analysis", "verdict", "question", "response")
 LISTS = ["listwise", "compact", "listwise_responses_first", "compact_responses_first"]
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "[INST]", "[/INST]", "<think>", "<｜User｜>")
-
-WORD_JOINER = "\u2060"
 
 TAG = re.compile(rf"<\s*/?\s*(?:{'|'.join(RESERVED)})(?:\s[^<>]*)?/?>", re.IGNORECASE)
 
@@ -60,6 +59,13 @@ def whole(item: Item, **arguments: Any) -> str:
 
 
 # --- what no untrusted text may contain ---
+def drawn(text: str) -> str:
+    """A text with one sign for all that is drawn as angle brackets."""
+    return "".join(
+        "<" if (form := unicodedata.normalize("NFKD", c)[0]) in "<‹" else ">" if form in ">›" else c for c in text
+    )
+
+
 @thorough
 @given(hostile)
 def test_neutralising_leaves_no_reserved_tag_and_no_special_token_and_changes_nothing_else(text: str) -> None:
@@ -67,8 +73,8 @@ def test_neutralising_leaves_no_reserved_tag_and_no_special_token_and_changes_no
     assert not TAG.search(harmless)
     assert not any(token in harmless for token in SPECIAL)
     assert neutralise(harmless, SPECIAL) == harmless
-    plain, neutral = (value.replace("‹", "<").replace("›", ">").replace(WORD_JOINER, "") for value in (text, harmless))
-    assert neutral == plain
+    assert drawn(harmless).replace(" ", "") == drawn(text).replace(" ", "")
+    assert [c for c in harmless if c.isspace() and c != " "] == [c for c in text if c.isspace() and c != " "]
 
 
 @pytest.mark.parametrize(
@@ -108,15 +114,28 @@ def test_no_special_token_survives_that_overlaps_another(text: str, tokens: tupl
     assert neutralise(harmless, tokens) == harmless
 
 
-@pytest.mark.parametrize("form", ["［ＳＥＰ］", "[ＳEP]", "[S\x01EP]", "[SE\u200bP]", "\x02[SEP]", "x［SEP]［SEP]"])
-def test_no_special_token_survives_what_a_tokenizer_normalises_away(form: str) -> None:
-    bare = Tokenizer(models.Unigram([("<unk>", 0.0), ("[SEP]", 0.0), *((c, -3.0) for c in "[SEP]x\u2060")], unk_id=0))
-    bare.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Strip()])
-    bare.add_special_tokens([AddedToken("[SEP]", normalized=False, special=True)])
-    safe = neutralise(form, ("[SEP]",))
-    assert safe.replace(WORD_JOINER, "") == form
-    assert 1 not in bare.encode(safe).ids
-    assert neutralise(safe, ("[SEP]",)) == safe
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_special_token_survives_whatever_a_tokenizer_normalises(family: str) -> None:
+    tokens, tried, unbroken = FAMILIES[family], 0, 0
+    for kind, (name, normalizer), normalized in product(KINDS, NORMALIZERS.items(), (False, True)):
+        made = tokenizer(kind, tokens, normalizer, normalized=normalized)
+        control = {made.token_to_id(token) for token in tokens}
+        for text in (f"so {form} then" for token in tokens for form in disguises(token)):
+            safe = neutralise(text, tokens)
+            assert control.isdisjoint(made.encode(safe).ids), (kind, name, normalized, text)
+            assert neutralise(safe, tokens) == safe
+            tried, unbroken = tried + 1, unbroken + (not control.isdisjoint(made.encode(text).ids))
+    assert tried > 4_000
+    assert unbroken > 0.2 * tried
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS.values(), ids=NORMALIZERS)
+@pytest.mark.parametrize("name", RESERVED)
+def test_no_reserved_tag_survives_whatever_a_tokenizer_normalises(name: str, normalizer: Any) -> None:
+    for text in (f"so {form} then" for tag in (name, f"/{name}", f"{name} a=b") for form in disguises(f"<{tag}>")):
+        safe = neutralise(text)
+        assert not TAG.search(normalizer.normalize_str(safe) if normalizer else safe), text
+        assert neutralise(safe) == safe
 
 
 @pytest.mark.parametrize("token", ["\u200b\u200b", "\x00\x01", "!\u200b"])
@@ -126,7 +145,7 @@ def test_a_special_token_of_which_a_tokenizer_leaves_nothing_or_one_character_br
 
 
 def test_special_tokens_are_taken_literally() -> None:
-    assert neutralise("a.c abc a|b", ("a.c", "|b")) == f"a{WORD_JOINER}.c abc a|{WORD_JOINER}b"
+    assert neutralise("a.c abc a|b", ("a.c", "|b")) == "a .c abc a| b"
 
 
 PIECES = ["<", "< ", "</", "<response", "<response ", "<verdict></verdict>", " ", "<|im_end|>", "<|im_"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from loopback import Answer, Received, answering
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.engines.engine import Deliver
 from think_as_locals.judging import write
-from think_as_locals.types import LABELS, Rollout
+from think_as_locals.types import LABELS, Item, Rollout
 
 Picks = Callable[[list[str]], int | None]
 """Of the responses as presented, the place of the one that is chosen; `None` for a parse failure."""
@@ -57,6 +57,9 @@ class Scripted:
     def asked(self) -> list[Messages]:
         """All conversations, in the order of the calls."""
         return [messages for call in self.calls for messages in call]
+
+    def check_texts(self, items: Iterable[Item]) -> None:
+        pass
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         assert sampling.temperature == 0

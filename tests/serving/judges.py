@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -14,7 +14,7 @@ from think_as_locals.engines import Messages, Sampling
 from think_as_locals.engines.engine import Deliver
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.serving.server import load_server
-from think_as_locals.types import Rollout
+from think_as_locals.types import Item, Rollout
 
 
 @dataclass
@@ -35,6 +35,9 @@ class Longest:
     def __post_init__(self) -> None:
         if not self.held:
             self.go_on.set()
+
+    def check_texts(self, items: Iterable[Item]) -> None:
+        pass
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         self.calls.append(len(conversations))

@@ -32,6 +32,7 @@ class MicroBatches:
 
     def __init__(self, engine: Engine, window_s: float, max_size: int) -> None:
         self.special_tokens = engine.special_tokens
+        self.check_texts = engine.check_texts
         self._engine = engine
         self._window_s = window_s
         self._max_size = max_size

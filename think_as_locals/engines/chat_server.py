@@ -8,7 +8,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from anyio.from_thread import start_blocking_portal
 
 from think_as_locals.engines.engine import Deliver, Messages, Sampling
 from think_as_locals.judging import CHAT_TOKENS
-from think_as_locals.types import LABELS, Rollout, ServerError, TooLongError
+from think_as_locals.types import LABELS, Item, Rollout, ServerError, TooLongError
 
 _TOP_LOGPROBS = 20  # the most that the route gives
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds before the second try, and before any
@@ -65,6 +65,9 @@ class ChatServer:
                 "without /chat/completions, and without a key, which belongs into an environment variable"
             )
         self.key()
+
+    def check_texts(self, items: Iterable[Item]) -> None:
+        """Check nothing: the server's tokenizer is not known."""
 
     def key(self) -> str | None:
         """Return the key from the environment."""

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
-from think_as_locals.judging import label_place
-from think_as_locals.types import LABELS, ModelError, Rollout, TooLongError
+from think_as_locals.judging import label_place, neutralise
+from think_as_locals.judging.prompt import culture_name
+from think_as_locals.types import LABELS, DataError, Item, ModelError, Rollout, TooLongError
 
 Messages = list[dict[str, str]]
 Deliver = Callable[[int, Rollout], None]  # takes the index of a conversation and its rollout
@@ -40,6 +41,9 @@ class Engine(Protocol):
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """Texts that the tokenizer reads as control tokens: none may come from untrusted text."""
+
+    def check_texts(self, items: Iterable[Item]) -> None:
+        """Raise a DataError where the tokenizer, if known, reads control tokens in an item's neutralised texts."""
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         """Sample one rollout for each conversation and deliver each as soon as it is there, in any order."""
@@ -71,6 +75,9 @@ class TokenEngine(ABC):
     def special_tokens(self) -> tuple[str, ...]:
         return self.chat.special_tokens
 
+    def check_texts(self, items: Iterable[Item]) -> None:
+        self.chat.check_texts(items)
+
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         """Sample one rollout for each conversation in one batch, in which those with a common prefix are neighbours."""
         encoded = self.chat.encode(conversations)
@@ -99,6 +106,29 @@ class Chat:
         added = [(token.content, token.special) for token in self.tokenizer.added_tokens_decoder.values()]
         marks = control_marks(added, str(self.tokenizer.chat_template))
         return tuple(sorted(marks | set(self.tokenizer.all_special_tokens)))
+
+    def check_texts(self, items: Iterable[Item]) -> None:
+        """Raise a DataError that names an item in whose neutralised texts the tokenizer still reads control tokens.
+
+        `neutralise` knows what normalisers do; this is the tokenizer's own word, should one do something else.
+        """
+        names = {text: item.id for item in items for text in (item.prompt, culture_name(item.culture), *item.responses)}
+        if not names:
+            return
+        encoded = self.tokenizer([neutralise(text, self.special_tokens) for text in names], add_special_tokens=False)
+        for (text, name), ids in zip(names.items(), encoded["input_ids"], strict=True):
+            if found := self._control_ids.intersection(ids):
+                token = self.tokenizer.convert_ids_to_tokens(min(found))
+                raise DataError(
+                    f"item {name!r}: this model's tokenizer reads its control token {token!r} in {text[:80]!r}, "
+                    "however that is broken up: leave the item out"
+                )
+
+    @cached_property
+    def _control_ids(self) -> frozenset[int]:
+        """The ids of control tokens, but for what stands for unknown characters and for tokens of one character."""
+        marks = [token for token in self.special_tokens if len(token.strip()) > 1]
+        return frozenset(self.tokenizer.convert_tokens_to_ids(marks)) - {None, self.tokenizer.unk_token_id}
 
     def turns(self, messages: Messages) -> Messages:
         """Merge a system turn that the template refuses or drops into the user turn."""

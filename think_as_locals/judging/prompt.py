@@ -7,9 +7,9 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
-from itertools import pairwise
+from itertools import cycle, pairwise
 from string import Template
 
 from babel import Locale
@@ -37,7 +37,7 @@ _RESERVED_TAG = re.compile(rf"<({_TAG_START}[^<>]*+)>", re.IGNORECASE)
 _RESERVED_OPENING = re.compile(rf"<(?={_TAG_START})", re.IGNORECASE)
 _SUBDIVISION = re.compile("[A-Z]{2}-[A-Z0-9]{1,3}")  # a code of ISO 3166-2
 _ENGLISH = {"ID-JB": "West Java"}  # of a region of BLEnD; ISO 3166-2 has names in the region's own language
-_WORD_JOINER = "\u2060"
+_BREAK = " "  # in special tokens: BERT's normaliser removes what cannot be seen
 _RESPONSES_FIRST = "_responses_first"
 
 
@@ -103,23 +103,33 @@ def render_presented(
 
 
 def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
-    """Return untrusted text with guillemets around reserved tags and a word joiner (U+2060) in special tokens."""
+    """Return untrusted text with guillemets around reserved tags and a space in special tokens.
+
+    Both are found as any tokenizer's normaliser may read them: `＜ＶＥＲＤＩＣＴ＞` is a tag.
+    """
+    read, places = _as_read(text)
     # Whole tags first; then what is left of tags inside tags, or never closed.
-    return break_tokens(_RESERVED_OPENING.sub("‹", _RESERVED_TAG.sub(r"‹\1›", text)), special_tokens)
+    closed = [place for tag in _RESERVED_TAG.finditer(read) for place in (tag.start(), tag.end() - 1)]
+    marks = dict(zip(closed, cycle("‹›"), strict=False))
+    marks |= {tag.start(): "‹" for tag in _RESERVED_OPENING.finditer(read)}
+    characters = list(text)
+    for place, mark in marks.items():
+        characters[places[place]] = mark
+    return break_tokens("".join(characters), special_tokens)
 
 
 def break_tokens(text: str, special_tokens: Iterable[str]) -> str:
     """Break the special tokens in untrusted text, and leave tags as they are."""
     # Tokens may overlap one another: every occurrence is broken, not only those that a scan from the left would take.
-    plain, places = _as_read(text)
+    read, places = _as_read(text)
     cuts: set[int] = set()
     for token in _tokens_as_read(tuple(special_tokens)):
-        start = plain.find(token)
+        start = read.find(token)
         while start >= 0:
             cuts.add(places[start] + 1)
-            start = plain.find(token, start + 1)
+            start = read.find(token, start + 1)
     edges = [0, *sorted(cuts), len(text)]
-    return _WORD_JOINER.join(text[start:end] for start, end in pairwise(edges))
+    return _BREAK.join(text[start:end] for start, end in pairwise(edges))
 
 
 @cache
@@ -129,15 +139,23 @@ def _tokens_as_read(special_tokens: tuple[str, ...]) -> list[str]:
 
 def _as_read(text: str) -> tuple[str, Sequence[int]]:
     """Return a text as normalising tokenizers may read it, and for each of its characters the place it comes from."""
-    # For those of DeBERTa and XLM-RoBERTa full-width `［ＳＥＰ］` is `[SEP]`, also with a control character inside.
-    if text.isascii() and text.isprintable():
-        return text, range(len(text))
-    forms = {character: unicodedata.normalize("NFKC", character) for character in set(text)}
-    for character in forms:
-        if unicodedata.category(character) in ("Cc", "Cf") and not character.isspace() and character != _WORD_JOINER:
-            forms[character] = ""
-    places = [place for place, character in enumerate(text) for _ in forms[character]]
-    return "".join(forms[character] for character in text), places
+    forms = {character: _character_as_read(character) for character in set(text)}
+    read = text.translate({ord(character): form for character, form in forms.items() if form != character})
+    if all(len(form) == 1 for form in forms.values()):
+        return read, range(len(text))
+    return read, [place for place, character in enumerate(text) for _ in forms[character]]
+
+
+@lru_cache(maxsize=10_000)
+def _character_as_read(character: str) -> str:
+    """Return what is left of a character by all that normalisers do: compatible forms, no case, accents or controls.
+
+    For DeBERTa full-width `［ＳＥＰ］` is `[SEP]`, for BERT also `[sép]` and one with a control character inside.
+    """
+    if character.isspace() or character == "▁":  # which stands for a space in Unigram and Llama's tokens
+        return " "
+    plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).lower())
+    return "".join(c for c in plain if c != "\ufffd" and unicodedata.category(c)[0] not in "CM")
 
 
 @cache

@@ -223,6 +223,7 @@ class Judge:
             max_completion_length=self.settings.max_completion_length,
             label_opening=self.format.label_opening if self.margins else "",
         )
+        self.engine.check_texts(dict.fromkeys(request.item for request in requests))
         self.engine.sample([self.conversation(request) for request in requests], sampling, deliver)
 
     def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:

@@ -99,6 +99,7 @@ class BatchScorer(ResponseScorer):
     def _turns(self, requests: Sequence[Request]) -> list[Messages]:
         """Return a user turn and an assistant turn for each request, with special tokens neutralised."""
         special = self.chat.special_tokens
+        self.chat.check_texts(dict.fromkeys(request.item for request in requests))
         return [
             [
                 {"role": "user", "content": break_tokens(request.item.prompt, special)},

@@ -67,6 +67,7 @@ class VariantTrainer:
         if self.config.mode.training_text == "as_scored":
             rows = rm.rows(requests)
         else:
+            rm.chat.check_texts(items)
             # A tokenizer that has truncated once would be saved as one that truncates.
             chat = replace(rm.chat, tokenizer=deepcopy(rm.chat.tokenizer))
             rows = [released_text(chat, r.item.prompt, r.responses[0], rm.max_length) for r in requests]

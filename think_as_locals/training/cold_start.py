@@ -55,6 +55,7 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
         chat = Chat(tokenizer, config.model.chat_template_kwargs)
         template, end = config.prompt.template, tokenizer.eos_token_id
         items = list(dict.fromkeys(d.item for d in demonstrations))  # an item is drawn several times
+        chat.check_texts(items)
         encoded = chat.encode([render(item, template, config.seed, chat.special_tokens) for item in items])
         prompts = dict(zip(items, encoded, strict=True))
         completions = tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
