@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -141,7 +142,9 @@ def test_the_files_and_the_terminal_show_the_same(tmp_path: Path) -> None:
     table, caption = write_summary(tmp_path, metric, rows)
     written = json.loads((tmp_path / "sweep.json").read_text())
     assert [job["name"] for job in written["jobs"]] == [row.name for row in rows]
-    assert written["jobs"][0]["measured"] == {"accuracy": 0.8, "ci95": [0.8 - 0.1, 0.8 + 0.1], "n": 8, "step": 10}
+    measured = {"accuracy": 0.8, "ci95": [0.8 - 0.1, 0.8 + 0.1], "n": 8, "step": 10, "trained_on": False}
+    assert written["jobs"][0]["measured"] == measured
+    assert "†" not in caption
     assert written["jobs"][-1]["log"] == "jobs/broken/log.txt"
     text = (tmp_path / "sweep.md").read_text()
     assert r"| seed=2 | 80.0 % | \[70.0, 90.0\] | 8 | 80.0 % | 8 | 10 | done | jobs/high/log.txt |" in text
@@ -152,6 +155,14 @@ def test_the_files_and_the_terminal_show_the_same(tmp_path: Path) -> None:
         console.print(table.terminal("several", caption))
     lines = [line for line in output.get().splitlines() if "seed=" in line]
     assert [line.split()[1] for line in lines] == [row.combination[0] for row in rows]
+
+
+def test_a_job_measured_on_its_training_items_is_marked(tmp_path: Path) -> None:
+    last = RunFolder(_jobs(tmp_path) / "low").measured("test", 10)
+    last.write_text(json.dumps({**json.loads(last.read_text()), "trained_on": {"items": 3, "n": 16}}))
+    _, caption = write_summary(tmp_path, *read_rows(tmp_path, NAMES, stop_requested=False))
+    assert caption.endswith("† The judge was trained on some of these items.")
+    assert re.findall(r"seed=\d \| (\S+ % †)", (tmp_path / "sweep.md").read_text()) == ["30.0 % †"]
 
 
 # --- four jobs: stopped, continued, one fails ---
@@ -196,7 +207,7 @@ def test_a_sweep_is_stopped_goes_on_and_ends_in_a_table_though_a_job_fails(tmp_p
             for by_set, key in (("validation", "measured"), ("test", "test")):
                 run = json.loads(RunFolder(folder / job["name"]).measured(by_set, 2).read_text())
                 part = run["flips"] if ended["metric"]["flips"] else run
-                assert job[key] == {"step": 2, **{k: part[k] for k in ("accuracy", "ci95", "n")}}
+                assert job[key] == {"step": 2, "trained_on": False, **{k: part[k] for k in ("accuracy", "ci95", "n")}}
         else:
             assert job["measured"] is None
             assert NOWHERE in (folder / job["log"]).read_text()

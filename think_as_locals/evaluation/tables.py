@@ -176,14 +176,15 @@ class Table:
     def html(self, label: str, style: str = "") -> Markup:
         """Return the table as HTML, in a region called `label` that scrolls sideways; `style` is added to its class."""
         columns = range(len(self.headings))
-        number = [Markup(' class="number"') if self._numeric(place) else "" for place in columns]
+        classes = [Markup(' class="number"') if self._numeric(place) else "" for place in columns]
+        classes[self.header] = Markup(' class="stub"')  # it stays where it is as the table scrolls
         written = set(self._written())
         unseen = Markup('<span class="unseen">{}</span>')
         head = [text if place in written else unseen.format(text) for place, text in enumerate(self.headings)]
-        cells = [Markup('<th scope="col"{}>{}</th>').format(number[place], head[place]) for place in columns]
+        cells = [Markup('<th scope="col"{}>{}</th>').format(classes[place], head[place]) for place in columns]
         rows = []
         for row in self.rows:
-            tags = [Markup("<td{}>{}</td>").format(number[place], _html(row[place])) for place in columns]
+            tags = [Markup("<td{}>{}</td>").format(classes[place], _html(row[place])) for place in columns]
             tags[self.header] = Markup('<th scope="row">{}</th>').format(_html(row[self.header]))
             rows.append(Markup("<tr>{}</tr>").format(Markup().join(tags)))
         cuts = pairwise([0, *self.sections, len(rows)])

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.tables import Table, escape_markdown
 from think_as_locals.machine.preflight import packages
 from think_as_locals.runtime.files import read_json, write_json, write_text
@@ -121,9 +122,10 @@ class Metric:
     flips: bool  # on whole flip sets alone: a judge blind to the culture is at chance there
 
     def of(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Return accuracy, interval, n and step of a measurement."""
+        """Return accuracy, interval, n and step of a measurement, and whether some of its items were trained on."""
         part = summary["flips"] if self.flips else summary
-        return {**{key: part[key] for key in ("accuracy", "ci95", "n")}, "step": summary["step"]}
+        found = {key: part[key] for key in ("accuracy", "ci95", "n")}
+        return {**found, "step": summary["step"], "trained_on": bool(carb.trained_on_note(summary))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class Row:
     combination: Combination
     state: State
     status: int | None  # exit status; None: it left none
-    measured: dict[str, Any] | None  # after its last step: accuracy, ci95, n and step
+    measured: dict[str, Any] | None  # after its last step: accuracy, ci95, n, step and trained_on
     test: dict[str, Any] | None  # the same on test items
     log: str
 
@@ -168,6 +170,8 @@ def write_summary(sweep: Path, metric: Metric, rows: Sequence[Row]) -> tuple[Tab
     write_json(sweep / "sweep.json", {"sweep": sweep.name, "metric": asdict(metric), "jobs": jobs})
     items = f"{metric.set} items{' of whole flip sets' if metric.flips else ''}"
     caption = f"Accuracy on {items} after the last step, with n and 95 % intervals by question group; best first."
+    if any(found and found["trained_on"] for row in rows for found in (row.measured, row.test)):
+        caption += " † The judge was trained on some of these items."
     headings = ["job", "accuracy", "95 % interval", "n", "test accuracy", "test n", "step", "ended"]
     cells = [_cells(row) for row in rows]
     with_logs = Table([*headings, "log"], [[*c, r.log] for c, r in zip(cells, rows, strict=True)])
@@ -186,4 +190,5 @@ def _cells(row: Row) -> list[str]:
 
 def _figures(found: Mapping[str, Any]) -> tuple[str, str, str]:
     low, high = found["ci95"]
-    return f"{100 * found['accuracy']:.1f} %", f"[{100 * low:.1f}, {100 * high:.1f}]", str(found["n"])
+    mark = " †" if found["trained_on"] else ""
+    return f"{100 * found['accuracy']:.1f} %{mark}", f"[{100 * low:.1f}, {100 * high:.1f}]", str(found["n"])
