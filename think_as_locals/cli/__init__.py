@@ -8,7 +8,7 @@ import warnings
 from argparse import ArgumentParser
 from pathlib import Path
 
-from think_as_locals.cli import data, judge, results, run
+from think_as_locals.cli import data, init, judge, results, run
 from think_as_locals.runtime.files import DISK_FAULTS
 from think_as_locals.types import DataWarning, RunStoppedError, ThinkAsLocalsError, TrainingWarning
 
@@ -83,6 +83,6 @@ def _parser() -> ArgumentParser:
     """Return the parser of every command and its arguments."""
     parser = ArgumentParser(prog="tal", description="Train and use generative reward models that think as locals do.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (run, data, judge, results):
+    for module in (init, run, data, judge, results):
         module.add(commands)
     return parser
