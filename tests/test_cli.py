@@ -93,7 +93,7 @@ def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: 
         (["judge", "no-such-model"], "give a JSONL file of items, or --prompt TEXT with --response TEXT"),
         (["judge", "no-such-model", "items.jsonl", *ONE], "give a JSONL file of items, or --prompt TEXT with --resp"),
         (["judge", "no-such-model", *ONE[:4]], "expected 2 to 8 responses, got 1"),
-        (["judge", "no-such-model", *ONE[2:]], "prompt must be a non-blank string"),
+        (["judge", "no-such-model", *ONE[2:]], "missing prompt"),
         (["judge", "no-such-model", "no-such-items.jsonl"], "no-such-items.jsonl"),
         (["judge", "no-such-model", "/dev/null"], "null: got no items"),
         (["judge", "runs/GONE/model", *ONE], "no such dir"),
@@ -135,9 +135,9 @@ def test_the_items_of_a_file_are_judged_as_by_the_judge_itself(tal: Tal, judge: 
     found = records(tal, judge, str(tmp_path / "items.jsonl"))
     assert [record["id"] for record in found] == [item.id for item in ITEMS]
     for record, item, judgement in zip(found, ITEMS, Judge.load(judge).judge(ITEMS), strict=True):
-        assert record["completion"] == judgement.text
+        assert record["completion"] == judgement.completion
         assert record["issues"] == list(judgement.issues)
-        assert [item.responses[i] for i in record["shown"]] == list(shuffle_responses(item).responses)
+        assert [item.responses[i] for i in record["order"]] == list(shuffle_responses(item).responses)
 
 
 def test_one_item_of_the_command_line_is_shown_to_a_person(tal: Tal, judge: str) -> None:

@@ -23,7 +23,7 @@ from think_as_locals import Item, Judgement
 def local_words(judgement: Judgement, item: Item) -> float:
     """How many words of the best response the judge takes up, as a share."""
     words = set(item.responses[item.best].lower().split())
-    return len(words & set(judgement.text.lower().split())) / len(words)
+    return len(words & set(judgement.completion.lower().split())) / len(words)
 '''
 
 FACTS = {

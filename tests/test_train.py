@@ -35,7 +35,7 @@ from think_as_locals.run import start
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.cold_start import ColdStartTrainer
 from think_as_locals.training.grpo import load_chat
-from think_as_locals.types import LABELS, ConfigError, DataError, Item, TooLongError
+from think_as_locals.types import ConfigError, DataError, Item, TooLongError
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def test_completions_hold_reward_and_breakdown(small_run: Path) -> None:
     assert len(rows) == 2 * 16
     for row in rows:
         assert row["reward"] == pytest.approx(row["reward/correctness"] + 0.2 * row["reward/structure"])
-        assert row["reward/correctness"] == (1.0 if row["verdict"] == row["best"] else -1.0)
+        assert row["reward/correctness"] == (1.0 if row["label"] == row["best_label"] else -1.0)
 
 
 def test_checkpoints_are_called_by_their_step(small_run: Path) -> None:
@@ -102,7 +102,7 @@ def test_the_saved_judge_gives_the_verdicts_of_training(small_run: Path) -> None
     rows = parquet.read_table(small_run / "carb" / "step-2.parquet").to_pylist()
     items = [_item(row) for row in rows]
     judgements = Judge.load(str(small_run / "model")).judge(items)
-    assert [judgement.text for judgement in judgements] == [row["completion"] for row in rows]
+    assert [judgement.completion for judgement in judgements] == [row["completion"] for row in rows]
 
 
 def test_a_folder_is_never_overwritten(small_run: Path) -> None:
@@ -254,12 +254,12 @@ def test_a_run_can_be_continued_but_not_under_other_settings(
 
 
 def _item(row: dict[str, object]) -> Item:
-    """The judged item, from the table alone: responses lie there as they were presented."""
+    """The judged item, from the table alone."""
     return Item(
         id=str(row["id"]),
         prompt=str(row["prompt"]),
         responses=tuple(row["responses"]),  # type: ignore[arg-type]
-        best=LABELS.index(str(row["best"])),
+        best=row["best"],  # type: ignore[arg-type]
         culture=str(row["culture"]),
         language=str(row["language"]),
         domain=str(row["domain"]),

@@ -198,22 +198,33 @@ class Judgement:
     """What the parser makes of a completion.
 
     Args:
-        verdict: Index of the chosen response *as presented*; `None` unless the completion follows the whole grammar.
+        verdict: Index of the chosen response; `None` unless the completion follows the whole grammar. With `order` it
+            counts the responses as they were given to `Judge.judge`; without, as they stand in the prompt: A is 0.
         rubric: The criteria, if the rubric section could be parsed.
         analysis: The text between rubric and verdict, if any.
         issues: Names of the grammar's rules that the completion breaks.
-        text: The completion itself.
+        completion: The text itself.
         rating: The rating of a single response, where one was asked for and could be parsed.
         margin: Log-odds of the verdict's label against the others on offer, where they were measured.
+        order: Indices of the given responses in the order in which the judge saw them: the first is its A. Rubric and
+            analysis use these labels.
     """
 
     verdict: int | None
     rubric: Rubric | None
     analysis: str | None
     issues: tuple[str, ...]
-    text: str
+    completion: str
     rating: float | None = None
     margin: float | None = None
+    order: tuple[int, ...] | None = None
+
+    @property
+    def label(self) -> str | None:
+        """The judge's name for the chosen response."""
+        if self.verdict is None:
+            return None
+        return LABELS[self.verdict if self.order is None else self.order.index(self.verdict)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from think_as_locals.training.rollouts import policy_engine
 def compare(model: str, items: str) -> dict[str, Any]:
     asked = list(jsonl.read(Path(items)))
     judges = {name: Judge.load(model, name) for name in get_args(Backend)}
-    texts = {name: [judgement.text for judgement in judge.judge(asked)] for name, judge in judges.items()}
+    texts = {name: [judgement.completion for judgement in judge.judge(asked)] for name, judge in judges.items()}
     engines: dict[str, Any] = {name: judge.engine for name, judge in judges.items()}
     settings = judges["vllm"].settings
     conversations = [render(item, settings.prompt, settings.seed) for item in asked[:32]]
@@ -52,7 +52,7 @@ def sync(run: str, scratch: str) -> dict[str, Any]:
     chat, items = trainer.chat, splits.test[:32]
 
     def texts(engine: Any) -> list[str]:
-        return [judgement.text for judgement in Judge(engine=engine, settings=settings_of(config)).judge(items)]
+        return [judgement.completion for judgement in Judge(engine=engine, settings=settings_of(config)).judge(items)]
 
     found = {}
     with policy_engine(trainer, chat, 32) as engine:

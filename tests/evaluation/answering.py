@@ -68,7 +68,7 @@ class Hashing:
 
     def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
         scores = tuple(answer["score"] for answer in answers)
-        judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), text="")
+        judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), completion="")
         return [ScoredItem(item=item, presented=item, judgement=judgement, scores=scores)]
 
 

@@ -50,7 +50,7 @@ def judged(item: Item, right: float | None, note: str = "weighed", seed: int = 0
 
 
 def tied(item: Item, scores: tuple[float, ...]) -> ScoredItem:
-    judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), text="")
+    judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), completion="")
     return ScoredItem(item=item, presented=shuffle_responses(item), judgement=judgement, scores=scores)
 
 

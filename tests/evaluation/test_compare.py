@@ -173,11 +173,12 @@ def test_an_item_that_was_judged_in_several_orders_counts_once(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"best": "Z"}, "substring not found"),
+        ({"best": 7}, "item .*best must be an index from 0 to 1, got 7"),
+        ({"order": [0, 0]}, r"item .*order must have each of \[0, 1\] once, got \[0, 0\]"),
         ({"credit": 5.0}, r"item .*credit must be in \[0, 1\] .*, got 5.0"),
         ({"credit": float("nan")}, "item .*got nan"),
         ({"credit": None}, "item .*got None"),
-        ({"verdict": "C"}, "item .*verdict must be one of A, B or none, got 'C'"),
+        ({"verdict": 2}, r"item .*verdict must be one of \[0, 1\] or none, got 2"),
         ({"id": ITEMS[1].id}, "several items are called"),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from items import make_item
 from rich.console import Console, RenderableType
 
-from think_as_locals.evaluation.judgement_views import judgement_record, judgement_view, scores_record, scores_view
+from think_as_locals.evaluation.judgement_views import judgement_view, scores_record, scores_view
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.judging import RULES, parse, shuffle_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -109,11 +109,11 @@ def test_scores_are_shown_beside_the_callers_own_responses(item: Item) -> None:
 
 
 def test_a_record_has_indices_of_the_callers_own_responses(item: Item) -> None:
-    record = json.loads(json.dumps(judgement_record(judged(item))))
-    assert (record["id"], record["verdict"], record["shown"], record["issues"]) == ("greeting-th", 1, [2, 0, 3, 1], [])
+    record = json.loads(json.dumps(judged(item).record()))
+    assert (record["id"], record["verdict"], record["order"], record["issues"]) == ("greeting-th", 1, [2, 0, 3, 1], [])
     assert record["rubric"][0] == {"weight": 50, "name": "Custom", "description": "People there really do this."}
     assert parse(record["completion"], 4).analysis == record["analysis"]
-    failed = judgement_record(predicted(item, "nonsense"))
+    failed = predicted(item, "nonsense").record()
     assert (failed["verdict"], failed["rubric"], failed["analysis"]) == (None, None, None)
     assert set(failed["issues"]) <= set(RULES)
 

@@ -346,7 +346,7 @@ def test_every_judgement_can_be_read_back_from_the_page(evil: Path, tmp_path: Pa
         assert tuple(item["responses"][i] for i in at["order"]) == scored.presented.responses
         assert (at["best"], at["verdict"]) == (scored.presented.best, scored.judgement.verdict)
         assert data["outcomes"][at["outcome"]] == outcome(scored)
-        assert (tuple(at["issues"]), at["completion"]) == (scored.judgement.issues, scored.judgement.text)
+        assert (tuple(at["issues"]), at["completion"]) == (scored.judgement.issues, scored.judgement.completion)
         found.add((name, item["id"]))
     assert len(found) == data["total"] == 2 * 134
     assert set(data["issues"]) == {i for entry in entries.values() for s in entry.scored for i in s.judgement.issues}

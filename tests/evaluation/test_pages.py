@@ -102,8 +102,8 @@ def test_tables_scroll_and_no_text_of_a_drawing_lies_on_another(page: Path) -> N
     check_texts(Page(page).source)
 
 
-@pytest.mark.parametrize("right", [0, 0.04, 0.46, 0.5, 0.54, 1])
-@pytest.mark.parametrize(("last", "scale"), [(1, 1), (7, 1e-4), (400, 30), (12000, 1e5)])
+@pytest.mark.parametrize("right", [0, 0.46, 0.5, 1])
+@pytest.mark.parametrize(("last", "scale"), [(1, 1), (400, 1e-4), (12000, 1e5)])
 def test_curves_are_labelled_without_overprint(tmp_path: Path, right: float, last: int, scale: float) -> None:
     items = flip_items()
     measure(tmp_path, 0, judge_all(lambda _: False, items))
@@ -117,6 +117,25 @@ def test_places_are_spread_within_their_room() -> None:
     assert spread([], 10, 0, 100) == []
     assert spread([3, 4, 50, 99, 99], 10, 5, 100) == [5, 15, 50, 90, 100]
     assert spread([40, 41, 42], 10, 0, 100) == [40, 50, 60]
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_texts_and_marks_stand_out_from_their_ground(page: Path, scheme: int) -> None:
+    """WCAG 2.2: 4.5 for text, 3 for what is drawn."""
+    colours = dict(
+        re.findall(r"--(\w+): (#\w{6})", re.findall(r":root \{(.*?)\}", Page(page).source, re.DOTALL)[scheme])
+    )
+
+    def contrast(one: str, other: str) -> float:
+        values = [[int(colours[name][i : i + 2], 16) / 255 for i in (1, 3, 5)] for name in (one, other)]
+        linear = [[v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in each] for each in values]
+        low, high = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in linear)
+        return (high + 0.05) / (low + 0.05)
+
+    texts = [(text, ground) for text in ("ink", "muted", "now", "good", "bad") for ground in ("paper", "panel")]
+    for pair in [*texts, *(("ink", heat) for heat in ("above", "middle", "below"))]:
+        assert contrast(*pair) >= 4.5, pair
+    assert contrast("then", "paper") >= 3
 
 
 def test_headers_have_a_scope_and_the_page_its_landmarks(page: Path) -> None:

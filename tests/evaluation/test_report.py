@@ -16,6 +16,7 @@ from items import make_item
 
 from think_as_locals.evaluation.report import FROM_SCRATCH, BeforeAfter, choose, write_report
 from think_as_locals.judging import shuffle_responses
+from think_as_locals.reward_models.training_items import training_hashes
 from think_as_locals.types import DataError, Item
 
 ITEMS = flip_items()
@@ -55,6 +56,15 @@ def test_headline_states_both_accuracies_with_n_and_interval(run: Path) -> None:
     assert "chance is 50.0 %" in page.text
     assert "(12 of 144; before: 0.0 %)" in page.text
     assert "What this run's folder lacks" not in page.text
+
+
+def test_own_data_is_called_by_its_file_and_a_judge_that_was_trained_on_it_is_marked(tmp_path: Path) -> None:
+    hashes = training_hashes(ITEMS[:30], None)
+    measure(tmp_path, 5, judge_all(lambda i: i % 2, ITEMS), dataset="my_pairs.csv", training=hashes)
+    page = Page(write_report(tmp_path))
+    assert re.search(r"Accuracy on my_pairs\.csv at step 5 is 50\.0 % \([^)]*\) ?†; chance is", page.text)
+    assert "Warning: this judge was trained on 30 of these 144 items" in page.text
+    assert "CARB" not in page.text
 
 
 def test_tables_hold_n_interval_and_change(run: Path) -> None:

@@ -23,7 +23,7 @@ def an_item(number: int, size: int = 2) -> Item:
 
 
 def judged(item: Item, order: tuple[int, ...], verdict: int | None) -> ScoredItem:
-    judgement = Judgement(verdict=verdict, rubric=None, analysis=None, issues=(), text="")
+    judgement = Judgement(verdict=verdict, rubric=None, analysis=None, issues=(), completion="")
     return ScoredItem(item=item, presented=reorder_responses(item, order), judgement=judgement)
 
 

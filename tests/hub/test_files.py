@@ -20,7 +20,7 @@ from think_as_locals.types import ConfigError, DataError
 
 
 def judge_texts(folder: Path) -> list[str]:
-    return [judgement.text for judgement in Judge.load(str(folder)).judge(ITEMS)]
+    return [judgement.completion for judgement in Judge.load(str(folder)).judge(ITEMS)]
 
 
 def test_a_pushed_judge_judges_as_before(run: Path, tmp_path: Path) -> None:

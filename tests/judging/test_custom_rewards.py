@@ -21,7 +21,7 @@ class Limit:
     characters: int
 
 def brief(judgement, item, limit=Limit(9)):
-    return float(len(judgement.text) <= limit.characters) + 0.5 * (judgement.verdict == item.best)
+    return float(len(judgement.completion) <= limit.characters) + 0.5 * (judgement.verdict == item.best)
 
 def no_item(judgement):
     return 0.0

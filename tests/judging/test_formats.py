@@ -57,7 +57,7 @@ def with_verdict(verdict: str) -> str:
 
 def check(judgement: Judgement, text: str, n: int) -> None:
     """What holds of every judgement."""
-    assert judgement.text == text
+    assert judgement.completion == text
     assert judgement.issues == tuple(rule for rule in RULES if rule in set(judgement.issues))
     assert (judgement.verdict is None) == bool(judgement.issues)
     assert (judgement.rubric is None) == ("criterion_lines" in judgement.issues)
@@ -403,7 +403,7 @@ def test_a_verdict_in_brackets_is_read_in_either_convention(
         judgement = prompt_format(prompt).read(text, 4, "stop", convention)
         assert judgement.verdict == expected
         assert judgement.issues == (() if expected is not None else ("verdict_label",))
-        assert judgement.text == text
+        assert judgement.completion == text
 
 
 @pytest.mark.parametrize(("prompt", "text"), [("rewardbench2", "[[B]]"), ("rm_r1", "<answer>[[B]]</answer>")])
@@ -437,7 +437,7 @@ RATINGS = [
 
 def rating(text: str, finish_reason: str | None, convention: Convention) -> float | None:
     judgement = prompt_format("rewardbench2_ratings").read(text, 1, finish_reason, convention)
-    assert (judgement.verdict, judgement.text) == (None, text)
+    assert (judgement.verdict, judgement.completion) == (None, text)
     assert judgement.issues == (() if judgement.rating is not None else ("rating",))
     return judgement.rating
 
@@ -459,7 +459,7 @@ def test_any_text_is_read(text: str, prompt: str, n: int, convention: Convention
     judgement = prompt_format(prompt).read(text, n, finish_reason, convention)
     assert (judgement.verdict is None) == bool(judgement.issues)
     assert judgement.verdict is None or 0 <= judgement.verdict < n
-    assert judgement.text == text
+    assert judgement.completion == text
     lenient = prompt_format(prompt).read(text, n, finish_reason, "rewardbench2")
     if judgement.verdict is not None and type(FORMATS[prompt]) is Brackets:
         assert lenient.verdict == judgement.verdict  # strictly, there is no other label to take

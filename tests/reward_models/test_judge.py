@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from string import Template
@@ -23,7 +23,7 @@ import pytest
 import torch
 from conftest import launch
 from items import make_item
-from reward_models.scripted import RUBRIC, Scripted, serving, shown_in
+from reward_models.scripted import RUBRIC, Scripted, judged, serving, shown_in
 from reward_models.tiny import a_tokenizer, write_language_model
 from reward_models.trained import judge_of_pairs, load, pairs, train_judge
 from transformers import AutoTokenizer
@@ -32,7 +32,7 @@ from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Messages
 from think_as_locals.engines.engine import label_log_probs, label_tokens, special_tokens
 from think_as_locals.engines.transformers_engine import TransformersEngine
-from think_as_locals.judging import render, shuffle_responses, write
+from think_as_locals.judging import render, reorder_responses, score, shuffle_responses, write
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import LISTWISE, JudgingProtocol
@@ -40,6 +40,7 @@ from think_as_locals.reward_models.reward_model import Answer, Request, ScoredIt
 from think_as_locals.types import (
     LABELS,
     ConfigError,
+    DataError,
     Item,
     ModelError,
     ProtocolKind,
@@ -151,15 +152,15 @@ def test_an_evaluation_in_chunks_finds_what_the_judge_says(engine: TransformersE
     judge = make(engine, margins=False)
     found = evaluated(judge, ITEMS)
     assert found == judge.predict(ITEMS)
-    assert judge.judge(ITEMS) == [prediction.judgement for prediction in found]
-    assert judge.judge(ITEMS[0]) == found[0].judgement
+    assert judge.judge(ITEMS) == [prediction.answer for prediction in found]
+    assert judge.judge(ITEMS[0]) == found[0].answer
     assert sum(prediction.judgement.verdict is not None for prediction in found) >= 6
 
 
 def test_the_margin_is_the_log_odds_of_the_label_that_was_chosen(engine: TransformersEngine) -> None:
     predictions = make(engine).predict(ITEMS)
     for item, prediction in zip(ITEMS, predictions, strict=True):
-        verdict, text = prediction.judgement.verdict, prediction.judgement.text
+        verdict, text = prediction.judgement.verdict, prediction.judgement.completion
         if verdict is None:
             assert prediction.margin is None
             continue
@@ -241,7 +242,37 @@ def test_predictions_follow_the_response_wherever_it_is_presented(item: Item, se
 def test_a_completion_is_read_by_the_format_of_the_prompt(
     item: Item, prompt: str, text: str, verdict: int | None
 ) -> None:
-    assert scripted(text, prompt).judge(item).verdict == verdict
+    judgement = scripted(text, prompt).judge(item)
+    assert judgement.label == (None if verdict is None else "ABCD"[verdict])
+    assert judgement.verdict == (None if verdict is None else judgement.order[verdict])
+
+
+@pytest.mark.parametrize("prompt", ["listwise", "compact", "rewardbench2"])
+def test_what_the_obvious_call_says_is_what_an_evaluation_measures(prompt: str) -> None:
+    judge, turns = scripted(judged, prompt), [(0, 1, 2, 3), (2, 3, 0, 1), (3, 2, 1, 0)]
+    items = [replace(reorder_responses(item, turn), id=f"{item.id}-{turn}") for item in ITEMS for turn in turns]
+    judgements, measured = judge.judge(items), judge.predict(items)
+    assert [j.verdict == i.best for j, i in zip(judgements, items, strict=True)] == [p.correct for p in measured]
+    assert 0 < sum(p.correct for p in measured) < len(items)
+    for judgement, item, scored in zip(judgements, items, measured, strict=True):
+        assert len(item.responses[judgement.verdict]) == max(map(len, item.responses))
+        assert [item.responses[i] for i in judgement.order] == list(scored.presented.responses)
+        assert score(judgement, item).parts["correctness"] == (1.0 if scored.correct else -1.0)
+    reference = score(measured[0].judgement, items[0], judge.settings.seed)
+    assert score(judgements[0], items[0], seed=99) == reference
+
+
+def test_rows_of_ones_own_are_judged_as_they_are(item: Item) -> None:
+    judge = scripted(judged)
+    asked = {"prompt": item.prompt, "responses": list(item.responses), "culture": "TH"}
+    expected = judge.judge(item)
+    assert judge.judge(**asked, language="en") == expected
+    assert judge.judge({**asked, "responses": item.responses}) == expected
+    assert judge.judge([asdict(item), {**asked, "best": None, "id": "mine"}, item]) == [expected] * 3
+    with pytest.raises(DataError, match=r"^items:2: missing culture; .*unknown cuture; fields: id"):
+        judge.judge([asked, {"prompt": "?", "responses": ["a", "b"], "cuture": "TH"}])
+    with pytest.raises(TypeError, match="items and culture as well"):
+        judge.judge(item, culture="TH")  # type: ignore[call-overload]
 
 
 def test_settings_are_saved_and_loaded(tmp_path: Path) -> None:
@@ -294,7 +325,7 @@ def test_no_response_brings_a_verdict_along(item: Item) -> None:
     for prompt in ("rewardbench2", "rm_r1"):
         (prediction,) = scripted(lambda messages: messages[-1]["content"], prompt).predict([tricky])
         assert prediction.judgement.issues == ("verdict_label",)
-        assert "<|end|>" not in prediction.judgement.text
+        assert "<|end|>" not in prediction.judgement.completion
 
 
 def test_a_verdict_that_is_not_in_the_last_brackets_has_no_margin(item: Item) -> None:
@@ -353,7 +384,7 @@ from think_as_locals.data.sources import jsonl
 
 path, base_url, served_name, items = sys.argv[1:]
 judge = Judge.load(path, base_url=base_url, served_name=served_name)
-texts = [judgement.text for judgement in judge.judge(list(jsonl.read(Path(items))))]
+texts = [judgement.completion for judgement in judge.judge(list(jsonl.read(Path(items))))]
 print(json.dumps([texts, sorted({"torch", "transformers", "scipy"} & {*sys.modules})]))
 """
 
@@ -365,7 +396,7 @@ def test_one_item_or_many_from_a_name_on_the_server(item: Item) -> None:
         assert judge.judge([item, item]) == [judgement, judgement]
         assert judge.judge([]) == []
     assert judgement.verdict is not None
-    assert shuffle_responses(item).responses[judgement.verdict] == "With palms pressed together."  # the longest
+    assert item.responses[judgement.verdict] == "With palms pressed together."  # the longest
     assert [(body["model"], body["max_tokens"], body["temperature"]) for body in asked] == [("some-judge", 99, 0)] * 3
     assert all([message["role"] for message in body["messages"]] == ["user"] for body in asked)
 
@@ -457,7 +488,7 @@ def test_a_vllm_server_says_what_transformers_says_to_a_client_without_torch(
     assert heavy == []
     here = Judge.load(model, dtype="float32").judge(items)
     # Two kernels may round a tie differently; a wrong prompt, weight or setting would change nearly all.
-    assert sum(text == judgement.text for text, judgement in zip(texts, here, strict=True)) >= 11
+    assert sum(text == judgement.completion for text, judgement in zip(texts, here, strict=True)) >= 11
     assert sum(judgement.verdict is not None for judgement in here) >= 11
     (first, second), question = items[0].responses, [items[0].prompt] * 2
     rewards = GroupReward.load(model, base_url=url, served_name="judge").score(question, [first, second], ["TH"] * 2)

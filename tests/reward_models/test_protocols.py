@@ -35,12 +35,12 @@ def protocol(kind: ProtocolKind, orders: int = 1, convention: Convention = "stri
 
 def verdict(place: int | None, text: str = "") -> Judgement:
     issues = () if place is not None else ("verdict_label",)
-    return Judgement(verdict=place, rubric=None, analysis=None, issues=issues, text=text)
+    return Judgement(verdict=place, rubric=None, analysis=None, issues=issues, completion=text)
 
 
 def rating(value: float | None) -> Judgement:
     issues = () if value is not None else ("rating",)
-    return Judgement(verdict=None, rubric=None, analysis=None, issues=issues, text="x", rating=value)
+    return Judgement(verdict=None, rubric=None, analysis=None, issues=issues, completion="x", rating=value)
 
 
 def put(to: JudgingProtocol, item: Item, judge: Judge, seed: int = 3) -> list[ScoredItem]:
@@ -289,12 +289,12 @@ def test_the_text_says_what_was_asked_and_read() -> None:
     (prediction,) = put(
         protocol("pairwise", 2), item, lambda r: verdict(0, "kinder") if r.order == (0, 1) else verdict(None, "hm")
     )
-    blocks = prediction.judgement.text.split("\n\n")
+    blocks = prediction.judgement.completion.split("\n\n")
     a, b = (prediction.presented.responses.index(text) for text in item.responses)
     chose = f"[{'AB'[a]} or {'AB'[b]}: chose {'AB'[a]}]\nkinder"
     assert sorted(blocks) == sorted([chose, f"[{'AB'[b]} or {'AB'[a]}: parse failure: verdict_label]\nhm"])
     (rated,) = put(protocol("pointwise"), item, rates(8, 2))
-    assert "rated 8]\nx" in rated.judgement.text
+    assert "rated 8]\nx" in rated.judgement.completion
 
 
 @given(st.data(), st.sampled_from(["listwise", "pairwise", "round_robin", "pointwise"]), st.sampled_from(CONVENTIONS))

@@ -30,7 +30,7 @@ TURNED = replace(ITEM, responses=("With a nod.", "With a bow.", "With a wai."), 
 
 
 def scored(verdict: int | None, *issues: str, presented: Item = ITEM, **changes: Any) -> ScoredItem:
-    judgement = Judgement(verdict=verdict, rubric=None, analysis=None, issues=issues, text="the completion")
+    judgement = Judgement(verdict=verdict, rubric=None, analysis=None, issues=issues, completion="the completion")
     return ScoredItem(item=ITEM, presented=presented, judgement=judgement, **changes)
 
 
@@ -38,10 +38,11 @@ def test_a_prediction_is_right_where_the_verdict_is_the_best_response_as_present
     assert [scored(verdict, presented=TURNED).correct for verdict in (0, 1, 2, None)] == [False, False, True, False]
 
 
-def test_a_row_is_in_the_order_that_was_presented_and_of_a_parse_failure_has_no_verdict() -> None:
+def test_a_row_is_in_the_items_own_order_and_of_a_parse_failure_has_no_verdict() -> None:
     row = scored(0, presented=TURNED).row()
-    assert row["responses"] == ["With a nod.", "With a bow.", "With a wai."]
-    assert (row["best"], row["verdict"], row["correct"]) == ("C", "A", False)
+    assert [row["responses"][i] for i in row["order"]] == ["With a nod.", "With a bow.", "With a wai."]
+    assert (row["responses"][row["verdict"]], row["label"], row["correct"]) == ("With a nod.", "A", False)
+    assert row["responses"][row["best"]] == "With a wai."
     described = tuple(row[name] for name in ("id", "culture", "domain", "language", "group"))
     assert described == ("th-1", "TH", "value", "en", "greeting")
     assert (row["issues"], row["completion"]) == ([], "the completion")

@@ -159,7 +159,7 @@ def test_invalid_rows_are_refused(serve: Serve, change: dict[str, Any], place: s
         ({"prompt": 3}, "items[0].prompt", "a valid string"),
         ({"culture": False}, "items[0].culture", "a valid string"),
         ({"culture": "x" * 101}, "items[0].culture", "at most 100 characters"),
-        ({"best": 1}, "items[0].best", "Extra inputs are not permitted"),
+        ({"bset": 1}, "items[0].bset", "Extra inputs are not permitted"),
     ],
 )
 def test_invalid_items_are_refused(serve: Serve, change: dict[str, Any], place: str, expected: str) -> None:

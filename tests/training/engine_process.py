@@ -85,7 +85,7 @@ def logs(trainer: Any) -> list[dict[str, float]]:
 
 def train(folder: Path, *overrides: str) -> Any:
     """Train with an engine that has the policy's weights in every step."""
-    varied: dict[str, Component] = {**COMPONENTS, "structure": lambda judgement, *_: len(judgement.text) % 7 / 7}
+    varied: dict[str, Component] = {**COMPONENTS, "structure": lambda judgement, *_: len(judgement.completion) % 7 / 7}
     trainer = tiny_trainer(folder, *WIDE, *overrides, components=varied)
     trainer.train()
     for log in logs(trainer):

@@ -54,7 +54,7 @@ def tiny_trainer(folder: Path, *overrides: str, components: Mapping[str, Compone
 
 def chance(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
     """A reward that depends on nothing but the text: it varies for any judge, so that every step moves the policy."""
-    return random.Random(judgement.text).random()
+    return random.Random(judgement.completion).random()
 
 
 def figures(trainer: JudgeTrainer) -> list[dict[str, object]]:

@@ -31,7 +31,7 @@ def test_both_orders_train_in_one_group(tmp_path: Path) -> None:
     for start in range(0, 16, 4):
         group = rows[start : start + 4]
         assert len({row["id"] for row in group}) == 1
-        slots = ["ABCD".index(row["best"]) for row in group]
+        slots = ["ABCD".index(row["best_label"]) for row in group]
         assert slots[0] == slots[1] == 3 - slots[2] == 3 - slots[3]
 
 

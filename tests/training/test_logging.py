@@ -99,11 +99,11 @@ def test_wandb_shows_the_completions_with_rubric_verdict_and_breakdown(small_run
         sent = _table(wandb_run, call["completions"])
         assert len(sent) == len(written) == 16
         for row, found in zip(written, sent, strict=True):
-            assert all(found[name] == row[name] for name in ("verdict", "best", "completion", "reward"))
+            assert all(found[name] == row[name] for name in ("label", "best_label", "completion", "reward"))
             assert found["reward"] == pytest.approx(found["reward/correctness"] + 0.2 * found["reward/structure"])
             assert all(value is None or isinstance(value, str | int | float) for value in found.values())
             assert found["rubric"] == "\n".join(row["rubric"])
-    rubrics = [row["rubric"] for call in calls for row in _table(wandb_run, call["completions"]) if row["verdict"]]
+    rubrics = [row["rubric"] for call in calls for row in _table(wandb_run, call["completions"]) if row["label"]]
     assert rubrics
     assert all(sum(int(line.split(" | ")[0]) for line in rubric.splitlines()) == 100 for rubric in rubrics)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,13 @@ if TYPE_CHECKING:
     """Items -> for each, what a person sees and what `--json` prints."""
 
 _CHUNK = 64  # items between two updates of the progress bar
-_DEFAULTS = {"best": 0, "domain": "any", "group": "any", "source": "command line"}
-"""Fields of an item that no reward model is shown, so that a user need not give them."""
 
 
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
     judge = commands.add_parser("judge", help="rubric, analysis and verdict (or scores) on your own items")
     judge.add_argument("model", help="directory or Hub id of a judge, or of a reward model that scores")
-    file = "JSONL file: prompt, responses, culture, and other fields of Item if known; or use:"
+    file = "JSONL file: prompt, responses, culture, and other fields of Item if there are any; or use:"
     judge.add_argument("items", nargs="?", help=file)
     judge.add_argument("--prompt", help="what the user asked")
     candidate = "a candidate response, 2 to 8 times"
@@ -78,21 +76,18 @@ def _items(arguments: Namespace) -> list[Item]:
 
     if arguments.culture is not None and (fault := culture_fault(arguments.culture)):
         raise ConfigError(f"--culture: got {arguments.culture!r}, {fault}")
-    defaults = {"language": arguments.language, **_DEFAULTS}
-    if one:
-        asked = {"prompt": arguments.prompt, "responses": tuple(arguments.response), "culture": arguments.culture}
-        return [Item(id="your item", **asked, **defaults)]
-
-    from think_as_locals.data.rows import mark_repeats, read_rows, valid_items
+    from think_as_locals.data.rows import Row, mark_repeats, read_rows, valid_items
     from think_as_locals.data.sources import jsonl
 
+    defaults = {"language": arguments.language}
     if arguments.culture is not None:
         defaults["culture"] = arguments.culture
-    rows = (
-        replace(row, value={"id": row.name, **defaults, **row.value}) if isinstance(row.value, dict) else row
-        for row in read_rows(arguments.items)
-    )
-    if not (items := list(valid_items(mark_repeats(map(jsonl.outcome, rows))))):
+    if one:
+        asked = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
+        rows: Iterable[Row] = [Row("your item", 1, asked | defaults, "")]
+    else:
+        rows = (replace(row, defaults=defaults) for row in read_rows(arguments.items))
+    if not (items := list(valid_items(mark_repeats(map(jsonl.asked, rows))))):
         raise DataError(f"{arguments.items}: got no items; expected one as a JSON object on each line")
     return items
 
@@ -121,7 +116,7 @@ def _load_reader(model: str, backend: Any) -> Read:
     from think_as_locals.reward_models.judge import Judge
 
     judge = Judge.load(model, backend=backend)
-    return lambda items: [(views.judgement_view(s), views.judgement_record(s)) for s in judge.predict(items)]
+    return lambda items: [(views.judgement_view(s), s.record()) for s in judge.predict(items)]
 
 
 def _serve(arguments: Namespace) -> None:

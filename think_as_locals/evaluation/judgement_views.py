@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -20,7 +19,7 @@ from think_as_locals.types import LABELS, Item
 
 def judgement_view(prediction: ScoredItem) -> RenderableType:
     """Return prompt, responses, rubric, analysis and verdict, or why there is none; responses are numbered from 1."""
-    judgement, order = prediction.judgement, _order(prediction)
+    judgement, order = prediction.answer, prediction.order
     labels = [LABELS[order.index(number)] for number in range(len(order))]
     parts: list[RenderableType] = [*_asked(prediction.item), _responses(prediction.item, "shown as", labels)]
     if judgement.rubric:
@@ -32,11 +31,10 @@ def judgement_view(prediction: ScoredItem) -> RenderableType:
         parts += [Text("Analysis", style="bold"), escape_terminal(judgement.analysis.strip())]
     if judgement.verdict is None:
         parts += [Text("No verdict", style="bold red"), *(Text(f"- {i}: {RULES[i]}") for i in judgement.issues)]
-        parts += [Text("It wrote", style="bold"), escape_terminal(judgement.text)]
+        parts += [Text("It wrote", style="bold"), escape_terminal(judgement.completion)]
     else:
-        number = order[judgement.verdict]
-        verdict = f"{LABELS[judgement.verdict]}, your response {number + 1}: "
-        response = escape_terminal(prediction.item.responses[number])
+        verdict = f"{judgement.label}, your response {judgement.verdict + 1}: "
+        response = escape_terminal(prediction.item.responses[judgement.verdict])
         parts.append(Text.assemble(("Verdict: ", "bold green"), verdict, response))
     return Group(*parts)
 
@@ -49,28 +47,9 @@ def scores_view(item: Item, scores: Sequence[float]) -> RenderableType:
     return Group(*_asked(item), _responses(item, "score", [f"{score:.4g}" for score in scores]), highest)
 
 
-def judgement_record(prediction: ScoredItem) -> dict[str, Any]:
-    """Return a judgement as plain JSON; `verdict` and `shown` index the item's own responses."""
-    judgement, order = prediction.judgement, _order(prediction)
-    return {
-        "id": prediction.item.id,
-        "verdict": None if judgement.verdict is None else order[judgement.verdict],
-        "issues": list(judgement.issues),
-        "shown": order,
-        "rubric": [asdict(criterion) for criterion in judgement.rubric.criteria] if judgement.rubric else None,
-        "analysis": judgement.analysis,
-        "completion": judgement.text,
-    }
-
-
 def scores_record(item: Item, scores: Sequence[float]) -> dict[str, Any]:
     """Return the scores of the item's own responses, and the index of the highest (none where several share it)."""
     return {"id": item.id, "verdict": favourite(scores), "scores": list(scores)}
-
-
-def _order(prediction: ScoredItem) -> list[int]:
-    """Return the index in the item of each response as presented."""
-    return [prediction.item.responses.index(response) for response in prediction.presented.responses]
 
 
 def _asked(item: Item) -> Iterator[RenderableType]:

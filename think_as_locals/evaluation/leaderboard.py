@@ -433,10 +433,9 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
 
 def _judgement(model: int, item: int, scored: ScoredItem) -> list[Any]:
     """Return the values of `_JUDGEMENT`."""
-    judgement = scored.judgement
-    order = [scored.item.responses.index(response) for response in scored.presented.responses]
+    judgement, order = scored.judgement, list(scored.order)
     choice = [scored.presented.best, judgement.verdict, OUTCOMES.index(outcome(scored))]
-    return [model, item, order, *choice, list(judgement.issues), scored.scores, _cut(judgement.text)]
+    return [model, item, order, *choice, list(judgement.issues), scored.scores, _cut(judgement.completion)]
 
 
 def _cut(text: str) -> str:

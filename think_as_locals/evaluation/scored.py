@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -23,8 +23,8 @@ Outcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
-_ITEM = ("id", "culture", "domain", "language", "group", "source", "prompt", "responses", "origins")
-_COLUMNS = (*_ITEM, "best", "verdict", "credit", "scores", "margin", "issues", "completion")
+_ITEM = tuple(field.name for field in fields(Item))
+_COLUMNS = (*_ITEM, "verdict", "order", "credit", "scores", "margin", "issues", "completion")
 
 Thing = TypeVar("Thing")
 Key = TypeVar("Key", bound=Hashable)
@@ -60,20 +60,25 @@ def read_scored(path: Path) -> list[ScoredItem]:
 
 
 def _scored_item(row: dict[str, Any]) -> ScoredItem:
-    presented = Item(best=LABELS.index(row["best"]), **{name: row[name] for name in _ITEM})
-    labels, verdict, credit = LABELS[: len(presented.responses)], row["verdict"], row["credit"]
-    if verdict is not None and verdict not in tuple(labels):
-        raise DataError(f"item {row['id']!r}: verdict must be one of {', '.join(labels)} or none, got {verdict!r}")
-    # The order in which the source gave the responses is not recorded: sorted, they are the same however presented.
-    by_text = sorted(range(len(labels)), key=presented.responses.__getitem__)
-    chosen = None if verdict is None else labels.index(verdict)
+    item = Item(**{name: row[name] for name in _ITEM})
+    order, verdict, credit = list(row["order"]), row["verdict"], row["credit"]
+    if sorted(order) != (places := list(range(len(item.responses)))):
+        raise DataError(f"item {item.id!r}: order must have each of {places} once, got {order}")
+    if verdict is not None and verdict not in places:
+        raise DataError(f"item {item.id!r}: verdict must be one of {places} or none, got {verdict!r}")
+    # Data sets may store the same responses in different orders: by their texts, the items are the same.
+    by_text = sorted(places, key=item.responses.__getitem__)
     scored = ScoredItem(
-        item=reorder_responses(presented, by_text),
-        presented=presented,
+        item=reorder_responses(item, by_text),
+        presented=reorder_responses(item, order),
         judgement=Judgement(
-            verdict=chosen, rubric=None, analysis=None, issues=tuple(row["issues"]), text=row["completion"]
+            verdict=None if verdict is None else order.index(verdict),
+            rubric=None,
+            analysis=None,
+            issues=tuple(row["issues"]),
+            completion=row["completion"],
         ),
-        scores=None if row["scores"] is None else tuple(row["scores"]),
+        scores=None if row["scores"] is None else tuple(row["scores"][i] for i in order),
         margin=row["margin"],
         parse_failure_credit=credit,
     )

@@ -103,7 +103,7 @@ def correct() -> Scorer:
     async def score(state: TaskState, target: Target) -> Score:
         judgement = _judgement(state)
         label = None if judgement.verdict is None else LABELS[judgement.verdict]
-        return Score(value=float(label == target.text), answer=label, explanation=judgement.text)
+        return Score(value=float(label == target.text), answer=label, explanation=judgement.completion)
 
     return score
 

@@ -50,7 +50,7 @@ def _run_judge_four(
     judgement, label = scored.judgement, _ERROR
     if judgement.verdict is not None:
         label = LABELS[item.responses.index(scored.presented.responses[judgement.verdict])]
-    return label, asked, judgement.text
+    return label, asked, judgement.completion
 
 
 def _run_judge_ratings_multi(

@@ -87,7 +87,7 @@ def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> 
         rubric=rubric,
         analysis=bodies["analysis"],
         issues=tuple(rule for rule in RULES if rule in broken),
-        text=text,
+        completion=text,
     )
 
 
@@ -191,7 +191,7 @@ class Brackets(Format):
         if label is None or label not in offered:
             issues.append("verdict_label")
         verdict = None if issues or label is None else LABELS.index(label)
-        return Judgement(verdict=verdict, rubric=None, analysis=None, issues=tuple(issues), text=text)
+        return Judgement(verdict=verdict, rubric=None, analysis=None, issues=tuple(issues), completion=text)
 
     def _label(self, text: str) -> str | None:
         """Return the only label in brackets, if nothing but punctuation follows its last occurrence."""
@@ -229,7 +229,7 @@ class Rating(Format):
         found = re.search(rf"{start}({'|'.join(map(str, RATINGS))})\Z", text.rstrip())
         rating = float(found[1]) if found and (convention == "rewardbench2" or finish_reason == "stop") else None
         issues = ("rating",) if rating is None else ()
-        return Judgement(verdict=None, rubric=None, analysis=None, issues=issues, text=text, rating=rating)
+        return Judgement(verdict=None, rubric=None, analysis=None, issues=issues, completion=text, rating=rating)
 
 
 FORMATS: Mapping[str, Format] = {

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
 from think_as_locals.judging.formats import RULES
 from think_as_locals.judging.prompt import shuffle_responses
 from think_as_locals.judging.rubric import OF_ITEM, distinct_share, rubric_span, script_share, used_share
-from think_as_locals.types import Item, Judgement, RewardBreakdown, ThinkAsLocalsError
+from think_as_locals.types import Item, Judgement, RewardBreakdown, ThinkAsLocalsError, reorder_responses
 
 T = TypeVar("T")
 
@@ -126,9 +126,9 @@ def score(
     """Score a judgement of an item.
 
     Args:
-        judgement: As parsed from a completion of `render(item, seed=seed)`.
+        judgement: As parsed from a completion of `render(item, seed=seed)`, or as `Judge.judge` gave it.
         item: The item as its source gave it.
-        seed: The seed it was rendered with.
+        seed: The seed it was rendered with; a judgement of `Judge.judge` knows the order itself.
         components: Which parts to compute; by default those that need no evidence.
         evidence: What the other components need.
 
@@ -144,6 +144,10 @@ def score(
         {'correctness': -1.0}
     """
     presented, given = shuffle_responses(item, seed), evidence or Evidence()
+    if judgement.order is not None:
+        presented = reorder_responses(item, judgement.order)
+        verdict = None if judgement.verdict is None else judgement.order.index(judgement.verdict)
+        judgement = replace(judgement, verdict=verdict, order=None)
     for name in (names := list(components)):
         if name not in COMPONENTS:
             raise UnknownRewardError(f"no reward component {name!r}; available: {', '.join(COMPONENTS)}")

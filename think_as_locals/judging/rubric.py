@@ -37,7 +37,7 @@ def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
 
     `None` if there is nothing to score: no parsed rubric, text before it, or a response named in the first criterion.
     """
-    text = judgement.text
+    text = judgement.completion
     start = text.find(_OPENING)
     if judgement.rubric is None or text[:start].strip():
         return None

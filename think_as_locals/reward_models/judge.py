@@ -13,6 +13,8 @@ from typing import Any, Literal, overload
 import yaml
 
 from think_as_locals.config.compose import ASSETS
+from think_as_locals.data.rows import Row, valid_items
+from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.engines.engine import model_file, special_tokens
@@ -35,6 +37,9 @@ from think_as_locals.types import LABELS, ConfigError, Item, Judgement, ModelErr
 SETTINGS_FILE = "tal_judge.json"
 
 _log = logging.getLogger(__name__)
+
+Asked = Item | Mapping[str, Any]
+"""What a judge is asked about: an item, or a row with a prompt, responses and a culture."""
 
 Backend = Literal["transformers", "vllm"]  # the engines that hold a judge's weights in this process
 
@@ -82,7 +87,7 @@ class Judge:
 
     Example:
         judge = Judge.load("runs/quickstart/model")
-        judge.judge(item).verdict
+        judge.judge(prompt="How do people greet?", responses=["With a bow.", "With a wai."], culture="TH").verdict
     """
 
     engine: Engine
@@ -158,23 +163,45 @@ class Judge:
         return cls(engine=engine, chunk_size=chunk_size, model=model, **asked)
 
     @overload
-    def judge(self, items: Item) -> Judgement: ...
+    def judge(self, items: Asked) -> Judgement: ...
 
     @overload
-    def judge(self, items: Sequence[Item]) -> list[Judgement]: ...
+    def judge(self, items: Sequence[Asked]) -> list[Judgement]: ...
 
-    def judge(self, items: Item | Sequence[Item]) -> Judgement | list[Judgement]:
-        """Return greedy judgements in the order of the items, or one for a single item.
+    @overload
+    def judge(
+        self, *, prompt: str, responses: Sequence[str], culture: str | None, language: str = "und"
+    ) -> Judgement: ...
 
-        `verdict` indexes the responses as presented (`shuffle_responses`). A listwise protocol of several orders gives
-        a judgement for each order of an item; the single judgement is then that of the first.
+    def judge(self, items: Asked | Sequence[Asked] | None = None, **asked: Any) -> Judgement | list[Judgement]:
+        """Return greedy judgements whose `verdict` is an index of the responses as they are given here.
+
+        A listwise protocol of several orders gives a judgement for each order of an item; the single judgement is then
+        that of the first.
+
+        Args:
+            items: An item or several: an `Item`, or a row of one's own with `prompt`, `responses` and `culture`, and
+                other fields of `Item` if there are any. No judge is told the best response.
+            **asked: In place of `items`, `prompt`, `responses`, `culture` (ISO 3166 code, or None for nowhere in
+                particular) and, if known, `language` (BCP-47 tag).
 
         Raises:
+            DataError: the message names the row, e.g. `items:3`, and what is wrong with it.
             ServerError: the judge's server is gone, silent, or answers what no retry would fix.
+
+        Example:
+            judgement = judge.judge(prompt="How do they greet?", responses=["With a bow.", "With a wai."], culture="TH")
+            judgement.verdict  # 1: "With a wai."
+            judgement.order  # e.g. (1, 0): the judge saw it first, as A
         """
-        if isinstance(items, Item):
+        if items is None:
+            return self.judge(asked)
+        if asked:
+            raise TypeError(f"judge() got items and {', '.join(asked)} as well: give one or the other")
+        if isinstance(items, Item | Mapping):
             return self.judge([items])[0]
-        return [scored.judgement for scored in self.predict(items)]
+        rows = (item if isinstance(item, Item) else _read(item, number) for number, item in enumerate(items, 1))
+        return [scored.answer for scored in self.predict(list(rows))]
 
     def predict(self, items: Sequence[Item], fitting: bool = False) -> list[ScoredItem]:
         """Return judgements together with what was judged, for an evaluation.
@@ -236,10 +263,12 @@ class Judge:
         judgement = self.format.read(
             answer["text"], len(request.order), answer["finish_reason"], self.protocol.convention
         )
-        log_probs, place = _offered(answer, len(request.order)), label_place(judgement.text)
+        log_probs, place = _offered(answer, len(request.order)), label_place(judgement.completion)
         if log_probs is None or judgement.verdict is None or place is None:
             return judgement
-        if judgement.text[place] != LABELS[judgement.verdict]:  # RewardBench 2's convention may read another bracket
+        if (
+            judgement.completion[place] != LABELS[judgement.verdict]
+        ):  # RewardBench 2's convention may read another bracket
             return judgement
         from scipy.special import logsumexp
 
@@ -270,6 +299,13 @@ class Judge:
             for i, value in zip(request.order, values, strict=False):
                 found[i].append(value)
         return tuple(sum(values) / len(values) if values else math.nan for values in found)
+
+
+def _read(row: Mapping[str, Any], number: int) -> Item:
+    """Return the item that a row of the caller's asks about."""
+    value = {name: list(part) if isinstance(part, tuple) else part for name, part in row.items()}
+    (item,) = valid_items([jsonl.asked(Row("items", number, value, ""))])
+    return item
 
 
 def _connect(

@@ -103,7 +103,7 @@ class JudgingProtocol:
             rubric=None,
             analysis=None,
             issues=issues,
-            text="\n\n".join(_summary(slot, judged) for slot, judged in zip(slots, judgements, strict=True)),
+            completion="\n\n".join(_summary(slot, judged) for slot, judged in zip(slots, judgements, strict=True)),
         )
         return [
             ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, parse_failure_credit=credit)
@@ -139,4 +139,4 @@ def _summary(slots: Sequence[int], judgement: Judgement) -> str:
         outcome = f"rated {judgement.rating:g}"
     else:
         outcome = f"chose {labels[judgement.verdict]}"
-    return f"[{' or '.join(labels)}: {outcome}]\n{judgement.text}"
+    return f"[{' or '.join(labels)}: {outcome}]\n{judgement.completion}"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from think_as_locals.types import LABELS, Item, Judgement, TooLong, TooLongError
+from think_as_locals.types import Item, Judgement, TooLong, TooLongError
 
 Answer = dict[str, Any]  # to one request: plain JSON that only its own kind of reward model parses
 Keep = Callable[[int, Answer], None]  # takes the index of a request and its answer as soon as it is there
@@ -115,7 +115,7 @@ def combine(rm: RewardModel, answered: Answered) -> list[ScoredItem]:
     reasons, found = reasons_of(answered), list[ScoredItem]()
     for item, answers in answered:
         if why := reasons.get(item.id):
-            judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(TOO_LONG,), text=why)
+            judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(TOO_LONG,), completion=why)
             found.append(ScoredItem(item=item, presented=item, judgement=judgement))
         else:
             found += rm.predictions(item, answers)
@@ -124,7 +124,7 @@ def combine(rm: RewardModel, answered: Answered) -> list[ScoredItem]:
 
 def settle(scored: Sequence[ScoredItem], too_long: TooLong) -> list[ScoredItem]:
     """Return the predictions that count: what is too long is left out, stays as wrong, or is a TooLongError."""
-    reasons = {s.item.id: s.judgement.text for s in scored if s.too_long}
+    reasons = {s.item.id: s.judgement.completion for s in scored if s.too_long}
     check_lengths(reasons, len({s.item.id for s in scored}), too_long)
     return [s for s in scored if too_long == "wrong" or not s.too_long]
 
@@ -151,6 +151,17 @@ class ScoredItem:
     parse_failure_credit: float = 0.0  # without a parsed verdict: 1/N in RewardBench 2's convention
 
     @property
+    def order(self) -> tuple[int, ...]:
+        """Indices of the item's responses in the order in which the reward model saw them."""
+        return tuple(self.item.responses.index(response) for response in self.presented.responses)
+
+    @property
+    def answer(self) -> Judgement:
+        """The judgement with its verdict in the item's own order."""
+        verdict = self.judgement.verdict
+        return replace(self.judgement, verdict=None if verdict is None else self.order[verdict], order=self.order)
+
+    @property
     def parse_failure(self) -> bool:
         """Whether there is no verdict because it could not be parsed: a tie or what is too long is no parse failure."""
         return self.judgement.verdict is None and bool(self.judgement.issues) and not self.too_long
@@ -175,21 +186,33 @@ class ScoredItem:
         return self.judgement.verdict == self.presented.best
 
     def row(self) -> dict[str, Any]:
-        """Return a flat row for a table of judgements."""
-        verdict = self.judgement.verdict
-        described = ("id", "culture", "domain", "language", "group", "source", "prompt")
+        """Return a flat row for a table of judgements; `verdict`, `best` and `scores` are in the item's own order."""
+        answer, scores = self.answer, self.scores
         return {
-            **{name: getattr(self.item, name) for name in described},
-            "responses": list(self.presented.responses),
-            "origins": list(self.presented.origins),
-            "best": LABELS[self.presented.best],
-            "verdict": None if verdict is None else LABELS[verdict],
+            **{name: list(value) if type(value) is tuple else value for name, value in asdict(self.item).items()},
+            "verdict": answer.verdict,
+            "label": answer.label,
+            "order": list(self.order),
             "correct": self.correct,
             "credit": self.credit,
-            "scores": None if self.scores is None else list(self.scores),
+            "scores": None if scores is None else [scores[self.order.index(i)] for i in range(len(scores))],
             "margin": self.margin,
-            "issues": list(self.judgement.issues),
-            "completion": self.judgement.text,
+            "issues": list(answer.issues),
+            "completion": answer.completion,
+        }
+
+    def record(self) -> dict[str, Any]:
+        """Return the judgement as plain JSON, as `/judge` and `tal judge --json` give it."""
+        answer = self.answer
+        return {
+            "id": self.item.id,
+            "verdict": answer.verdict,
+            "label": answer.label,
+            "order": list(self.order),
+            "rubric": None if answer.rubric is None else [asdict(each) for each in answer.rubric.criteria],
+            "analysis": answer.analysis,
+            "issues": list(answer.issues),
+            "completion": answer.completion,
         }
 
 

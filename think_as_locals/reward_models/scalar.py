@@ -60,7 +60,7 @@ class ResponseScorer(ABC):
         in_item_order = self.scores(item, answers)
         scores = tuple(in_item_order[i] for i in order)
         text = ", ".join(f"{label} {score:.6g}" for label, score in zip(LABELS, scores, strict=False))
-        judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), text=text)
+        judgement = Judgement(verdict=favourite(scores), rubric=None, analysis=None, issues=(), completion=text)
         presented = reorder_responses(item, order)
         return [ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, margin=margin(scores))]
 

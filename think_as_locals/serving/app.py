@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import anyio.to_thread
@@ -32,7 +32,6 @@ from think_as_locals.judging.formats import RATINGS
 from think_as_locals.reward_models.group import GroupReward, PolicyRow, Question
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.protocols import JudgingProtocol
-from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.serving.messages import (
     ErrorAnswer,
     ExtraLogs,
@@ -43,11 +42,10 @@ from think_as_locals.serving.messages import (
     ScoreAnswer,
     ScoreRequest,
     Verdict,
-    WeightedCriterion,
     answer_error,
     short_repr,
 )
-from think_as_locals.types import LABELS, DataError
+from think_as_locals.types import DataError
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": description}
@@ -116,7 +114,8 @@ def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
             for name, text in texts.items():
                 _check_length(f"items[{i}].{name}", text, limits)
         items = [given.item(place) for place, given in enumerate(request.items)]
-        return JudgeAnswer(judgements=[_verdict(each) for each in await run_in_threadpool(judge.predict, items)])
+        scored = await run_in_threadpool(judge.predict, items)
+        return JudgeAnswer(judgements=[Verdict.model_validate(each.record(), strict=False) for each in scored])
 
     @app.post("/score", responses=_RESPONSES)
     async def score_responses(request: ScoreRequest) -> ScoreAnswer:
@@ -124,20 +123,6 @@ def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
         return await scorer.score(request)
 
     return app
-
-
-def _verdict(prediction: ScoredItem) -> Verdict:
-    judgement, rubric = prediction.judgement, prediction.judgement.rubric
-    order = [prediction.item.responses.index(response) for response in prediction.presented.responses]
-    chosen = judgement.verdict
-    return Verdict(
-        verdict=None if chosen is None else order[chosen],
-        label=None if chosen is None else LABELS[chosen],
-        order=order,
-        rubric=None if rubric is None else [WeightedCriterion(**asdict(each)) for each in rubric.criteria],
-        analysis=judgement.analysis,
-        issues=list(judgement.issues),
-    )
 
 
 def _check_rows(request: ScoreRequest, limits: LimitsSection) -> None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
 from think_as_locals.data.languages import culture_code
+from think_as_locals.data.sources.jsonl import UNREAD
 from think_as_locals.types import LABELS, DataError, Item
 
 _MAX_ERRORS = 10
@@ -100,7 +101,8 @@ class Message(BaseModel):
 class JudgeItem(Message):
     """A prompt and the responses to choose from.
 
-    `culture` is required, but may be null: a judge that knows no culture judges for nowhere in particular.
+    `culture` is required, but may be null: a judge that knows no culture judges for nowhere in particular. The other
+    fields of the rows that judges are trained on may be there, and are not read: a judge is not told the best response.
     """
 
     prompt: Text
@@ -108,13 +110,18 @@ class JudgeItem(Message):
         list[Text], Field(min_length=2, max_length=len(LABELS), json_schema_extra={"uniqueItems": True})
     ]
     culture: Name | None
+    id: Name | None = None
     language: Name = "und"
-    domain: Name = "any"
+    best: Any = None
+    domain: Any = None
+    group: Any = None
+    source: Any = None
+    origins: Any = None
 
     def item(self, place: int) -> Item:
         """Return it as an `Item`; a `DataError` if two responses are the same text or one is blank."""
-        name = f"items[{place}]"
-        return Item(id=name, best=0, group=name, source="request", **self.model_dump())
+        asked = self.model_dump(include={"prompt", "responses", "culture", "language"})
+        return Item(id=self.id or f"items[{place}]", **UNREAD, **asked)
 
 
 class JudgeRequest(Message):
@@ -135,6 +142,7 @@ class Verdict(Message):
     """The judgement of one item.
 
     Args:
+        id: As in the request.
         verdict: Index of the chosen response in the order of the request; null without a verdict.
         label: The judge's label for it.
         order: Indices of the responses in the order in which the judge saw them: the first is its A, and so on. Rubric
@@ -142,14 +150,17 @@ class Verdict(Message):
         rubric: The criteria; null if they cannot be parsed.
         analysis: The analysis.
         issues: The rules of the format that the judge broke; at least one without a verdict.
+        completion: All that the judge wrote.
     """
 
+    id: str
     verdict: int | None
     label: str | None
     order: list[int]
     rubric: list[WeightedCriterion] | None
     analysis: str | None
     issues: list[str]
+    completion: str
 
 
 class JudgeAnswer(Message):

@@ -44,7 +44,7 @@ class MetricsWriter(TrainerCallback):
 
 
 class CompletionsWriter(TrainerCallback):
-    """Writes the main process's scored completions to `completions/`, a file a step, with verdict and faults."""
+    """Writes the main process's scored completions to `completions/`, a file a step, with verdicts and faults."""
 
     def __init__(self, run: RunFolder, rewards: Rewards) -> None:
         self._run = run

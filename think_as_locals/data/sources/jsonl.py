@@ -17,6 +17,10 @@ from think_as_locals.types import DataError, Item
 REQUIRED = tuple(field.name for field in dataclasses.fields(Item) if field.default is dataclasses.MISSING)
 
 
+UNREAD: dict[str, Any] = {"best": 0, "domain": "any", "group": "any", "source": "any"}
+"""For fields of an item that no reward model is told, where an item is judged and not trained on."""
+
+
 class ItemRow(RowModel):
     """The fields of `Item`, no more, and no fewer but for `origins`."""
 
@@ -38,6 +42,15 @@ class ItemRow(RowModel):
 def read(path: Path) -> Iterator[Item]:
     """Yield the items of a JSONL file; raise a `DataError` at the first bad row, `file:line: what is wrong`."""
     return valid_items(mark_repeats(map(outcome, read_rows(str(path)))))
+
+
+def asked(row: Row) -> Outcome:
+    """Return the item that a row asks a judge about: only prompt, responses and culture have to be there."""
+    if not isinstance(row.value, Mapping):
+        return outcome(row)
+    given = {name: value for name, value in row.value.items() if value is not None or name == "culture"}
+    needed = {"id": row.name, "language": "und", **UNREAD, **row.defaults}
+    return outcome(dataclasses.replace(row, value=needed | given))
 
 
 def outcome(row: Row) -> Outcome:
