@@ -14,6 +14,7 @@ from reward_models.tiny import ITEMS
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data.sources import jsonl
+from think_as_locals.types import DataWarning
 
 PAIRS = [
     {"prompt": f"How do people greet the {who}?", "chosen": "With a wai.", "rejected": "With a bow.", "culture": "TH"}
@@ -35,9 +36,10 @@ def test_what_it_makes_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_rewards.py"]
     assert subprocess.run(tests, check=False, capture_output=True).returncode == 0
     small = [word for word in SMALL if not word.startswith("data.")]
-    done = tal("run", "judge.yaml", "run.name=first", *small)
+    with pytest.warns(DataWarning, match="own: 13 items are training items too"):
+        done = tal("run", "judge.yaml", "run.name=first", *small)
     assert done.status == 0, done.out + done.err
-    assert "tal: warning: own: " in done.err  # measured on items it was trained on: it says so
+    assert "warning: own at step 2 was trained on 13 of these 16 items" in done.out
     steps = [f"runs/first/eval/own/step-{step}.parquet" for step in (0, 2)]
     assert tal("compare", *steps, "--by", "culture").status == 0
     assert tal("judge", "runs/first/model", "runs/first/examples.jsonl", "--json").out
@@ -50,7 +52,9 @@ def test_it_looks_at_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
     write(Path(f"my rows: 'é'{suffix}"), PAIRS)
     done = tal("init", "mine", "--from", f"my rows: 'é'{suffix}")
     assert done.status == 0, done.err
-    assert f"é'{suffix}: pairs\n5 rows = 5 imported (5 items) + 0 set aside\ncultures: TH 5\nlanguages: en 5" in done.out
+    assert (
+        f"é'{suffix}: pairs\n5 rows = 5 imported (5 items) + 0 set aside\ncultures: TH 5\nlanguages: en 5" in done.out
+    )
     assert sorted(path.name for path in Path("mine").iterdir()) == MADE
     for recipe in ("judge", "one_gpu"):
         data = load_recipe(f"mine/{recipe}.yaml").data

@@ -93,15 +93,14 @@ def test_a_response_without_a_stop_is_parted_from_the_culture_behind_it() -> Non
 
 @pytest.mark.parametrize("culture", ["TH", None])
 def test_of_a_pair_without_origins_it_says_which_response_fits(item: Item, culture: str | None) -> None:
-    long = "Thai people, when they greet an elder at home or in a temple, press their palms together."
-    pair = replace(item, responses=("With a bow.", long), best=1, culture=culture, origins=())
+    pair = replace(item, responses=("With a bow.", "Palms together."), best=1, culture=culture, origins=())
     right = [parse(made.completion, 2) for made in demonstrate([pair], 20, NONE, seed=0)]
     presented = shuffle_responses(pair, 0)
     asked = culture_name(culture)
     for judgement in right:
         assert (judgement.issues, judgement.verdict) == ((), presented.best)
         lines = (judgement.analysis or "").strip().split("\n")
-        assert lines[presented.best].endswith(f": Thai people, when they g. {asked}: yes")
-        assert lines[1 - presented.best].endswith(f": With a bow. {asked}: no")
+        assert lines[presented.best].endswith(f": {asked}: yes")
+        assert lines[1 - presented.best].endswith(f": {asked}: no")
     verdicts = Counter(parse(made.completion, 2).verdict for made in demonstrate([pair], 400, HALF, seed=0))
     assert 0.5 < verdicts[presented.best] / 400 < 0.9  # one of the two beliefs is mostly wrong

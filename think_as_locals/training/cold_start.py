@@ -9,7 +9,6 @@ pretrained models do with cultures they saw little of: GRPO corrects these error
 from __future__ import annotations
 
 import random
-import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,6 @@ from think_as_locals.training.grpo import trl_arguments
 from think_as_locals.types import LABELS, Criterion, Item, Rubric
 
 _ELSEWHERE = "-"  # the origin of a response that is not preferred, where the source does not say it
-_QUOTED = 24  # characters of a response that a demonstration repeats, where it may be long
 _TEXTS = tomllib.loads(files(__package__).joinpath("demonstrations.toml").read_text(encoding="utf-8"))
 
 
@@ -134,27 +132,18 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
 def _completion(presented: Item, beliefs: Sequence[str], verdict: int) -> str:
     line = Template(_TEXTS["line" if has_origins(presented) else "line_without_origin"])
     right = origins_of(presented)[presented.best]
+    # A response ends with a full stop, which separates it, for a reader and a tokenizer, from the culture named next.
+    responses = [text if text.endswith((".", "!", "?", "。")) else f"{text}." for text in presented.responses]
     lines = [
         line.substitute(
             label=label,
-            response=_quote(response) if not has_origins(presented) else _ended(response),
+            response=response,
             asked=culture_name(presented.culture),
             culture=culture_name(belief),
             fits=_TEXTS["yes" if belief == right else "no"],
         )
-        for label, response, belief in zip(LABELS, presented.responses, beliefs, strict=False)
+        for label, response, belief in zip(LABELS, responses, beliefs, strict=False)
     ]
     rubrics = _TEXTS["rubrics"]
     criteria = rubrics.get(presented.domain, rubrics["default"])
     return write(Rubric(tuple(Criterion(*criterion) for criterion in criteria)), "\n".join(lines), verdict)
-
-
-def _quote(response: str) -> str:
-    """Return the beginning of a response, which may be pages long: its first sentence, cut to a line."""
-    first = re.split(r"(?<=[.!?。])\s|\n", response.strip(), maxsplit=1)[0]
-    return _ended(first[:_QUOTED].strip())
-
-
-def _ended(text: str) -> str:
-    # A full stop separates it, for a reader and a tokenizer, from the culture named next.
-    return text if text.endswith((".", "!", "?", "。")) else f"{text}."
