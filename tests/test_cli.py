@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import ROOT, Tal
 from reward_models.tiny import ITEMS, write_classifier, write_language_model
 
 from think_as_locals import Judge, ScalarRM, shuffle_responses
 from think_as_locals.cli import main
+from think_as_locals.config.checks import load_recipe
 from think_as_locals.data.sources import jsonl
 
 CORE_ONLY = """
@@ -88,7 +90,10 @@ def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: 
     [
         ([], "COMMAND"),
         (["run"], "required: recipe\n"),
-        (["run", "quickstart"], "did you mean 'recipes/quickstart.yaml'?"),
+        (["run", "quikstart"], "no such file; did you mean 'quickstart'?"),
+        (["launch", "nofile.yaml"], "nofile.yaml: no such file; recipes that come with it (tal recipes): carb, qui"),
+        (["launch", "quickstart", "--config_file", "gpu8_zero4"], "no launch file 'gpu8_zero4'; did you mean 'gpu8_z"),
+        (["run", "-m", "quickstart", "seed=1,2", "--dry-run"], "--print-config and --dry-run are for one run"),
         (["compare", "runs/GONE", "b"], "no such file; expected the folder of a run, or a carb/NAME.parquet"),
         (["judge", "no-such-model"], "give a JSONL file of items, or --prompt TEXT with --response TEXT"),
         (["judge", "no-such-model", "items.jsonl", *ONE], "give a JSONL file of items, or --prompt TEXT with --resp"),
@@ -214,3 +219,47 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_results_are_comput
     rows.write_text("".join(f'{{"name": "{i}", "accuracy": 0.{i}, "downstream": {i}}}\n' for i in range(1, 4)))
     done = tal(command, str(rows), "--out", str(tmp_path / out))
     assert (done.status, f"--out {tmp_path / out}: not a folder that can be written to" in done.err) == (2, True)
+
+
+# --- recipes ---
+def test_recipes_are_listed_shown_and_copied(tal: Tal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = tal("recipes", columns=300).out.splitlines()
+    assert [line.split()[0] for line in listed] == sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+    assert all(len(line.split()) > 8 for line in listed)
+    assert tal("recipes", "show", "carb").out == (ROOT / "recipes" / "carb.yaml").read_text()
+    monkeypatch.chdir(tmp_path)
+    assert tal("recipes", "copy", "quickstart").status == tal("recipes", "copy", "carb", "mine.yaml").status == 0
+    again = tal("recipes", "copy", "quickstart")
+    assert (again.status, again.err) == (
+        2,
+        "tal: quickstart.yaml: File exists; give a new file in a folder that is there\n",
+    )
+    named = ["run.name=x"]
+    assert load_recipe("quickstart.yaml", named) == load_recipe(ROOT / "recipes" / "quickstart.yaml", named)
+
+
+def test_the_configuration_is_printed_and_nothing_else(tal: Tal) -> None:
+    done = tal("run", "quickstart", "seed=3", "run.name=mine", "--print-config")
+    assert yaml.safe_load(done.out) == load_recipe("quickstart", ["seed=3", "run.name=mine"]).model_dump()
+    assert not done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["quickstart"],
+            ["SFT, 600 steps, then GRPO, 30 steps", "4,288 items, 8 question groups", "measures test  476"],
+        ),
+        (["scpo_quickstart"], ["seeds 0, 1, 2", "7,200 items, 300 question groups, 10 cultures", "2,400 items"]),
+        (["carb", "data=quickstart_cards", "eval.items=test"], ["constant", "476 items, 8 question groups"]),
+    ],
+)
+def test_a_dry_run_reads_the_data_and_makes_nothing(
+    tal: Tal, words: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    done = tal("run", *words, f"run.dir={tmp_path}/runs", "--dry-run", columns=300)
+    assert done.status == 0, done.err
+    for text in expected:
+        assert text in done.out
+    assert not list(tmp_path.iterdir())

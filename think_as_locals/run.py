@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from think_as_locals.config.schema import EvaluationConfig, RunConfig, ScpoConfig
 from think_as_locals.runtime.startup import loading
-from think_as_locals.types import DataWarning
+from think_as_locals.types import ConfigError, DataWarning, Item
 
 if TYPE_CHECKING:
     from think_as_locals.runtime.run_folder import RunFolder
@@ -27,6 +27,69 @@ def start(recipe: str, overrides: Sequence[str]) -> None:
         with loading():
             program = _prepare(recipe, overrides, lock)
         program()
+
+
+def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what a run would read, do and measure; the data are read, no model is loaded and no folder is made."""
+    from think_as_locals.config.checks import load_config
+
+    config = load_config(recipe, overrides)
+    if isinstance(config, EvaluationConfig):
+        from think_as_locals import evaluate
+
+        measured = evaluate.items_of(config)
+        return [
+            ("evaluates", ", ".join(config.rms)),
+            ("on", f"{_described(measured)} ({config.data.source}, {config.eval.items})"),
+            ("in", config.run.dir),
+        ]
+    data = load_data(config)
+    if isinstance(config, ScpoConfig):
+        variants = f"{', '.join(config.scpo.variants)}; seeds {', '.join(map(str, config.scpo.seeds))}"
+        return [
+            ("steers", f"{config.model.path or 'a new model'} to each country: {variants}"),
+            ("train", f"{_described(data.train)} ({config.data.source})"),
+            ("test", _described(data.test)),
+            ("in", config.run.dir),
+        ]
+    from think_as_locals.data.load import check_leaks
+
+    check_leaks(config, data)
+    grpo, model = config.grpo, str(config.model.path or "a new model")
+    steps = f"{grpo.max_steps} steps" if grpo.max_steps > 0 else f"{grpo.num_train_epochs:g} epochs"
+    sft = f"SFT, {config.sft.max_steps} steps, then " if config.sft else ""
+    weights = config.reward.weights.items()
+    return [
+        ("trains", f"{model}: {sft}GRPO, {steps}"),
+        ("train", f"{_described(data.train)} ({', '.join(config.sources)})"),
+        ("samples", f"{grpo.num_generations} completions a prompt, of up to {grpo.max_completion_length} tokens"),
+        ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
+        *((f"measures {name}", f"{_described(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
+        ("when", f"before GRPO, every {config.eval.every_steps} steps, at the end"),
+        ("memory", _memory(config)),
+        ("in", config.run.dir),
+    ]
+
+
+def _memory(config: RunConfig) -> str:
+    from think_as_locals.config.compose import find_launch, read_launch
+    from think_as_locals.machine.memory import GB, count, estimate, gpu_needed
+
+    try:
+        parts = estimate(config, read_launch(find_launch("single")), count(config))
+    except ConfigError as error:
+        return str(error)
+    return f"about {gpu_needed(config, parts) / GB:.1f} GB of one GPU; tal doctor says it for others (--launch)"
+
+
+def _described(items: Sequence[Item]) -> str:
+    groups, cultures = len({item.group for item in items}), {str(item.culture) for item in items}
+    languages = sorted({item.language for item in items})
+    more = f" and {len(languages) - 8} more" if len(languages) > 8 else ""
+    return (
+        f"{len(items):,} items, {groups:,} question groups, {len(cultures)} cultures, "
+        f"languages {', '.join(languages[:8])}{more}"
+    )
 
 
 def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> Callable[[], None]:

@@ -74,10 +74,31 @@ def test_an_unknown_option_in_a_recipe_is_an_error_that_lists_the_known_ones(tmp
 
 def test_an_unknown_recipe_is_an_error_that_suggests_the_nearest_and_lists_them(tmp_path: Path) -> None:
     found = message("recipes/quikstart.yaml")
-    assert "recipes/quikstart.yaml: no such recipe; did you mean 'recipes/quickstart.yaml'?" in found
-    assert "recipes/tal_grpo.yaml" in found
-    assert "did you mean 'recipes/quickstart.yaml'?" in message("quickstart")
-    assert "no such recipe" in message(tmp_path / "quickstart.yaml")  # it is not taken from elsewhere
+    assert "recipes/quikstart.yaml: no such file; did you mean 'quickstart'?" in found
+    assert "tal_grpo" in found
+    assert "did you mean" not in message("nofile.yaml")
+    assert "no such file" in message(tmp_path / "quickstart.yaml")  # it is not taken from elsewhere
+
+
+def test_a_recipe_inherits_one_that_comes_with_the_package(tmp_path: Path) -> None:
+    child = "defaults:\n  - /recipes/quickstart\n  - override /data: jsonl\n  - _self_\n\ngrpo: {max_steps: 7}\n"
+    values = a_recipe(tmp_path, child + "data: {path: mine.jsonl}\n")
+    loaded, parent = load_recipe(values), load_recipe("quickstart")
+    assert (loaded.recipe, loaded.data.source, loaded.data.path) == ("mine", "jsonl", "mine.jsonl")
+    assert (loaded.grpo.max_steps, parent.grpo.max_steps) == (7, 30)
+    assert (loaded.sft, loaded.prompt, loaded.rollout, loaded.eval) == (
+        *(parent.sft, parent.prompt, parent.rollout),
+        parent.eval,
+    )
+    assert load_recipe(values, ["prompt=listwise", "grpo.max_steps=9"]).grpo.max_steps == 9
+    assert load_recipe("quickstart", ["run.name=x"]) == load_recipe(QUICKSTART, ["run.name=x"])
+
+
+@pytest.mark.parametrize(("parent", "near"), [("/recipes/quikstart", "did you mean 'quickstart'?"), ("mine", "")])
+def test_a_parent_that_is_none_lists_those_there_are(tmp_path: Path, parent: str, near: str) -> None:
+    found = message(a_recipe(tmp_path, f"defaults:\n  - {parent}\n  - _self_\n"))
+    assert near in found
+    assert "(/recipes/NAME: carb, quickstart, " in found
 
 
 def test_no_value_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

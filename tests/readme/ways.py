@@ -39,6 +39,18 @@ def _launches(reader: Reader, typed: Command) -> None:
     _starts(reader, [arguments.training_script, *arguments.training_script_args])
 
 
+def _launches_by_name(reader: Reader, typed: Command) -> None:
+    started: list[list[str]] = []
+    reader.monkeypatch.setattr("os.execvp", lambda _, words: started.append(words))
+    reader.types(typed)
+    (words,) = started
+    arguments = launch_command_parser().parse_args(words[2:])
+    assert (arguments.module, arguments.training_script) == (True, "think_as_locals")
+    if arguments.config_file:
+        load_config_from_file(arguments.config_file)
+    _starts(reader, arguments.training_script_args[1:])
+
+
 def _starts(reader: Reader, words: list[str]) -> None:
     """Recipe, data, rewards and folder, up to the first step; or what is missing."""
     reached: list[RunFolder] = []
@@ -188,8 +200,10 @@ def _has_script(_: Reader, typed: Command) -> None:
 
 
 WAYS: dict[str, Callable[[Reader, Command], None]] = {
-    r"tal (data|run|judge|compare|validity|push|serve)": _helps,
-    r"tal run (?!-m |recipes/carb\.yaml).+": _trains,
+    r"tal (data|run|launch|recipes|judge|compare|validity|push|serve)": _helps,
+    r"tal run (?!-m |recipes/carb\.yaml|.* --(dry-run|print-config)).+": _trains,
+    r"tal run .+ --(dry-run|print-config)": _shows,
+    r"tal launch .+": _launches_by_name,
     r"tal run -m .+": _sweeps,
     r"tal run recipes/carb\.yaml\b.*": _measures,
     r"tal judge .+": _judges,

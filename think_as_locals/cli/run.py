@@ -1,58 +1,137 @@
-"""`tal run` and `tal doctor`: a recipe, run or checked against this machine."""
+"""`tal run`, `launch`, `doctor` and `recipes`: a recipe, run, checked against this machine, shown or copied."""
 
 from __future__ import annotations
 
-from argparse import Namespace
+import os
+import sys
+from argparse import REMAINDER, Namespace
+from pathlib import Path
 from typing import Any
 
-from think_as_locals.config.compose import recipes
+from think_as_locals.config.compose import ASSETS, find_launch, find_recipe, recipes
 from think_as_locals.types import ConfigError
+
+_RECIPE = "a recipe file, or the name of one that comes with the package (tal recipes)"
 
 
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
-    known = ", ".join(f"recipes/{path.name}" for path in recipes())
-    run = commands.add_parser("run", help="train or evaluate as a recipe says", epilog=f"Recipes here: {known}")
+    run = commands.add_parser("run", help="train or evaluate as a recipe says, in one process")
     sweep = "a sweep: one run per combination, e.g. seed=1,2 sweep=joblib"
     run.add_argument("-m", "--multirun", action="store_true", help=sweep)
-    run.add_argument("recipe", help="a recipe file")
+    run.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML, run nothing")
+    run.add_argument("--dry-run", action="store_true", help="read the data and say what would be done; run nothing")
+    run.add_argument("recipe", help=_RECIPE)
     example = "key=value, e.g. model=qwen3_8b grpo.beta=0.001 seed=3"
     run.add_argument("overrides", nargs="*", default=[], help=example)
     run.set_defaults(command=_run)
 
+    several = "run a recipe in several processes: accelerate launch, which stops cleanly on SIGTERM"
+    launch = commands.add_parser("launch", help=several)
+    launch.add_argument("recipe", help=_RECIPE)
+    options = "options of accelerate launch, where --config_file may be a name in launch/, and key=value"
+    launch.add_argument("rest", nargs=REMAINDER, metavar="...", help=options)
+    launch.set_defaults(command=_launch)
+
     of_machine = "what this machine has, and what a recipe needs; status 1 if something is missing"
     doctor = commands.add_parser("doctor", help=of_machine)
-    doctor.add_argument("recipe", nargs="?", help="a recipe file; without one, the machine alone")
+    doctor.add_argument("recipe", nargs="?", help=f"{_RECIPE}; without one, the machine alone")
     doctor.add_argument("overrides", nargs="*", default=[], help="key=value, as for tal run")
     doctor.add_argument("--launch", default="single", help="accelerate configuration: a name in launch/, or a file")
     doctor.set_defaults(command=_doctor)
 
+    known = commands.add_parser("recipes", help="list the recipes that come with the package, show or copy one")
+    known.set_defaults(command=_recipes)
+    parts = known.add_subparsers(metavar="COMMAND")
+    show = parts.add_parser("show", help="print a recipe")
+    show.add_argument("recipe", help=_RECIPE)
+    show.set_defaults(command=_show)
+    copy = parts.add_parser("copy", help="copy a recipe, to be changed")
+    copy.add_argument("recipe", help=_RECIPE)
+    copy.add_argument("file", nargs="?", type=Path, help="a new file; default: its name, here")
+    copy.set_defaults(command=_copy)
+
 
 def _run(arguments: Namespace) -> None:
     if arguments.multirun:
+        if arguments.print_config or arguments.dry_run:
+            raise ConfigError("--print-config and --dry-run are for one run: leave out -m and choose one combination")
         from think_as_locals.sweeps.sweep import sweep
 
         raise SystemExit(0 if sweep(arguments.recipe, arguments.overrides) else 1)
     if chosen := [text for text in arguments.overrides if text.startswith("sweep=")]:
         raise ConfigError(f"{chosen[0]}: for a sweep only: tal run -m {arguments.recipe} ...")
-    from think_as_locals.run import start
+    if arguments.print_config:
+        import yaml
 
-    start(arguments.recipe, arguments.overrides)
+        from think_as_locals.config.checks import load_config
+
+        values = load_config(arguments.recipe, arguments.overrides).model_dump()
+        sys.stdout.write(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    elif arguments.dry_run:
+        from think_as_locals.run import plan
+
+        _print_grid(plan(arguments.recipe, arguments.overrides))
+    else:
+        from think_as_locals.run import start
+
+        start(arguments.recipe, arguments.overrides)
+
+
+def _launch(arguments: Namespace) -> None:
+    """Become `launch/node.sh`, which starts `tal run` in every process and passes signals on."""
+    recipe, options, overrides = find_recipe(arguments.recipe), list[str](), list[str]()
+    for word in arguments.rest:
+        is_override = word.startswith("~") or ("=" in word and not word.startswith("-"))
+        (overrides if is_override else options).append(word)
+    for place, word in enumerate(options):
+        name, _, value = word.partition("=")
+        if name == "--config_file" and value:
+            options[place] = f"{name}={find_launch(value)}"
+        elif name == "--config_file" and place + 1 < len(options):
+            options[place + 1] = str(find_launch(options[place + 1]))
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # of accelerate
+    program = ["--module", "think_as_locals", "run", str(recipe), *overrides]
+    os.execvp("bash", ["bash", str(ASSETS / "launch" / "node.sh"), *options, *program])  # noqa: S606, S607
 
 
 def _doctor(arguments: Namespace) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from think_as_locals.config.checks import load_config
-    from think_as_locals.config.compose import find_launch, read_launch
+    from think_as_locals.config.compose import read_launch
     from think_as_locals.machine.doctor import examine
 
     launch = read_launch(find_launch(arguments.launch))
     config = load_config(arguments.recipe, arguments.overrides) if arguments.recipe else None
     findings = examine(config, launch)
-    shown = Table.grid(padding=(0, 2))
-    for finding in findings:
-        shown.add_row("MISSING" if finding.fault else "", finding.what, finding.found)
-    Console(markup=False, highlight=False).print(shown)
+    _print_grid(("MISSING" if finding.fault else "", finding.what, finding.found) for finding in findings)
     raise SystemExit(any(finding.fault for finding in findings))
+
+
+def _recipes(_: Namespace) -> None:
+    """Print each recipe's name and first comment, which says what it does."""
+    _print_grid((path.stem, path.read_text(encoding="utf-8").splitlines()[1].lstrip("# ")) for path in recipes())
+
+
+def _show(arguments: Namespace) -> None:
+    sys.stdout.write(find_recipe(arguments.recipe).read_text(encoding="utf-8"))
+
+
+def _copy(arguments: Namespace) -> None:
+    recipe = find_recipe(arguments.recipe)
+    target = arguments.file or Path(recipe.name)
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(recipe.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{target}: {error.strerror}; give a new file in a folder that is there") from error
+    print(f"{target}: change it, then: tal run {target}")
+
+
+def _print_grid(rows: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    for row in rows:
+        grid.add_row(*row)
+    Console(markup=False, highlight=False).print(grid)

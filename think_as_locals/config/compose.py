@@ -24,23 +24,22 @@ _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
 
 
 def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Compose a recipe, whose `defaults` begin with one of conf/'s roots, with conf/ and overrides."""
+    """Compose a recipe, whose `defaults` begin with a root of conf/ or a recipe of ours, with conf/ and overrides."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    path = Path(path)
-    recipe = next((candidate.resolve() for candidate in (path, ASSETS / path) if candidate.is_file()), None)
-    if recipe is None:
-        known = [f"recipes/{recipe.name}" for recipe in recipes()]
-        near = nearest(f"recipes/{path.stem}.yaml", known)
-        raise ConfigError(f"{path}: no such recipe{near}; available: {', '.join(known)}")
+    recipe = find_recipe(path)
     given = [override for text in overrides for override in _as_overrides(text)]
     ours = [f"hydra.searchpath=[{quoted(f'file://{ASSETS}/conf')}]", f"recipe={quoted(recipe.stem)}"]
     try:
         # In a folder of its own: files beside a recipe must not take the place of conf/.
         with TemporaryDirectory() as folder:
+            (Path(folder) / "recipes").mkdir()
+            for parent in recipes():  # `defaults: [/recipes/NAME]`; each sets keys at the top
+                inherited = "# @package _global_\n" + parent.read_text(encoding="utf-8")
+                (Path(folder) / "recipes" / parent.name).write_text(inherited, encoding="utf-8")
             text = recipe.read_text(encoding="utf-8")
             lines = enumerate(text.splitlines(), start=1)
             _refuse_environment({f"line {n}": line for n, line in lines if not line.lstrip().startswith("#")})
@@ -53,7 +52,14 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
     except ConfigError as error:
         raise ConfigError(f"{recipe}: {error}") from None
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{recipe}: {reason(error)}") from error
+        remedy = ""
+        if lacking := re.search(r"Could not load '(?:recipes/)?(.*)'", str(error)):
+            known = [path.stem for path in recipes()]
+            remedy = (
+                f"{nearest(lacking[1], known)}; defaults are a root of conf/ (/config, /carb, /scpo) or a recipe that "
+                f"comes with it (/recipes/NAME: {', '.join(known)}), then options of conf/; no other files"
+            )
+        raise ConfigError(f"{recipe}: {reason(error)}{remedy}") from error
     if unset:
         raise ConfigError(f"{recipe}: no default for {', '.join(unset)}: set it, e.g. {unset[0]}=...")
     # The first line of a recipe launches it; to YAML it is a key that starts with "if ".
@@ -69,6 +75,18 @@ def group_options() -> dict[str, list[str]]:
 def recipes() -> list[Path]:
     """Return the recipes that come with the package."""
     return sorted((ASSETS / "recipes").glob("*.yaml"))
+
+
+def find_recipe(name: str | Path) -> Path:
+    """Return the path of a recipe: a file, or one that comes with the package by its name."""
+    path = Path(name)
+    named = [ASSETS / "recipes" / f"{path}.yaml"] if len(path.parts) == 1 else []
+    for candidate in (path, ASSETS / path, *named):
+        if candidate.is_file():
+            return candidate.resolve()
+    known = [recipe.stem for recipe in recipes()]
+    near = nearest(path.stem, known)
+    raise ConfigError(f"{path}: no such file{near}; recipes that come with it (tal recipes): {', '.join(known)}")
 
 
 def find_launch(name: str) -> Path:
