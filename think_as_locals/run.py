@@ -147,12 +147,9 @@ def load_data(config: RunConfig | ScpoConfig) -> Any:
         return split_people(people, config.data.test_share, config.seed, by_country=by_country)
     from think_as_locals.judging.custom_rewards import load_custom_rewards
     from think_as_locals.judging.rubric import check_languages
-    from think_as_locals.training.cold_start import check_origins
 
     load_custom_rewards(config.reward.own)
     data = load_training_data(config)
-    if config.sft is not None:
-        check_origins(data.train)
     if "rubric_quality" in config.reward.weighted():
         check_languages(config.reward.rubric_quality.language, data.train)
     return data

@@ -54,6 +54,22 @@ class Reader:
         shutil.copytree(self.request.getfixturevalue(fixture), path)
 
 
+def _started(reader: Reader, path: Path, _: str) -> None:
+    """What `tal init` makes."""
+    assert reader.run("init", "made").status == 0
+    for made in (path.with_name("made")).iterdir():
+        made.replace(path.with_name(made.name))
+
+
+def _first_run(reader: Reader, path: Path, _: str) -> None:
+    """A run of its recipe, which measures `own` as well."""
+    reader.copy(path, "small_run")
+    for step, measured in (("0", "0"), ("2", "30")):
+        for suffix in (".json", ".parquet"):
+            (path / "eval" / "own").mkdir(parents=True, exist_ok=True)
+            shutil.copy(path / f"carb/step-{step}{suffix}", path / f"eval/own/step-{measured}{suffix}")
+
+
 def _rows(_: Reader, path: Path, text: str) -> None:
     """Rows of the source that a command reads."""
     path = path.with_name(_FILE)
@@ -74,6 +90,10 @@ _THINGS: dict[str, Callable[[Reader, Path, str], object]] = {
     "FILE": _rows,
     "items.jsonl": lambda _, path, __: jsonl.write(ITEMS, path),
     "mine.jsonl": lambda _, path, __: write_items(path),
+    "my.csv": lambda _, path, __: write(path, [PAIR]),
+    "judge.yaml": _started,
+    "one_gpu.yaml": _started,
+    "runs/first": _first_run,
     "own_rewards.py": lambda _, path, __: path.write_text(OWN_REWARDS, encoding="utf-8"),
     "OWNER/MODEL": lambda _, path, __: write_classifier(path),
     "owner/judge": lambda reader, path, _: path.symlink_to(reader.request.getfixturevalue("small_run") / "model"),

@@ -101,6 +101,12 @@ def _examines(reader: Reader, typed: Command) -> None:
     assert {"versions", "GPU", "disk", "ports", "credentials", "memory"} <= set(output.split())
 
 
+def _starts_a_folder(reader: Reader, typed: Command) -> None:
+    """test_init.py runs what it makes."""
+    reader.types(typed)
+    assert (reader.folder / "mine" / "judge.yaml").is_file()
+
+
 def _validates(reader: Reader, typed: Command) -> None:
     for optional in (False, True):
         reader.types(typed, optional=optional)
@@ -205,6 +211,7 @@ WAYS: dict[str, Callable[[Reader, Command], None]] = {
     r"tal judge .+": _judges,
     r"tal (compare|leaderboard|validity|data build) .+": _shows,
     r"tal data validate .+": _validates,
+    r"tal init .+": _starts_a_folder,
     r"tal doctor .+": _examines,
     r"tal serve .+": _serves,
     r"tal push .+": _pushes,

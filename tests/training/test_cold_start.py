@@ -12,7 +12,7 @@ from think_as_locals.data import cards as culture_cards
 from think_as_locals.judging import parse, shuffle_responses
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.training.cold_start import demonstrate, misattributed
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import Item
 
 CONFIG = load_recipe("recipes/quickstart.yaml", ["data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=40"])
 ITEMS = list(culture_cards.read_culture_cards(CONFIG.data, seed=0))
@@ -91,8 +91,16 @@ def test_a_response_without_a_stop_is_parted_from_the_culture_behind_it() -> Non
         assert texts[0] == texts[1]
 
 
-def test_an_item_without_culture_or_origins_cannot_be_demonstrated(item: Item) -> None:
-    for lacking in (replace(item, origins=()), replace(item, culture=None)):
-        message = r"1 of 3 training items, such as 'greeting-th', lack `culture` or `origins`.* sft=null model"
-        with pytest.raises(DataError, match=message):
-            next(demonstrate([*ITEMS[:2], lacking], 1, HALF, 0))
+@pytest.mark.parametrize("culture", ["TH", None])
+def test_of_a_pair_without_origins_it_says_which_response_fits(item: Item, culture: str | None) -> None:
+    pair = replace(item, responses=("With a bow.", "Palms together."), best=1, culture=culture, origins=())
+    right = [parse(made.completion, 2) for made in demonstrate([pair], 20, NONE, seed=0)]
+    presented = shuffle_responses(pair, 0)
+    asked = culture_name(culture)
+    for judgement in right:
+        assert (judgement.issues, judgement.verdict) == ((), presented.best)
+        lines = (judgement.analysis or "").strip().split("\n")
+        assert lines[presented.best].endswith(f": {asked}: yes")
+        assert lines[1 - presented.best].endswith(f": {asked}: no")
+    verdicts = Counter(parse(made.completion, 2).verdict for made in demonstrate([pair], 400, HALF, seed=0))
+    assert 0.5 < verdicts[presented.best] / 400 < 0.9  # one of the two beliefs is mostly wrong

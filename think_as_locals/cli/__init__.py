@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from importlib.metadata import version
 from pathlib import Path
 
-from think_as_locals.cli import data, judge, results, run
+from think_as_locals.cli import data, init, judge, results, run
 from think_as_locals.runtime.files import DISK_FAULTS
 from think_as_locals.types import DataWarning, RunStoppedError, ThinkAsLocalsError, TrainingWarning
 
@@ -85,6 +85,6 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="tal", description="Train and use generative reward models that think as locals do.")
     parser.add_argument("--version", action="version", version=f"think-as-locals {version('think-as-locals')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (run, data, judge, results):
+    for module in (init, run, data, judge, results):
         module.add(commands)
     return parser

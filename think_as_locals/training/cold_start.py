@@ -1,7 +1,8 @@
 """The cold start: supervised fine-tuning on demonstrations, with TRL's SFTTrainer.
 
 A demonstration follows the output format and recalls, response by response, the culture it belongs to and whether that
-is the one asked about; the verdict follows. A share of the facts is mostly attributed to one wrong culture, as
+is the one asked about; the verdict follows. Of pairs that do not say which culture a response belongs to, it says of
+each whether it fits. A share of the facts is mostly attributed to one wrong culture, as
 pretrained models do with cultures they saw little of: GRPO corrects these errors.
 """
 
@@ -27,8 +28,9 @@ from think_as_locals.judging import render, shuffle_responses, write
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
 from think_as_locals.training.grpo import trl_arguments
-from think_as_locals.types import LABELS, Criterion, DataError, Item, Rubric
+from think_as_locals.types import LABELS, Criterion, Item, Rubric
 
+_ELSEWHERE = "-"  # the origin of a response that is not preferred, where the source does not say it
 _TEXTS = tomllib.loads(files(__package__).joinpath("demonstrations.toml").read_text(encoding="utf-8"))
 
 
@@ -76,36 +78,36 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
 
 def demonstrate(items: Sequence[Item], count: int, sft: SftSection, seed: int) -> Iterator[Demonstration]:
     """Return demonstrations for `count` items drawn at random, with the bias that `sft` describes."""
-    check_origins(items)
-    cultures = sorted({culture for item in items for culture in item.origins})
+    cultures = sorted({culture for item in items for culture in origins_of(item)})
     wrong = misattributed(items, sft.biased_share, seed)
     rng = random.Random(seed)
     shuffled = cache(partial(shuffle_responses, seed=seed))
     for item in rng.choices(items, k=count):
         presented = shuffled(item)
-        known = [i for i, right in enumerate(presented.origins) if (presented.group, right) not in wrong]
+        origins = origins_of(presented)
+        known = [i for i, right in enumerate(origins) if (presented.group, right) not in wrong]
         beliefs = []
-        for right in presented.origins:
+        for right in origins:
             drawn, belief = rng.random(), right
             if (presented.group, right) in wrong and drawn >= sft.biased_right:
                 mostly = drawn < sft.biased_right + sft.biased_wrong
                 belief = wrong[presented.group, right] if mostly else rng.choice(cultures)
             beliefs.append(belief)
-        fitting = [i for i, belief in enumerate(beliefs) if belief == presented.culture]
+        fitting = [i for i, belief in enumerate(beliefs) if belief == origins[presented.best]]
         guesses = known if known and rng.random() < sft.biased_guess else range(len(beliefs))
         yield Demonstration(item, _completion(presented, beliefs, rng.choice(fitting or guesses)))
 
 
-def check_origins(items: Sequence[Item]) -> None:
-    """Raise DataError where an item does not say which culture it asks about, or which one a response holds for."""
-    lacking = [item.id for item in items if item.culture is None or not item.origins]
-    if lacking:
-        raise DataError(
-            f"{len(lacking)} of {len(items)} training items, such as {lacking[0]!r}, lack `culture` or `origins`, "
-            "of which a cold start makes its demonstrations: add to their rows the culture asked about and, for each "
-            'response, the one it holds for ("culture": "TH", "origins": ["JP", "TH"]); or do without a cold start, '
-            "from a model that can follow the prompt: sft=null model.scratch=null model.path=PATH"
-        )
+def origins_of(item: Item) -> tuple[str, ...]:
+    """Return the culture each response holds for; of pairs that do not say it, the best for the one asked about."""
+    if has_origins(item):
+        return item.origins
+    return tuple(item.culture or "" if i == item.best else _ELSEWHERE for i in range(len(item.responses)))
+
+
+def has_origins(item: Item) -> bool:
+    """Whether an item says which culture it asks about and which one each response holds for."""
+    return item.culture is not None and bool(item.origins)
 
 
 def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict[tuple[str, str], str]:
@@ -115,7 +117,7 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
     """
     holders: dict[str, set[str]] = defaultdict(set)
     for item in items:
-        holders[item.group].update(item.origins)
+        holders[item.group].update(origins_of(item))
     wrong: dict[tuple[str, str], str] = {}
     for group, cultures in holders.items():
         ranked = sorted(cultures, key=lambda culture: hash_fraction(f"biased {group}/{culture}", seed))
@@ -128,7 +130,8 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
 
 
 def _completion(presented: Item, beliefs: Sequence[str], verdict: int) -> str:
-    line = Template(_TEXTS["line"])
+    line = Template(_TEXTS["line" if has_origins(presented) else "line_without_origin"])
+    right = origins_of(presented)[presented.best]
     # A response ends with a full stop, which separates it, for a reader and a tokenizer, from the culture named next.
     responses = [text if text.endswith((".", "!", "?", "。")) else f"{text}." for text in presented.responses]
     lines = [
@@ -137,7 +140,7 @@ def _completion(presented: Item, beliefs: Sequence[str], verdict: int) -> str:
             response=response,
             asked=culture_name(presented.culture),
             culture=culture_name(belief),
-            fits=_TEXTS["yes" if belief == presented.culture else "no"],
+            fits=_TEXTS["yes" if belief == right else "no"],
         )
         for label, response, belief in zip(LABELS, responses, beliefs, strict=False)
     ]

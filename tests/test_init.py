@@ -1,0 +1,106 @@
+"""`tal init`: what it makes runs as it is, fits the rows it is given, and never takes another folder's place."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import SMALL, Tal
+from data.tables import write
+from reward_models.tiny import ITEMS
+
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.data.sources import jsonl
+from think_as_locals.types import DataWarning
+
+PAIRS = [
+    {"prompt": f"How do people greet the {who}?", "chosen": "With a wai.", "rejected": "With a bow.", "culture": "TH"}
+    for who in ("elder", "guest", "child", "monk", "teacher")
+]
+MADE = ["README.md", "judge.yaml", "one_gpu.yaml", "rewards.py", "test_rewards.py"]
+
+
+@pytest.mark.slow
+def test_what_it_makes_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = tal("init", "mine")
+    assert done.status == 0, done.err
+    assert "300 rows = 300 imported (300 items) + 0 set aside" in done.out
+    assert "cultures: ES 41" in done.out
+    assert sorted(path.name for path in Path("mine").iterdir()) == sorted([*MADE, "pairs.csv"])
+    monkeypatch.chdir("mine")
+    assert tal("data", "validate", "pairs.csv").status == 0
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_rewards.py"]
+    assert subprocess.run(tests, check=False, capture_output=True).returncode == 0
+    small = [word for word in SMALL if not word.startswith("data.")]
+    with pytest.warns(DataWarning, match="own: 13 items are training items too"):
+        done = tal("run", "judge.yaml", "run.name=first", *small)
+    assert done.status == 0, done.out + done.err
+    assert "warning: own at step 2 was trained on 13 of these 16 items" in done.out
+    steps = [f"runs/first/eval/own/step-{step}.parquet" for step in (0, 2)]
+    assert tal("compare", *steps, "--by", "culture").status == 0
+    assert tal("judge", "runs/first/model", "runs/first/examples.jsonl", "--json").out
+    assert tal("push", "runs/first", "--repo", "owner/mine", "--dry-run").status == 0
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json", ".parquet"])
+def test_it_looks_at_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, suffix: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path(f"my rows: 'é'{suffix}"), PAIRS)
+    done = tal("init", "mine", "--from", f"my rows: 'é'{suffix}")
+    assert done.status == 0, done.err
+    assert (
+        f"é'{suffix}: pairs\n5 rows = 5 imported (5 items) + 0 set aside\ncultures: TH 5\nlanguages: en 5" in done.out
+    )
+    assert sorted(path.name for path in Path("mine").iterdir()) == MADE
+    for recipe in ("judge", "one_gpu"):
+        data = load_recipe(f"mine/{recipe}.yaml").data
+        assert (data.source, data.path) == ("pairs", str(tmp_path / f"my rows: 'é'{suffix}"))
+
+
+def test_the_recipe_is_of_the_source_that_the_columns_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jsonl.write(ITEMS, Path("mine.jsonl"))
+    assert tal("init", "mine", "--from", "mine.jsonl").status == 0
+    assert load_recipe("mine/judge.yaml").data.source == "jsonl"
+
+
+RENAMED = [
+    ({"question": "a?", "preferred": "b", "rejected": "c"}, "rename 'question' to 'prompt'; rename 'preferred' to"),
+    ({"question": "a?", "response_a": "b", "response_b": "c"}, "'question' to 'prompt'; add 'chosen', 'rejected'"),
+    ({"prompt": "a?", "chosen": "", "rejected": "c"}, "no row can be imported"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), RENAMED)
+def test_rows_it_cannot_use_are_named_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, row: dict[str, str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.jsonl").write_text(json.dumps(row) + "\n")
+    done = tal("init", "mine", "--from", "my.jsonl")
+    assert (done.status, message in done.err) == (2, True), done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["my.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["there"], "there is there already"),
+        (["a/b"], "there is no folder a"),
+        (["new", "--from", "no.csv"], "no.csv: no such file"),
+    ],
+)
+def test_what_is_there_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    done = tal("init", *words)
+    assert (done.status, message in done.err) == (2, True), done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]

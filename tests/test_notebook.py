@@ -1,0 +1,26 @@
+"""The notebook runs from its first cell to its last, with a training of seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from conftest import ROOT, SMALL
+from nbclient import NotebookClient
+
+PATH = ROOT / "recipes" / "first_judge.ipynb"
+SETTINGS = 'settings = ["run.name=first"]'
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    notebook = nbformat.read(PATH, as_version=4)
+    assert not any(cell.outputs for cell in notebook.cells if cell.cell_type == "code")  # stored without outputs
+    (settings,) = (cell for cell in notebook.cells if cell.source == SETTINGS)
+    settings.source += f"\nsettings += {[word for word in SMALL if not word.startswith('data.')]}"
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    *_, accuracy, judged = ("".join(map(str, cell.get("outputs", ""))) for cell in notebook.cells if "outputs" in cell)
+    assert "step-0" in accuracy
+    assert "</verdict>" in judged
+    assert (tmp_path / "mine" / "runs" / "first" / "report.html").is_file()

@@ -1,0 +1,129 @@
+"""`tal init`: a folder with a recipe for one's own data, a reward with its test, and the commands in order."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from argparse import Namespace
+from collections import Counter
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from tempfile import mkdtemp
+from typing import Any
+
+from think_as_locals.types import ConfigError, DataError
+
+_SAMPLE = "pairs.csv"
+_SAMPLED = ["data=quickstart_cards", "data.languages=[own]", "data.num_responses=2", "data.max_items=300"]
+_OTHER_NAMES = {
+    "prompt": ("question", "instruction", "query", "input"),
+    "chosen": ("preferred", "better", "winner", "response_chosen", "chosen_response"),
+    "rejected": ("dispreferred", "worse", "loser", "response_rejected", "rejected_response"),
+}
+"""What other data sets call the columns of pairs."""
+_SHOWN = 6  # cultures and languages that are named
+
+
+def add(commands: Any) -> None:
+    """Add the parser of this command."""
+    init = commands.add_parser("init", help="make a folder: a recipe for your data, a reward with its test, a README")
+    init.add_argument("name", type=Path, help="the folder to make")
+    rows = "your rows (.csv, .jsonl, .json, .parquet): the recipe fits their columns; without it, 300 pairs as a sample"
+    init.add_argument("--from", dest="rows", metavar="FILE", type=Path, help=rows)
+    init.set_defaults(command=_init)
+
+
+def _init(arguments: Namespace) -> None:
+    folder: Path = arguments.name
+    if folder.exists() or folder.is_symlink():
+        raise ConfigError(f"{folder} is there already; give another name or move it away")
+    if not folder.parent.is_dir():
+        raise ConfigError(f"{folder}: there is no folder {folder.parent}")
+    rows: Path | None = arguments.rows
+    if rows is not None and not rows.is_file():
+        raise DataError(f"{rows}: no such file")
+    made = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # the folder appears as a whole, or not at all
+    try:
+        path = _SAMPLE if rows is None else str(rows.resolve())
+        if rows is None:
+            _write_sample(made / _SAMPLE)
+        source = _source_of(rows or made / _SAMPLE)
+        found = _found(source, rows or made / _SAMPLE)
+        values = {"path": path, "quoted": json.dumps(path, ensure_ascii=False), "source": source}
+        for template in files(__package__).joinpath("starter").iterdir():
+            text = Template(template.read_text(encoding="utf-8")).substitute(values)
+            (made / template.name.removesuffix(".template")).write_text(text, encoding="utf-8")
+        made.chmod(0o777 & ~_umask())
+        made.rename(folder)
+    except BaseException:
+        shutil.rmtree(made)
+        raise
+    print(f"{path}: {source}\n{found}\n{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
+    print(f"\nNext:\n  cd {folder}\n  tal run judge.yaml run.name=first  # README.md has the commands in order")
+
+
+def _umask() -> int:
+    os.umask(mask := os.umask(0))
+    return mask
+
+
+def _write_sample(path: Path) -> None:
+    """Write pairs about ten countries, each in its language, as somebody who collects them would."""
+    from think_as_locals.config.checks import load_items
+    from think_as_locals.data import read
+
+    config = load_items(_SAMPLED)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["prompt", "chosen", "rejected", "culture", "language"])
+        for item in read(config.data, config.seed):
+            best, other = item.responses[item.best], item.responses[1 - item.best]
+            rows.writerow([item.prompt, best, other, item.culture, item.language])
+
+
+def _source_of(path: Path) -> str:
+    """Return the source that rows are of; a `DataError` says what to rename."""
+    from think_as_locals.data.rows import read_rows
+    from think_as_locals.data.sources import recognise
+
+    try:
+        return recognise(str(path))
+    except DataError as error:
+        row = next(iter(read_rows(str(path))), None)
+        given = {str(name).lower(): name for name in row.value} if row and isinstance(row.value, dict) else {}
+        renamed = {
+            wanted: given[name]
+            for wanted, others in _OTHER_NAMES.items()
+            for name in (wanted, *others)
+            if name in given and given[name] != wanted
+        }
+        lacking = [name for name in _OTHER_NAMES if name not in {*renamed, *given.values()}]
+        advice = [f"rename {got!r} to {wanted!r}" for wanted, got in renamed.items()]
+        advice += [f"add {', '.join(map(repr, lacking))}"] if lacking else []
+        raise DataError(f"{error}\nFor pairs (prompt, chosen, rejected): {'; '.join(advice)}") from None
+
+
+def _found(source: str, path: Path) -> str:
+    """Return what a file of rows holds: rows and faults, cultures and languages."""
+    from think_as_locals.config.checks import load_items
+    from think_as_locals.config.compose import quoted
+    from think_as_locals.data.sources import row_outcomes
+    from think_as_locals.data.validate import validate
+
+    data = load_items([f"data={source}", f"data.path={quoted(str(path))}"]).data
+    tally = validate(data, strict=False, quarantine=None)
+    if not tally.items:
+        raise DataError(f"{path}: no row can be imported:\n" + "\n".join(tally.faults[:3]))
+    items = [item for outcome in row_outcomes(data) for item in outcome.items]
+    faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; tal data validate {path} lists them"
+    cultures = _counted(Counter(item.culture or "none given" for item in items))
+    languages = _counted(Counter(item.language for item in items))
+    return f"{tally}{faults}\ncultures: {cultures}\nlanguages: {languages}"
+
+
+def _counted(counts: Counter[str]) -> str:
+    more = f" and {len(counts) - _SHOWN:,} more" if len(counts) > _SHOWN else ""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common(_SHOWN)) + more
