@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT, Tal
+from extras import run_with
 from reward_models.tiny import ITEMS, write_classifier, write_language_model
 
 from think_as_locals import Judge, ScalarRM, shuffle_responses
@@ -20,40 +21,11 @@ from think_as_locals.cli import main
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data.sources import jsonl
 
-CORE_ONLY = """
-import sys
-from importlib import metadata
-from think_as_locals.cli import main
-
-core = {"babel", "hydra-core", "omegaconf", "pydantic", "rich", "packaging", "PyYAML", "think-as-locals"}
-version = metadata.version
-
-def only_core(name):
-    if name not in core:
-        raise metadata.PackageNotFoundError(name)
-    return version(name)
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top in {gone}:
-            raise ModuleNotFoundError(f"No module named {top!r}", name=name)
-
-metadata.version = only_core
-sys.meta_path.insert(0, Missing())
-main()
-"""
-"""`tal` as it is without any extra."""
-
 ONE = ["--prompt", "How do people greet?", "--response", "With a bow.", "--response", "With two kisses."]
-GONE = {"torch", "transformers", "huggingface_hub", "numpy", "pyarrow", "httpx", "psutil", "fastapi", "accelerate"}
 
 
 def without_extras(*words: str) -> subprocess.CompletedProcess[str]:
-    program = CORE_ONLY.replace("{gone}", repr(GONE))
-    return subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    return run_with((), "from think_as_locals.cli import main; main()", *words, folder=ROOT)
 
 
 @pytest.mark.parametrize(

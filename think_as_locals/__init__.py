@@ -65,5 +65,9 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return vars(import_module(_LAZY[name]))[name]
+        try:
+            return vars(import_module(_LAZY[name]))[name]
+        except ModuleNotFoundError as error:
+            error.add_note("pip install 'think-as-locals[train]', or [client] for a judge behind a server")
+            raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; available: {', '.join(__all__)}")

