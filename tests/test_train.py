@@ -269,12 +269,13 @@ def _item(row: dict[str, object]) -> Item:
 
 
 def test_the_commands_that_a_run_ends_with_work_as_printed(
-    small_run: Path, tal: Tal, monkeypatch: pytest.MonkeyPatch
+    small_run: Path, tal: Tal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, _, commands = (small_run.parent / "output.txt").read_text().partition("\nNext:\n")
     assert FROM_SCRATCH in " ".join(told.split())
     lines = [shlex.split(line, comments=True) for line in commands.splitlines() if line.startswith("  tal ")]
-    assert [line[1] for line in lines] == ["judge", "compare", "serve"]
+    assert [line[1] for line in lines] == ["judge", "compare", "init", "serve"]
+    monkeypatch.chdir(tmp_path)
     served: list[Any] = []
     monkeypatch.setattr("think_as_locals.serving.server.serve", served.append)
     for _, *words in lines:
@@ -283,3 +284,4 @@ def test_the_commands_that_a_run_ends_with_work_as_printed(
     judged = tal(*lines[0][1:], "--json")
     assert len(judged.out.splitlines()) == 3
     assert served
+    assert (tmp_path / "mine" / "README.md").is_file()

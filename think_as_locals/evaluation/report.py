@@ -118,6 +118,8 @@ def next_steps(run: RunFolder) -> list[tuple[str, str]]:
         steps.append((("tal", "judge", run.model, run.examples), "judges a few of its test items"))
     if len(tables) > 1:
         steps.append((("tal", "compare", tables[0], tables[-1], "--by", "culture"), "what GRPO changed"))
+    if made_from_scratch(run):
+        steps.append((("tal", "init", "mine"), "a recipe for your own pairs: --from FILE, or a sample"))
     steps.append((("tal", "serve", run.model), "the judge behind HTTP"))
     return [(shlex.join(map(str, words)), why) for words, why in steps]
 
