@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: 
     ("words", "expected"),
     [
         ([], "COMMAND"),
+        (["--version"], f"think-as-locals {version('think-as-locals')}\n"),
         (["run"], "required: recipe\n"),
         (["run", "quikstart"], "no such file; did you mean 'quickstart'?"),
         (["launch", "nofile.yaml"], "nofile.yaml: no such file; recipes that come with it (tal recipes): carb, qui"),
@@ -108,7 +110,7 @@ def test_a_mistyped_command_ends_with_what_was_expected_before_anything_loads(
     words: list[str], expected: str, tal: Tal
 ) -> None:
     done = tal(*words)
-    assert done.status == (0 if not words else 2)
+    assert done.status == (0 if not words or words == ["--version"] else 2)
     assert expected in done.out + done.err
 
 
@@ -131,8 +133,13 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def records(tal: Tal, *words: str) -> list[dict[str, Any]]:
     done = tal("judge", *words, "--json")
-    assert done.status == 0, done.err
-    return [json.loads(line) for line in done.out.splitlines()]
+    found = [json.loads(line) for line in done.out.splitlines()]
+    failures = sum(record["verdict"] is None for record in found)
+    assert done.status == (1 if failures else 0), done.err
+    assert (f"{failures} of {len(found)} judgements have no verdict: the model did not write" in done.err) == (
+        failures > 0
+    )
+    return found
 
 
 def test_the_items_of_a_file_are_judged_as_by_the_judge_itself(tal: Tal, judge: str, tmp_path: Path) -> None:

@@ -284,11 +284,19 @@ def test_a_silent_server_is_given_up_before_the_deadlines(loopback: Loopback) ->
     assert 0.6 <= time.monotonic() - started < 5
 
 
-def test_where_nobody_listens_it_ends_in_time() -> None:
+def test_where_nobody_listens_it_ends_at_once() -> None:
     started = time.monotonic()
-    assert "no answer for 0.6 s" in fault(client(NOBODY, key_variable=None, timeout_s=0.6))[0]
-    assert "ConnectError" in fault(client(NOBODY, key_variable=None, deadline_s=0.6))[0]
+    message = fault(client(NOBODY, key_variable=None, timeout_s=60, deadline_s=60))[0]
+    assert "ConnectError" in message
+    assert "nothing answers there: start the server, or correct the url" in message
     assert time.monotonic() - started < 5
+
+
+def test_where_a_server_was_it_is_waited_for() -> None:
+    for limits, got in (({"timeout_s": 0.6}, "no answer for 0.6 s"), ({"deadline_s": 0.6}, "tries for conversation 0")):
+        server = client(NOBODY, key_variable=None, **limits)
+        server.reached.add("its route")
+        assert got in fault(server)[0]
 
 
 def test_what_was_kept_before_a_fault_stays_and_nothing_is_asked_after_it(loopback: Loopback) -> None:

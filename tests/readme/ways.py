@@ -84,7 +84,9 @@ def _measures(reader: Reader, typed: Command) -> None:
 
 
 def _judges(reader: Reader, typed: Command) -> None:
-    assert re.search(r"^ *(Verdict: [A-H], your response|No verdict)", reader.types(typed), re.MULTILINE)
+    status, output = reader.tal(*reader.words(typed)[1:])
+    assert status == ("No verdict" in output), output
+    assert re.search(r"^ *(Verdict: [A-H], your response|No verdict)", output, re.MULTILINE)
 
 
 def _shows(reader: Reader, typed: Command) -> None:

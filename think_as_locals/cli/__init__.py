@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from argparse import ArgumentParser
+from importlib.metadata import version
 from pathlib import Path
 
 from think_as_locals.cli import data, init, judge, results, run
@@ -82,6 +83,7 @@ def _ending(error: BaseException) -> tuple[int, str | None]:
 def _parser() -> ArgumentParser:
     """Return the parser of every command and its arguments."""
     parser = ArgumentParser(prog="tal", description="Train and use generative reward models that think as locals do.")
+    parser.add_argument("--version", action="version", version=f"think-as-locals {version('think-as-locals')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (init, run, data, judge, results):
         module.add(commands)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -57,14 +58,24 @@ def _judge(arguments: Namespace) -> None:
     out = Console(markup=False, highlight=False, emoji=False)
     beside = out if out.is_terminal else Console(stderr=True)
     with Progress(console=beside, transient=True, disable=len(items) == 1 or not beside.is_terminal) as progress:
-        task = progress.add_task("judging", total=len(items))
+        task, failures = progress.add_task("judging", total=len(items)), 0
         for first in range(0, len(items), _CHUNK):
             for view, record in read(items[first : first + _CHUNK]):
                 if arguments.json:
                     out.out(json.dumps(record), highlight=False)  # one line, however narrow the terminal
                 else:
                     out.print(view)
+                failures += record["verdict"] is None and "issues" in record
                 progress.advance(task)
+    if failures:
+        print(
+            f"tal: {failures} of {len(items)} judgements have no verdict: the model did not write in the format of its "
+            "prompt (`issues` name the rules it broke). Was it trained as a judge, and on data of this kind? Does it "
+            "write as much as it needs (max_completion_length in its tal_judge.json)? A pretrained model is trained by "
+            "tal run tal_grpo",
+            file=sys.stderr,
+        )
+        raise SystemExit(1)
 
 
 def _items(arguments: Namespace) -> list[Item]:

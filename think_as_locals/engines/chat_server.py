@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -52,6 +52,8 @@ class ChatServer:
     timeout_s: float  # without any answer from the server, after which it is given up
     fields: Mapping[str, Any]  # of each request beside ours, or in their place; None removes one
     special_tokens: tuple[str, ...] = CHAT_TOKENS
+    # Empty until it has answered: what was there once may be restarting, what never was is an error at once.
+    reached: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:
@@ -176,7 +178,10 @@ class _Requests:
                 break
             except httpx.RequestError as error:
                 got = f"{type(error).__name__}: {error}"
+                if isinstance(error, httpx.ConnectError) and not self._server.reached:
+                    raise self._error(got, "nothing answers there: start the server, or correct the url") from None
             else:
+                self._server.reached.add(self._route)
                 if response.is_success or (response.is_client_error and _TOO_LONG.search(response.text)):
                     self._allow_silence(0.0)
                     return response
