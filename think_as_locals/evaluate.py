@@ -20,7 +20,7 @@ from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.downstream import best_scored, selection_quality, tournament, write_selections
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
-from think_as_locals.evaluation.leaderboard import write_leaderboard
+from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 from think_as_locals.evaluation.probes import probe
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.judging import shuffle_responses
@@ -63,7 +63,9 @@ def run(config: EvaluationConfig, items: Sequence[Item], candidates: Sequence[Ca
             message = record_failure(error, record)
             console.print(escape_terminal(f"{name} failed: {message}"), style="red")
         clear_device_cache(garbage_collection=True)  # of a model that is gone, for the next one
-    console.print(f"leaderboard  {write_leaderboard([folder.path], folder.path)}", highlight=False)
+    page = write_leaderboard([folder.path], folder.path)
+    console.print(*on_terminal(folder.path), highlight=False)
+    console.print(f"leaderboard  {page}", highlight=False)
     if failed:
         console.print(f"failed       {', '.join(failed)}: run.resume=auto tries again", style="red", highlight=False)
         raise SystemExit(1)

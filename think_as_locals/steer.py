@@ -23,7 +23,7 @@ from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import make_scalar_rm
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder
-from think_as_locals.scpo.report import write_report
+from think_as_locals.scpo.report import on_terminal, write_report
 from think_as_locals.scpo.results import (
     HeldOutSet,
     VariantResult,
@@ -92,6 +92,7 @@ class ScpoRun:
             stop_if_asked(config.run.name, self.signals, spec.name)
         if main:
             report = write_report(self.folder.path, config, prepared.held_out, prepared.scores, results)
+            self.bar.console.print(*on_terminal(self.folder.path), highlight=False)
             self.bar.console.print(f"report      {report}\nmodels      {self.folder.path / 'models'}", highlight=False)
 
     def _prepare(self, train: Sequence[Item], test: Sequence[Item]) -> Prepared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,47 @@ def test_nothing_in_data_is_markup_or_acts_on_the_terminal() -> None:
     assert "[bold]" in text
 
 
+NARROW = """\
+┏━━━━━━━━━━━━━━━━┳━━━━┳━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━┓
+┃ items          ┃  n ┃                 A ┃                 B ┃
+┡━━━━━━━━━━━━━━━━╇━━━━╇━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━┩
+│ all items      │ 96 │ 50.0 [38.3, 61.7] │ 75.0 [63.4, 83.9] │
+├────────────────┼────┼───────────────────┼───────────────────┤
+│ flip sets      │ 96 │ 50.0 [38.3, 61.7] │ 75.0 [63.4, 83.9] │
+├────────────────┼────┼───────────────────┼───────────────────┤
+│ macro, 8 cells │ 96 │ 50.0 [38.3, 61.7] │ 75.0 [63.4, 83.9] │
+├────────────────┼────┼───────────────────┼───────────────────┤
+│ safety         │ 48 │ 50.0 [29.1, 70.9] │ 75.0 [52.1, 89.2] │
+│ value          │ 48 │ 50.0 [29.1, 70.9] │ 75.0 [52.1, 89.2] │
+└────────────────┴────┴───────────────────┴───────────────────┘
+┏━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━┳━━━━━━━━━┳━━━━━━━━━━┓
+┃                ┃                      ┃       ┃       p ┃          ┃
+┃ items          ┃                B - A ┃     p ┃ McNemar ┃ smallest ┃
+┡━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━╇━━━━━━━━━╇━━━━━━━━━━┩
+│ all items      │  +25.0 [+5.2, +44.8] │ 0.020 │   0.006 │     28.3 │
+├────────────────┼──────────────────────┼───────┼─────────┼──────────┤
+│ flip sets      │  +25.0 [+5.2, +44.8] │ 0.020 │   0.006 │     28.3 │
+├────────────────┼──────────────────────┼───────┼─────────┼──────────┤
+│ macro, 8 cells │  +25.0 [+5.2, +44.8] │ 0.020 │         │          │
+├────────────────┼──────────────────────┼───────┼─────────┼──────────┤
+│ safety         │ +25.0 [-12.2, +62.2] │ 0.244 │   0.130 │     60.5 │
+│ value          │ +25.0 [-12.2, +62.2] │ 0.244 │   0.130 │     60.5 │
+└────────────────┴──────────────────────┴───────┴─────────┴──────────┘
+┏━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━┓
+┃ items          ┃            best baseline ┃
+┡━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━┩
+│ all items      │ chance 50.0 [38.3, 61.7] │
+├────────────────┼──────────────────────────┤
+│ flip sets      │ chance 50.0 [38.3, 61.7] │
+├────────────────┼──────────────────────────┤
+│ macro, 8 cells │ chance 50.0 [38.3, 61.7] │
+├────────────────┼──────────────────────────┤
+│ safety         │ chance 50.0 [29.1, 70.9] │
+│ value          │ chance 50.0 [29.1, 70.9] │
+└────────────────┴──────────────────────────┘
+"""
+
+
 def test_the_command_prints_the_table_or_why_there_is_none(tmp_path: Path, tal: Tal) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     measure(one, 5, predictions(lambda i: i % 2 == 0))
@@ -246,6 +288,13 @@ def test_the_command_prints_the_table_or_why_there_is_none(tmp_path: Path, tal: 
     done = tal("compare", str(one), str(two), "--by", "domain")
     assert "all items" in done.out
     assert "safety" in done.out
+    narrow = tal("compare", str(one), str(two), "--by", "domain", columns=80).out
+    assert NARROW in narrow
+    found = json.loads(tal("compare", str(one), str(two), "--by", "domain", "--json").out)
+    assert (found["a"], found["b"], found["warnings"]) == (str(one), str(two), [])
+    assert [each["name"] for each in found["comparisons"]][-2:] == ["safety", "value"]
+    whole = found["comparisons"][0]
+    assert whole["difference"]["difference"] == whole["b"]["accuracy"] - whole["a"]["accuracy"]
     measure(two, 5, predictions(lambda _: True, items=ITEMS[:90]))
     done = tal("compare", str(one), str(two), "--by", "domain")
     assert done.status == 2

@@ -311,6 +311,36 @@ def test_an_evaluation_gives_the_accuracy_that_ranks_its_reward_models(tmp_path:
     assert read_results(tmp_path) == [Result("mine", 0.25, 3.5, benchmark="mine.jsonl")]
 
 
+RESULTS = """\
+┏━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━┳━━━━━━┓
+┃ correlation  ┃                    value ┃     p ┃   r2 ┃
+┡━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━╇━━━━━━┩
+│ Pearson r    │ -0.42 [-0.95, 0.73], n 5 │ 0.478 │ 0.18 │
+│ Spearman rho │ -0.53 [-1.00, 0.91], n 5 │ 0.467 │    – │
+└──────────────┴──────────────────────────┴───────┴──────┘
+┏━━━━━━━━━━━━━━┳━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┓
+┃ reward model ┃ accuracy, % ┃ best-of-N quality ┃ r2 of the others ┃
+┡━━━━━━━━━━━━━━╇━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━┩
+│ rm 1         │        10.0 │             1.000 │             0.88 │
+│ rm 2         │        20.0 │             4.000 │             0.08 │
+│ rm 3         │        30.0 │             4.000 │             0.28 │
+│ rm 4         │        40.0 │             1.000 │             0.13 │
+│ rm 5         │        50.0 │             0.000 │             0.00 │
+└──────────────┴─────────────┴───────────────────┴──────────────────┘
+"""
+
+
+def test_the_command_prints_the_result_as_tables_or_as_the_content_of_its_file(tmp_path: Path, tal: Tal) -> None:
+    rows = tmp_path / "rows.jsonl"
+    made = [{"name": f"rm {i}", "accuracy": i / 10, "downstream": i * i % 5} for i in range(1, 6)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in made))
+    done = tal("validity", str(rows), "--out", str(tmp_path), columns=80)
+    assert done.out == f"{RESULTS}{tmp_path}/validity.svg\n"
+    assert done.err == "warning: n = 5: with so few reward models a correlation says little\n"
+    done = tal("validity", str(rows), "--out", str(tmp_path), "--json")
+    assert json.loads(done.out) == json.loads((tmp_path / "validity.json").read_text())
+
+
 def test_where_the_accuracy_lacks_cells_it_says_so(tmp_path: Path, tal: Tal) -> None:
     for number in range(4):
         made = judge_all(lambda i, every=number + 2: i % every, published_items(missing=["Thai/safety"]))
@@ -319,8 +349,8 @@ def test_where_the_accuracy_lacks_cells_it_says_so(tmp_path: Path, tal: Tal) -> 
         (tmp_path / f"selections/rm-{number}.json").write_text(json.dumps({"selected": {"mean": number**2}}))
     done = tal("validity", str(tmp_path), "--out", str(tmp_path))
     warning = "macro over 39 of 40 cells; missing: Thai/safety"
-    assert done.err == f"warning: {warning}\n"
     found = json.loads((tmp_path / "validity.json").read_text())["warning"]
+    assert done.err == f"warning: {found}\n"
     assert found == f"n = 4: with so few reward models a correlation says little; {warning}"
     assert warning in (tmp_path / "validity.svg").read_text()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Tal
 from evaluation.judged import Right, flip_items, judge_all, judged, measure
 from evaluation.published import COUNTRIES, published_items
 from html_page import Page
@@ -163,6 +164,73 @@ def test_models_that_do_not_differ_share_their_ranks(out: Path) -> None:
         "constant": ([3, 3], False),
         "worse": ([4, 4], False),
     }
+
+
+NARROW = """\
+cards, split group: 134 items
+┏━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━┓
+┃ rank ┃ reward model         ┃ macro accuracy, % ┃              by items, % ┃
+┡━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━┩
+│  1–2 │ also-good ●          │ 90.2 [88.0, 91.7] │ 90.3 [87.9, 92.1], n 134 │
+│  1–2 │ good ●               │ 89.7 [86.3, 92.1] │ 89.6 [86.9, 91.8], n 134 │
+│    3 │ constant             │ 50.0 [40.7, 59.3] │ 50.0 [40.7, 59.3], n 134 │
+│    4 │ worse                │ 37.2 [36.5, 37.5] │ 37.3 [36.8, 37.5], n 134 │
+├──────┼──────────────────────┼───────────────────┼──────────────────────────┤
+│      │ chance (best         │ 50.0 [40.7, 59.3] │ 50.0 [40.7, 59.3], n 134 │
+│      │ baseline)            │                   │                          │
+│      │ always the longest   │ 50.0 [40.7, 59.3] │ 50.0 [40.7, 59.3], n 134 │
+│      │ response             │                   │                          │
+│      │ always the shortest  │ 50.0 [40.7, 59.3] │ 50.0 [40.7, 59.3], n 134 │
+│      │ response             │                   │                          │
+│      │ a response that      │ 50.0 [40.7, 59.3] │ 50.0 [40.7, 59.3], n 134 │
+│      │ names the culture    │                   │                          │
+│      │ the answer most      │ 50.0 [40.7, 59.3] │ 50.0 [40.7, 59.3], n 134 │
+│      │ often right          │                   │                          │
+│      │ elsewhere            │                   │                          │
+│      │ TF-IDF of the        │ 50.0 [40.7, 59.3] │ 50.0 [40.7, 59.3], n 134 │
+│      │ response alone       │                   │                          │
+└──────┴──────────────────────┴───────────────────┴──────────────────────────┘
+┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━┓
+┃ reward model         ┃             flip sets, % ┃        parse failures, % ┃
+┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━┩
+│ also-good ●          │ 90.3 [87.9, 92.1], n 134 │    0.0 [0.0, 3.5], n 134 │
+│ good ●               │ 89.6 [86.9, 91.8], n 134 │    0.0 [0.0, 3.5], n 134 │
+│ constant             │ 50.0 [40.7, 59.3], n 134 │    0.0 [0.0, 3.5], n 134 │
+│ worse                │ 37.3 [36.8, 37.5], n 134 │ 25.4 [25.0, 26.3], n 134 │
+├──────────────────────┼──────────────────────────┼──────────────────────────┤
+│ chance (best         │ 50.0 [40.7, 59.3], n 134 │                          │
+│ baseline)            │                          │                          │
+│ always the longest   │ 50.0 [40.7, 59.3], n 134 │                          │
+│ response             │                          │                          │
+│ always the shortest  │ 50.0 [40.7, 59.3], n 134 │                          │
+│ response             │                          │                          │
+│ a response that      │ 50.0 [40.7, 59.3], n 134 │                          │
+│ names the culture    │                          │                          │
+│ the answer most      │ 50.0 [40.7, 59.3], n 134 │                          │
+│ often right          │                          │                          │
+│ elsewhere            │                          │                          │
+│ TF-IDF of the        │ 50.0 [40.7, 59.3], n 134 │                          │
+│ response alone       │                          │                          │
+└──────────────────────┴──────────────────────────┴──────────────────────────┘
+┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━┓
+┃ reward model         ┃                    ties, % ┃ protocol ┃
+┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━┩
+│ also-good ●          │      0.0 [0.0, 3.5], n 134 │ listwise │
+│ good ●               │      0.0 [0.0, 3.5], n 134 │ listwise │
+│ constant             │ 100.0 [96.5, 100.0], n 134 │ listwise │
+│ worse                │   25.4 [25.0, 26.6], n 134 │ pairwise │
+└──────────────────────┴────────────────────────────┴──────────┘
+"""
+
+
+def test_the_command_prints_the_board_as_a_table_or_as_the_content_of_its_file(
+    measured: Path, tmp_path: Path, tal: Tal
+) -> None:
+    done = tal("leaderboard", str(measured), "--out", str(tmp_path), columns=80)
+    assert done.out.startswith(NARROW)
+    assert done.out.endswith(f"\n{tmp_path}/leaderboard.html\n")
+    done = tal("leaderboard", str(measured), "--out", str(tmp_path), "--json")
+    assert json.loads(done.out) == json.loads((tmp_path / "leaderboard.json").read_text())
 
 
 def test_a_model_alone_is_first(tmp_path: Path) -> None:

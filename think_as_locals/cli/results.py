@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,19 @@ def add(commands: Any) -> None:
     compare.add_argument("a", metavar="RUN_A", help=first)
     compare.add_argument("b", metavar="RUN_B", help="the other one")
     compare.add_argument("--by", default="cell", help="cell (culture and domain), culture, language, script ...")
+    as_json = "print one JSON document and nothing else"
+    compare.add_argument("--json", action="store_true", help=as_json)
     compare.set_defaults(command=_compare)
     board = commands.add_parser("leaderboard", help="a table and a page of the reward models of several runs")
     board.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of an evaluation or of a training run")
     board.add_argument("--out", default=".", help="folder for leaderboard.json, .md and .html")
+    board.add_argument("--json", action="store_true", help=as_json)
     board.set_defaults(command=_leaderboard)
     validity = commands.add_parser("validity", help="how well accuracy on CARB predicts best-of-N quality")
     results = "an evaluation with eval.candidates, or rows of name, accuracy, downstream"
     validity.add_argument("results", type=Path, help=results)
     validity.add_argument("--out", default=".", help="folder for validity.json and validity.svg")
+    validity.add_argument("--json", action="store_true", help=as_json)
     validity.set_defaults(command=_validity)
 
     to_hub = "push a trained judge or a steered reward model to the Hugging Face Hub, privately"
@@ -46,32 +52,53 @@ def add(commands: Any) -> None:
 
 
 def _compare(arguments: Namespace) -> None:
-    from rich.console import Console
-
     from think_as_locals.evaluation.breakdowns import macro_cells, macro_warning
-    from think_as_locals.evaluation.compare import CAPTION, compare, read, table, trained_on_notes
+    from think_as_locals.evaluation.compare import CAPTION, as_dict, compare, read, table, trained_on_notes
 
     runs = {"A": Path(arguments.a), "B": Path(arguments.b)}
     a, b = map(read, runs.values())
     warning = macro_warning(macro_cells(c.item for c in a))
-    caption = "\n".join([CAPTION, *([f"Warning: {warning}"] if warning else []), *trained_on_notes(runs)])
-    shown = table(compare(a, b, arguments.by)).terminal(f"A: {arguments.a}\nB: {arguments.b}", caption)
-    Console(markup=False, highlight=False).print(shown)
+    warnings = [*([f"Warning: {warning}"] if warning else []), *trained_on_notes(runs)]
+    found = compare(a, b, arguments.by)
+    if arguments.json:
+        named = {name: str(run) for name, run in zip("ab", runs.values(), strict=True)}
+        print(json.dumps({**named, "warnings": warnings, "comparisons": [as_dict(each) for each in found]}))
+        return
+    _print([table(found).terminal(f"A: {arguments.a}\nB: {arguments.b}", "\n".join([CAPTION, *warnings]))])
 
 
 def _leaderboard(arguments: Namespace) -> None:
-    from think_as_locals.evaluation.leaderboard import write_leaderboard
+    from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 
-    print(write_leaderboard(arguments.runs, _out_folder(arguments.out)))
+    folder = _out_folder(arguments.out)
+    page = write_leaderboard(arguments.runs, folder)
+    if arguments.json:
+        sys.stdout.write((folder / "leaderboard.json").read_text(encoding="utf-8"))
+        return
+    _print(on_terminal(folder))
+    print(page)
 
 
 def _validity(arguments: Namespace) -> None:
-    from think_as_locals.evaluation.downstream import read_results, write_validity
+    from think_as_locals.evaluation.downstream import read_results, tables, write_validity
 
-    results = read_results(arguments.results)
-    for warning in sorted({result.warning for result in results if result.warning}):
-        print(f"warning: {warning}", file=sys.stderr)
-    print(write_validity(results, _out_folder(arguments.out)))
+    results, folder = read_results(arguments.results), _out_folder(arguments.out)
+    plot = write_validity(results, folder)
+    written = (folder / "validity.json").read_text(encoding="utf-8")
+    found = json.loads(written)
+    if found["warning"]:
+        print(f"warning: {found['warning']}", file=sys.stderr)
+    if arguments.json:
+        sys.stdout.write(written)
+        return
+    _print(table.terminal() for table in tables(found))
+    print(plot)
+
+
+def _print(tables: Iterable[Any]) -> None:
+    from rich.console import Console
+
+    Console(markup=False, highlight=False).print(*tables)
 
 
 def _out_folder(out: str) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import baseline_credits
@@ -139,6 +140,14 @@ def trained_on_notes(runs: Mapping[str, Path]) -> list[str]:
     files = {name: _last(run).with_suffix(".json") for name, run in runs.items()}
     notes = {name: carb.trained_on_note(read_json(file)) for name, file in files.items() if file.is_file()}
     return [f"Warning: {name} was {note}" for name, note in notes.items() if note]
+
+
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as plain JSON, in shares of 1."""
+    c = comparison
+    baselines = {name: estimate.as_dict() for name, estimate in c.baselines.items()}
+    estimates = {"a": c.a.as_dict(), "b": c.b.as_dict(), "difference": c.difference.as_dict(), "baselines": baselines}
+    return {"name": c.name, **estimates, "p": c.difference.p, "p_mcnemar": c.p_mcnemar, "smallest": c.smallest}
 
 
 def table(comparisons: Sequence[Comparison]) -> Table:

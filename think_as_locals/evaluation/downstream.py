@@ -11,7 +11,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +31,7 @@ from think_as_locals.evaluation.breakdowns import macro_warning
 from think_as_locals.evaluation.pages import axis, spread, templates
 from think_as_locals.evaluation.probes import Scorer, scored
 from think_as_locals.evaluation.statistics import estimate_mean
+from think_as_locals.evaluation.tables import Cell, Figure, Table
 from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, ConfigError, DataError, Item
@@ -231,6 +232,27 @@ def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, An
         "line": {"slope": float(line.slope), "intercept": float(line.intercept)},
         "warning": "; ".join(doubts) or None,
     }
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Return the content of `validity.json` as two tables: the correlations, and the reward models."""
+    pearson, spearman = found["pearson"], found["spearman"]
+    correlations: list[list[Cell]] = [
+        ["Pearson r", _correlation(pearson, "r", found["n"]), Figure(pearson["p"], form="p"), f"{pearson['r2']:.2f}"],
+        ["Spearman rho", _correlation(spearman, "rho", found["n"]), Figure(spearman["p"], form="p"), "–"],
+    ]
+    rows: list[list[Cell]] = []
+    for each in found["results"]:
+        without = found["leave_one_out"][each["name"]]
+        r2 = "none" if without is None else f"{without:.2f}"
+        rows.append([each["name"], f"{100 * each['accuracy']:.1f}", f"{each['downstream']:.3f}", r2])
+    headings = ["reward model", "accuracy, %", "best-of-N quality", "r2 of the others"]
+    return [Table(["correlation", "value", "p", "r2"], correlations), Table(headings, rows)]
+
+
+def _correlation(part: Mapping[str, Any], key: str, n: int) -> Figure:
+    low, high = part["ci95"]
+    return Figure(part[key], (low, high), n, form=".2f")
 
 
 def plot(results: Sequence[Result], found: dict[str, Any]) -> str:

@@ -13,6 +13,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
+
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import NAMES, baseline_credits
@@ -101,6 +103,18 @@ def write_leaderboard(runs: Sequence[Path], folder: Path) -> Path:
     page = folder / "leaderboard.html"
     write_text(page, _page([entry for entries in ranked for entry in entries], views, failures))
     return page
+
+
+def on_terminal(folder: Path) -> Iterator[RenderableType]:
+    """Yield the boards of a folder's `leaderboard.json` as tables for a terminal, with their warnings."""
+    found = read_json(folder / "leaderboard.json")
+    for view in map(_view, found["boards"]):
+        warnings = [f"Warning: {view['warning']}"] if view["warning"] else []
+        caption = "\n".join([_NOTE, *warnings, *(f"{name}: {note}." for name, note in view["too_long"])])
+        title = f"{view['title']}, split {' / '.join(view['splits'])}: {view['n']} items"
+        yield view["table"].terminal(title, caption)
+    if failures := _failures_table(found["failed"]):
+        yield failures.terminal("Failed")
 
 
 def read_entries(runs: Sequence[Path]) -> list[LeaderboardEntry]:

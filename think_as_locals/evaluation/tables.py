@@ -14,6 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
@@ -153,18 +155,9 @@ class Table:
     def __bool__(self) -> bool:
         return bool(self.rows)
 
-    def terminal(self, title: str = "", caption: str = "") -> TerminalTable:
-        """Return the table as rich prints it; no figure is ever cut short."""
-        shown = TerminalTable(
-            title=escape_terminal(title), caption=caption or None, title_justify="left", caption_justify="left"
-        )
-        for place in self._written():
-            justify = "right" if self._numeric(place) else "left"
-            shown.add_column(self.headings[place], justify=justify, overflow="fold")  # type: ignore[arg-type]
-        for number, row in enumerate(self.rows, start=1):
-            cells = (escape_terminal(_text(row[place])) for place in self._written())
-            shown.add_row(*cells, end_section=number in self.sections)
-        return shown
+    def terminal(self, title: str = "", caption: str = "") -> _OnTerminal:
+        """Return the table as rich prints it: where it is too wide, in parts below one another, each with the names."""
+        return _OnTerminal(self, title, caption)
 
     def markdown(self) -> str:
         """Return the table as GitHub's markdown."""
@@ -200,6 +193,60 @@ class Table:
     def _numeric(self, place: int) -> bool:
         texts = [cell for row in self.rows if isinstance(cell := row[place], str | Label)]
         return place != self.header and all(isinstance(cell, str) and _NUMBER.fullmatch(cell) for cell in texts)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnTerminal:
+    table: Table
+    title: str
+    caption: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.title:
+            yield Text.assemble(escape_terminal(self.title), style="italic")
+        texts = {place: [escape_terminal(_text(row[place])) for row in self.table.rows] for place in self._places()}
+        for widths in self._parts(texts, options.max_width):
+            part = TerminalTable()
+            for place, width in widths.items():
+                justify: JustifyMethod = "right" if self.table._numeric(place) else "left"
+                part.add_column(self.table.headings[place], justify=justify, overflow="fold", width=width)
+            values = [texts[place] for place in widths if place != self.table.header or len(widths) == 1]
+            for number, cells in enumerate(zip(*(texts[place] for place in widths), strict=True), start=1):
+                if any(found[number - 1] for found in values):
+                    part.add_row(*cells)
+                if number in self.table.sections:
+                    part.add_section()
+            yield part
+        if self.caption:
+            yield Text.assemble(escape_terminal(self.caption), style="dim italic")
+
+    def _places(self) -> list[int]:
+        return list(self.table._written())
+
+    def _parts(self, texts: Mapping[int, Sequence[Text]], room: int) -> list[dict[int, int]]:
+        """Return the columns of each part with their widths, so that no figure and no word of a heading is broken."""
+        header, headings = self.table.header, self.table.headings
+        content = {place: max((text.cell_len for text in found), default=0) for place, found in texts.items()}
+        widths = {place: max(width, cell_len(headings[place])) for place, width in content.items()}
+        if _drawn(widths) <= room:
+            return [widths]
+        widths = {place: max(width, *map(cell_len, headings[place].split())) for place, width in content.items()}
+        names = " ".join([headings[header], *map(str, texts[header])])
+        longest_word = max(map(cell_len, names.split()), default=0)
+        # A long name goes on in the next line.
+        widths[header] = min(widths[header], max(room // 4, min(longest_word, room // 3)))
+        parts = [{header: widths[header]}]
+        for place in (place for place in widths if place != header):
+            width = min(widths[place], room - _drawn({header: widths[header], place: 0}))
+            if _drawn({**parts[-1], place: width}) > room:
+                parts.append({header: widths[header]})
+            parts[-1][place] = width
+        return [dict(sorted(part.items())) for part in parts]
+
+
+def _drawn(widths: Mapping[int, int]) -> int:
+    """Return how wide columns are with their lines and margins."""
+    return 1 + sum(width + 3 for width in widths.values())
 
 
 def _text(cell: Cell, escape: Callable[[str], str] = str) -> str:

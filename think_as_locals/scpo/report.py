@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from rich.console import RenderableType
 
 from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.evaluation.pages import Axis, axis, read_settings, templates
 from think_as_locals.evaluation.tables import Cell, Figure, Label, Table, escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
-from think_as_locals.runtime.files import write_json, write_text
+from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.scpo.results import GLOBAL, MAX_LOSS, HeldOutSet, VariantResult, summarise
 from think_as_locals.scpo.scores import Scores
@@ -77,6 +78,17 @@ def write_report(
     run = {"run": config.run.name, "settings": read_settings(folder)}
     write_text(page, template.render(found=summary, tables=tables, names=VARIANT_NAMES, **run))
     return page
+
+
+def on_terminal(folder: Path) -> Iterator[RenderableType]:
+    """Yield the means and the trainings of a folder's `scpo.json` as tables for a terminal."""
+    summary = read_json(folder / "scpo.json")
+    tables = _tables(summary)
+    yield tables["means"].terminal(
+        f"SCPO on {summary['dataset']}: {summary['n']} test pairs",
+        f"Per cent with 95 % intervals over {summary['resampled']}; gains are over the global RM on the same pairs.",
+    )
+    yield tables["training"].terminal()
 
 
 def _markdown(summary: dict[str, Any], tables: dict[str, Table]) -> str:
