@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from html_page import Page, check_tables, check_texts
 from markupsafe import escape
+from rich.console import Console
 from scpo.hand_worked import (
     BEFORE,
     ITEMS,
@@ -30,7 +31,7 @@ from scpo.hand_worked import (
 )
 
 from think_as_locals.evaluation.pages import axis
-from think_as_locals.scpo.report import DIFFERENCES, VARIANT_NAMES, write_report
+from think_as_locals.scpo.report import DIFFERENCES, VARIANT_NAMES, on_terminal, write_report
 from think_as_locals.scpo.results import HeldOutSet, VariantResult
 from think_as_locals.scpo.scores import Scores
 from think_as_locals.types import Item
@@ -419,3 +420,66 @@ def test_the_text_has_a_table_of_means_and_one_of_countries(folder: Path, found:
     rises = "SCPO (filter and weight): minority accuracy rises and overall accuracy falls by 2 points at most in"
     assert f"{rises} {counts['helped']} of 4 countries" in text
     assert sum(line.startswith(r"| Thailand \(TH") for line in text.splitlines()) == 4
+
+
+# --- in the terminal ---
+
+
+MEANS = """\
+SCPO on opinion_cards: 5 test pairs
+┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━┓
+┃ variant              ┃       minority's view ┃                  gain ┃
+┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━┩
+│ global RM            │ 12.5 [0.2, 89.3], n 3 │                       │
+│ SCPO (filter and     │ 50.0 [3.6, 96.4], n 3 │ +37.5 [-28.4, +100.0] │
+│ weight)              │                       │                       │
+└──────────────────────┴───────────────────────┴───────────────────────┘
+┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━┓
+┃ variant              ┃              all pairs ┃                 gain ┃
+┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━┩
+│ global RM            │  50.0 [5.5, 94.5], n 5 │                      │
+│ SCPO (filter and     │ 70.8 [17.2, 96.6], n 5 │ +20.8 [-34.2, +75.9] │
+│ weight)              │                        │                      │
+└──────────────────────┴────────────────────────┴──────────────────────┘
+┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━┓
+┃ variant              ┃                others ┃                   gain ┃
+┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━┩
+│ global RM            │ 50.0 [5.5, 94.5], n 5 │                        │
+│ SCPO (filter and     │ 33.3 [4.0, 85.8], n 5 │ -16.7 [-100.0, +100.0] │
+│ weight)              │                       │                        │
+└──────────────────────┴───────────────────────┴────────────────────────┘
+┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━┓
+┃ variant              ┃             disagreed ┃
+┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━┩
+│ global RM            │  0.0 [0.0, 98.8], n 2 │
+│ SCPO (filter and     │ 50.0 [0.3, 99.7], n 2 │
+│ weight)              │                       │
+└──────────────────────┴───────────────────────┘
+"""
+TRAINING = """\
+┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━┳━━━━━━━┓
+┃                      ┃        ┃               ┃   pairs ┃        ┃       ┃
+┃                      ┃  helps ┃               ┃    of a ┃        ┃       ┃
+┃ variant              ┃     in ┃ significantly ┃ country ┃   kept ┃ steps ┃
+┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━╇━━━━━━━┩
+│ SCPO (filter and     │ 2 of 2 │        0 of 2 │      10 │ 40.0 % │     6 │
+│ weight)              │        │               │         │        │       │
+└──────────────────────┴────────┴───────────────┴─────────┴────────┴───────┘
+┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━┳━━━━━━━━━━┳━━━━━━━━━┓
+┃                      ┃       ┃          ┃ spread: ┃
+┃                      ┃       ┃  spread: ┃     all ┃
+┃ variant              ┃ seeds ┃ minority ┃   pairs ┃
+┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━╇━━━━━━━━━━╇━━━━━━━━━┩
+│ SCPO (filter and     │     2 │     35.4 │    17.7 │
+│ weight)              │       │          │         │
+└──────────────────────┴───────┴──────────┴─────────┘
+"""
+
+
+def test_a_terminal_of_80_columns_breaks_no_word_and_no_figure(tmp_path: Path) -> None:
+    write_report(tmp_path, config(), held_out(), scores(BEFORE), RESULTS)
+    console = Console(record=True, width=80)
+    console.print(*on_terminal(tmp_path))
+    text = console.export_text()
+    assert text.startswith(MEANS)
+    assert text.endswith(TRAINING)
