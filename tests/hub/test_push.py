@@ -239,7 +239,7 @@ def test_a_run_goes_to_the_hub_and_comes_back_as_a_judge(
     back = download(files, tmp_path / "back")
     before, after = (Judge.load(str(folder)).judge([item]) for folder in (run / "model", back))
     assert before == after
-    assert before[0].text
+    assert before[0].completion
     sent = len(hub.seen("PUT"))
     again = launch(*words, **settings)
     assert again.returncode == 0, again.stdout + again.stderr
