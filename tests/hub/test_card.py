@@ -89,6 +89,7 @@ def steered_run(
         results=(),
         hours=1.5,
         device="cpu",
+        parameters=3_500_000,
         result=VariantResult(spec=VariantSpec(**spec), available=720, kept=478, steps=3, weights=(), scores={}),
         figures={**known, "rows": [{**GLOBAL, "distance": distance(0.4)}, {**THAI, **known}]},
     )
@@ -97,7 +98,7 @@ def steered_run(
 HUB_DATA = ("reward=j1", "data=helpsteer3", "data.path=nvidia/HelpSteer3:preference", "model=qwen2_5_7b")
 MIX = ("data=mix", "data.weights={cards: 2, survey: 0.5}")
 MIX += ("data.mix.cards=quickstart_cards", "data.mix.survey=globalopinionqa", "data.mix.survey.path=mine.csv")
-UNKNOWN = {"environment": {}, "results": (), "hours": None, "device": None, "steps": None}
+UNKNOWN = {"environment": {}, "results": (), "hours": None, "device": None, "parameters": None, "steps": None}
 HOSTILE = ["A country's model is trained and scored with dropout on.", "# <b>`x`\x1b[2J"]
 CARDS: dict[str, Callable[[Path], JudgeRun | SteeredRun]] = {
     "judge": judge_run,

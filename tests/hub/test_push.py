@@ -223,6 +223,8 @@ def test_a_run_goes_to_the_hub_and_comes_back_as_a_judge(
 ) -> None:
     settings = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     run = Path(shutil.copytree(small_run, tmp_path / "runs" / "small"))
+    assert not (run / "model" / "training_args.bin").exists()  # a pickle
+    (run / "model" / "notes.md").write_text("mine")
     words = (command("tal"), "push", str(run), "--repo", "people/small")
     done = launch(*words, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -230,14 +232,14 @@ def test_a_run_goes_to_the_hub_and_comes_back_as_a_judge(
     files = repository.files()
     assert f"sent      {len(files)} of {len(files)} files, private" in done.stdout
     assert f"{hub.url}/people/small/commit/{repository.head('main')}" in done.stdout
-    assert "left out  model/'training_args.bin'" in done.stdout
+    assert "left out  model/'notes.md'" in done.stdout
     assert TOKEN not in done.stdout + done.stderr
     assert set(files) == {*FROM_MODEL, *MADE - {"carb/step-30.json"}, "carb/step-2.json"}
     assert "**CPU hours**: 0.0" in files["README.md"].decode()
     back = download(files, tmp_path / "back")
     before, after = (Judge.load(str(folder)).judge([item]) for folder in (run / "model", back))
     assert before == after
-    assert before[0].text
+    assert before[0].completion
     sent = len(hub.seen("PUT"))
     again = launch(*words, **settings)
     assert again.returncode == 0, again.stdout + again.stderr

@@ -166,8 +166,7 @@ def test_a_tracker_that_is_not_installed_is_named_before_weights_load(monkeypatc
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_at_wandb_under_the_same_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    for name in ("WANDB_RUN_ID", "WANDB_RESUME"):
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_DIR"):
         monkeypatch.setenv(name, "")  # to be restored
         monkeypatch.delenv(name)
     write_json(tmp_path / "environment.json", {"id": "the-run"})

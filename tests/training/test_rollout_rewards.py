@@ -101,7 +101,7 @@ def test_rows_hold_text_reward_and_step_and_are_taken_once(make: Make) -> None:
     rewards = make()
     _score(rewards, [NONSENSE])
     (row,) = rewards.take_rows()
-    assert (row["step"], row["completion"], row["finish_reason"], row["label"]) == (3, "nonsense", "stop", None)
+    assert (row["step"], row["completion"], row["finish_reason"], row["label"]) == (4, "nonsense", "stop", None)
     assert row["reward"] == pytest.approx(-1.0 + 0.2 * row["reward/structure"])
     assert row["fault"] is None
     assert rewards.take_rows() == []

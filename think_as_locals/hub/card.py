@@ -80,6 +80,7 @@ def _metadata(run: TrainedRun, adapter: bool) -> ModelCardData:
     judge = isinstance(run, JudgeRun)
     return ModelCardData(
         language=sorted(filter(_LANGUAGE.fullmatch, languages)) or None,
+        license=run.licence,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation" if judge else "text-classification",
         base_model=run.base,

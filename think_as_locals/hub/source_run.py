@@ -52,6 +52,13 @@ class TrainedRun:
     results: tuple[CarbResult, ...]  # the last of the run itself, then those of evaluations
     hours: float | None  # process-hours of the stages that made the model; of a resumed stage since the last resume
     device: str | None  # `cpu`, or a GPU's name
+    parameters: int | None
+
+    @property
+    def licence(self) -> str | None:
+        """What the Hub calls the licence, where model and data are ours alone; others' terms are theirs to state."""
+        ours = all(data.source.endswith("_cards") for data in self.config.sources.values())
+        return "apache-2.0" if ours and self.config.model.scratch else None
 
     @property
     def base(self) -> str | None:
@@ -157,6 +164,7 @@ def _common_facts(
         "results": results,
         "hours": sum(seconds) * len(workers["ranks"]) / 3600 if seconds and workers else None,
         "device": workers.get("device"),
+        "parameters": workers.get("parameters"),
     }
 
 

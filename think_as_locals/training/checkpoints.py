@@ -35,6 +35,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import deepspeed
+from transformers.trainer import TRAINING_ARGS_NAME
 
 from think_as_locals.config.schema import ModelSection
 from think_as_locals.runtime.files import flush, write_json, write_text
@@ -249,6 +250,13 @@ class CheckpointedTrainer(Trainer):
         self._tr_loss += values["loss"]
         self._total_loss_scalar += values["total_loss"]
         self._globalstep_last_logged = values["last_logged"]
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Write no card of TRL's: `hub.card` knows more of the model."""
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink()  # a pickle that nothing loads
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.state.global_step < self.state.max_steps:

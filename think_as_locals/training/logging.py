@@ -188,6 +188,7 @@ def track(trainer: Trainer, config: RunConfig, run: RunFolder) -> None:
     if "wandb" in config.grpo.report_to:
         os.environ.setdefault("WANDB_RUN_ID", run.read_id())
         os.environ.setdefault("WANDB_RESUME", "allow")
+        os.environ.setdefault("WANDB_DIR", str(run.path))
         trainer.add_callback(WandbTables(config, run))
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:

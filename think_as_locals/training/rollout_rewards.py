@@ -76,7 +76,7 @@ class Rewards:
         log: Callable[[str, float], None],
         score_gains: ScoreGains,
     ) -> None:
-        """Score this rank's rollouts of rows of the data set, after so many steps; all ranks call this together."""
+        """Score this rank's rollouts of rows of the data set, for the step after so many; all call this together."""
         items = [self._presented[row] for row in rows]
         rollouts = [self._chat.rollout(ids) for ids in completion_ids]
         judgements = [
@@ -100,7 +100,7 @@ class Rewards:
             )
             breakdown, fault = self.guard.attempt(self._breakdown, judgement, item, evidence)
             self._breakdowns.append(breakdown)
-            table.append(self._row(step, item, rollout, judgement, breakdown, fault))
+            table.append(self._row(step + 1, item, rollout, judgement, breakdown, fault))
         for row, scored, (_, right) in zip(rows, table, verdicts, strict=True):
             scored |= {"source": self._sources[row], "correct": right}
         self._rows += table
