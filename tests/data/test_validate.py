@@ -77,6 +77,15 @@ def test_every_fault_is_named_with_file_and_row_and_bad_rows_stand_untouched_in_
     assert {row["file"] for row in aside} == {str(planted)}
 
 
+def test_the_same_as_one_json_document(planted: Path, tal: Tal) -> None:
+    done = tal("data", "validate", str(planted), "--json")
+    found = json.loads(done.out)
+    assert (done.status, found["clean"]) == (1, False)
+    assert (found["rows"], found["imported"], found["items"]) == (30, 25, 25)
+    assert found["defects"]["empty_prompt"] == {"severity": "error", "rows": 1, "first_in": [f"{planted.name}:3"]}
+    assert found["faults"][0].startswith(f"{planted}:3: error: empty_prompt: ")
+
+
 def test_strict_stops_at_the_first_fault(planted: Path, tal: Tal) -> None:
     status, output, _ = tal("data", "validate", str(planted), "--strict")
     assert status == 1

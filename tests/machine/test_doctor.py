@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from collections.abc import Callable
@@ -64,6 +65,10 @@ def test_what_a_recipe_lacks_is_marked_and_the_status_says_so(
     assert any("nobody/nothing: neither a directory" in line for line in missing)
     assert "none that nvidia-smi sees" in output
     assert "not known: nobody/nothing: its config.json is not on this machine" in output
+    status, output = run_doctor(*words, "--launch", "gpu8_zero3", "--json")
+    faults = [finding for finding in json.loads(output)["findings"] if finding["fault"]]
+    assert status == 1
+    assert [line.split()[1:3] for line in missing] == [f"{each['what']} {each['found']}".split()[:2] for each in faults]
 
 
 def test_no_secret_is_shown(run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ def add(commands: Any) -> None:
     validate.add_argument("--source", help="format of the rows; default: recognised by their fields")
     validate.add_argument("--strict", action="store_true", help="stop at the first row with a fault")
     validate.add_argument("--quarantine", help="a new file for the rows that cannot be imported, with the reasons")
+    validate.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     validate.set_defaults(command=_validate)
 
 
@@ -53,5 +55,8 @@ def _validate(arguments: Namespace) -> None:
     config = load_items([f"data={source}", f"data.path={quoted(arguments.path)}"])
     quarantine = Path(arguments.quarantine) if arguments.quarantine else None
     tally = validate(config.data, strict=arguments.strict, quarantine=quarantine, seed=config.seed)
-    show(tally)
+    if arguments.json:
+        print(json.dumps(tally.as_dict()))
+    else:
+        show(tally)
     raise SystemExit(0 if tally.clean else 1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from argparse import REMAINDER, Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ def add(commands: Any) -> None:
     doctor.add_argument("recipe", nargs="?", help=f"{_RECIPE}; without one, the machine alone")
     doctor.add_argument("overrides", nargs="*", default=[], help="key=value, as for tal run")
     doctor.add_argument("--launch", default="single", help="accelerate configuration: a name in launch/, or a file")
+    doctor.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     doctor.set_defaults(command=_doctor)
 
     known = commands.add_parser("recipes", help="list the recipes that come with the package, show or copy one")
@@ -103,7 +106,10 @@ def _doctor(arguments: Namespace) -> None:
     launch = read_launch(find_launch(arguments.launch))
     config = load_config(arguments.recipe, arguments.overrides) if arguments.recipe else None
     findings = examine(config, launch)
-    _print_grid(("MISSING" if finding.fault else "", finding.what, finding.found) for finding in findings)
+    if arguments.json:
+        print(json.dumps({"findings": [asdict(finding) for finding in findings]}))
+    else:
+        _print_grid(("MISSING" if finding.fault else "", finding.what, finding.found) for finding in findings)
     raise SystemExit(any(finding.fault for finding in findings))
 
 

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -56,6 +56,16 @@ class Tally:
     def clean(self) -> bool:
         """Whether no row has an error or a warning."""
         return all(defect.severity == "skipped" for defect in self.places)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts and every fault as plain JSON."""
+        defects = {
+            str(defect): {"severity": defect.severity, "rows": len(places), "first_in": places[:_MAX_PLACES]}
+            for defect, places in self.places.items()
+        }
+        counts = {"rows": self.rows, "imported": self.imported, "items": self.items}
+        checked = {"clean": self.clean, "languages_checked": _IDENTIFIES_LANGUAGES}
+        return {**counts, **checked, "defects": defects, "faults": self.faults}
 
     def __str__(self) -> str:
         aside = self.rows - self.imported
