@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 from config.messages import GRPO, HEAD, QUICKSTART, a_recipe, message
-from conftest import PLANTED
+from conftest import PLANTED, cpu_seconds
+from omegaconf import OmegaConf
 
 from think_as_locals.config import compose as composition
 from think_as_locals.config.checks import load_recipe
@@ -101,19 +103,49 @@ def test_a_parent_that_is_none_lists_those_there_are(tmp_path: Path, parent: str
     assert "(/recipes/NAME: carb, quickstart, " in found
 
 
-def test_no_value_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+HIDDEN = [
+    "${oc.env:HF_TOKEN}",
+    "x/${oc.decode:${oc.env:HF_TOKEN}}",
+    "${ oc.env:NO_SUCH_VARIABLE,x}",
+    "${oc.${recipe}:HF_TOKEN}",
+    "${oc.create:{a: '${oc.env:HF_TOKEN}'}}",
+    "${oc.dict.values:model}",
+    "${hydra:runtime.cwd}",
+]
+
+
+@pytest.mark.parametrize("value", HIDDEN)
+def test_no_value_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("HF_TOKEN", PLANTED["HF_TOKEN"])
-    for value in ("${oc.env:HF_TOKEN}", "'x/${oc.decode:${oc.env:HF_TOKEN}}'", "${ oc.env:NO_SUCH_VARIABLE,x}"):
-        found = message(GRPO, f"data.path={value}")
-        assert "data.path: a value from the environment" in found
-        assert PLANTED["HF_TOKEN"] not in found
-    recipe = a_recipe(tmp_path, HEAD + "model:\n  chat_template_kwargs: {key: '${oc.env:HF_TOKEN}'}\n")
-    assert "mine.yaml: line 6: a value from the environment" in message(recipe)
-    found = message(a_recipe(tmp_path, HEAD.replace("qwen2_5_7b", "${oc.env:HF_TOKEN}")))
-    assert "line 3: a value from the environment" in found
-    assert PLANTED["HF_TOKEN"] not in found
+    inherited = "defaults:\n  - /recipes/quickstart\n  - _self_\n"
+    keys = f'model:\n  chat_template_kwargs: {{key: "{value}"}}\n'
+    found = [
+        message(a_recipe(tmp_path, HEAD + keys, "env.yaml")),
+        message(a_recipe(tmp_path, inherited + keys, "env.yaml")),
+        message(a_recipe(tmp_path, HEAD, "env.yaml"), f'data.path="{value}"'),
+    ]
+    for text in found:
+        assert "may refer to other keys" in text
+        assert PLANTED["HF_TOKEN"] not in text
+    in_defaults = message(a_recipe(tmp_path, HEAD.replace("qwen2_5_7b", f'"{value}"'), "env.yaml"))
+    assert PLANTED["HF_TOKEN"] not in in_defaults
+
+
+def test_interpolations_refer_to_other_keys_and_the_time(tmp_path: Path) -> None:
     assert load_recipe(a_recipe(tmp_path, HEAD + "# not ${oc.env:HF_TOKEN}\n")).seed == 0
     assert load_recipe(GRPO, ["data=jsonl", "data.path=${recipe}/x"]).data.path == "tal_grpo/x"
+    assert re.fullmatch(r"tal_grpo-\d{8}-\d{6}-\d{6}", load_recipe(GRPO).run.name)
+    assert OmegaConf.create({"home": "${oc.env:HOME}"}).home == os.environ["HOME"]  # elsewhere it works as before
+
+
+def test_aliases_that_multiply_or_never_end_are_refused_at_once(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    for bad in ("\n".join(lines), "a: &a [*a]", "a: &a {b: *a}"):
+        seconds = cpu_seconds(lambda bad=bad: message(a_recipe(tmp_path, f"{HEAD}{bad}\n")))
+        assert "more than 20,000 values" in message(a_recipe(tmp_path, f"{HEAD}{bad}\n"))
+        assert seconds < 5
+    assert load_recipe(a_recipe(tmp_path, HEAD + "grpo: &g {max_steps: 7}\n")).grpo.max_steps == 7
 
 
 @pytest.mark.parametrize(

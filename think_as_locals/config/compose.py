@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 ASSETS = next(path for path in (Path(__file__).parents[1] / "_assets", Path(__file__).parents[2]) if path.is_dir())
 """The folder of conf/, recipes/ and launch/: beside the package in a checkout, inside it in a wheel."""
-_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
+_RESOLVERS = ("now",)  # what `${NAME:...}` may call in a recipe: others read the environment, or hide that they do
+_MAX_VALUES = 20_000  # of a recipe once its aliases are written out; ours have fewer than 100
 
 
 def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -41,14 +44,12 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
                 inherited = "# @package _global_\n" + parent.read_text(encoding="utf-8")
                 (Path(folder) / "recipes" / parent.name).write_text(inherited, encoding="utf-8")
             text = recipe.read_text(encoding="utf-8")
-            lines = enumerate(text.splitlines(), start=1)
-            _refuse_environment({f"line {n}": line for n, line in lines if not line.lstrip().startswith("#")})
+            _bound_aliases(text)
             (Path(folder) / "a_recipe.yaml").write_text(text, encoding="utf-8")
-            with initialize_config_dir(folder, version_base="1.3"):
+            with initialize_config_dir(folder, version_base="1.3"), _few_resolvers():
                 composed = compose("a_recipe", overrides=[*ours, *given])
-            unset = sorted(OmegaConf.missing_keys(composed))
-            _refuse_environment(OmegaConf.to_container(composed, resolve=False))
-            values: Any = OmegaConf.to_container(composed, resolve=True)
+                unset = sorted(OmegaConf.missing_keys(composed))
+                values: Any = OmegaConf.to_container(composed, resolve=True)
     except ConfigError as error:
         raise ConfigError(f"{recipe}: {error}") from None
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
@@ -175,16 +176,43 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _refuse_environment(values: Any, place: str = "") -> None:
-    """Refuse values from the environment, which holds keys: every resolved value stands in config.yaml."""
-    if isinstance(values, dict | list):
-        for key, part in values.items() if isinstance(values, dict) else enumerate(values):
-            _refuse_environment(part, f"{place}.{key}" if place else str(key))
-    elif isinstance(values, str) and _ENVIRONMENT.search(values):
+@contextmanager
+def _few_resolvers() -> Iterator[None]:
+    """Let interpolations refer to other values and call `_RESOLVERS`; any other call raises a ConfigError."""
+    from omegaconf import OmegaConf
+    from omegaconf.basecontainer import BaseContainer
+
+    def refuse(*_: Any) -> Any:
         raise ConfigError(
-            f"{place}: a value from the environment (oc.env) would be written into the run's config.yaml, which is "
-            f"shown to others; let the shell put in what may be seen (KEY=$NAME), secrets belong in no recipe"
+            "an interpolation may refer to other keys (${KEY}) but call nothing: what it read, such as the "
+            "environment, would stand in config.yaml, which is shown to others; let the shell put in what may be seen "
+            "(KEY=$NAME)"
         )
+
+    resolvers = dict(BaseContainer._resolvers)
+    for name in resolvers.keys() - {*_RESOLVERS}:
+        OmegaConf.register_new_resolver(name, refuse, replace=True)
+    try:
+        yield
+    finally:
+        BaseContainer._resolvers.update(resolvers)
+
+
+def _bound_aliases(text: str) -> None:
+    """Raise a ConfigError where a document's aliases, written out, would make it very large, or endless."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = _MAX_VALUES + 1  # until it is known: an alias to itself has no end
+            parts = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else ()
+            inner = chain.from_iterable(part if isinstance(part, tuple) else (part,) for part in parts)
+            sizes[id(node)] = min(1 + sum(map(size, inner)), _MAX_VALUES + 1)
+        return sizes[id(node)]
+
+    document = yaml.compose(text, Loader=yaml.SafeLoader)
+    if document is not None and size(document) > _MAX_VALUES:
+        raise ConfigError(f"with its aliases written out it has more than {_MAX_VALUES:,} values: write what it needs")
 
 
 def reason(error: Exception) -> str:
