@@ -471,6 +471,8 @@ class ScoreSection(Section):
 
 
 class LimitsSection(Section):
+    connections: PositiveInt
+    headers_s: PositiveFloat
     body_bytes: PositiveInt
     body_s: PositiveFloat
     items: PositiveInt
