@@ -110,6 +110,7 @@ def tal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         from think_as_locals.cli import main
 
         monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TAL_OUTPUT", "normal")
         monkeypatch.setattr("sys.argv", ["tal", *words])
         capsys.readouterr()
         status = 0

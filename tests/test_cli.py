@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import pty
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, Tal
+from conftest import ROOT, Tal, command, launch
 from extras import run_with
 from reward_models.tiny import ITEMS, write_classifier, write_language_model
 
@@ -20,6 +25,7 @@ from think_as_locals import Judge, ScalarRM, shuffle_responses
 from think_as_locals.cli import main
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data.sources import jsonl
+from think_as_locals.runtime.output import progress_console, set_output
 
 ONE = ["--prompt", "How do people greet?", "--response", "With a bow.", "--response", "With two kisses."]
 
@@ -215,6 +221,79 @@ def test_recipes_are_listed_shown_and_copied(tal: Tal, tmp_path: Path, monkeypat
     )
     named = ["run.name=x"]
     assert load_recipe("quickstart.yaml", named) == load_recipe(ROOT / "recipes" / "quickstart.yaml", named)
+
+
+def test_a_shell_completes_commands_options_recipes_and_files(tal: Tal, tmp_path: Path) -> None:
+    script = tmp_path / "tal.bash"
+    script.write_text(tal("completion", "bash").out)
+    (tmp_path / "queue.yaml").touch()
+    typed = {
+        "tal pu": "push",
+        "tal recipes ": "show copy",
+        "tal judge --b": "--backend",
+        "tal judge --backend ": "transformers vllm",
+        "tal recipes show scpo_p": "scpo_prism",
+        "tal run qu": "quickstart queue.yaml",
+    }
+    complete = (
+        'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_tal tal "${@: -1}"; echo "${COMPREPLY[@]}"'
+    )
+    for line, expected in typed.items():
+        words = ["bash", "-c", complete, str(script), *line.split(" ")]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == expected.split(), line
+    assert "#compdef tal" in tal("completion", "zsh").out
+    assert "complete" in tal("completion", "fish").out
+
+
+@pytest.mark.parametrize(
+    ("words", "level"), [(["-q", "recipes"], "quiet"), (["recipes", "-v"], "verbose"), (["recipes"], "normal")]
+)
+def test_how_much_is_shown_is_said_before_or_behind_a_command(tal: Tal, words: list[str], level: str) -> None:
+    assert tal(*words).status == 0
+    assert os.environ["TAL_OUTPUT"] == level
+
+
+def test_progress_goes_to_stderr_and_not_where_nobody_wants_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for level, shown in (("normal", "step 1\n"), ("quiet", ""), ("verbose", "step 1\n")):
+        monkeypatch.setenv("TAL_OUTPUT", level)
+        progress_console().print("step 1")
+        progress_console(is_main=False).print("from another rank")
+        assert capfd.readouterr() == ("", shown)
+
+
+def test_what_deepspeed_logs_does_not_reach_stdout(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("DeepSpeed")
+    handler = logging.StreamHandler(sys.stdout)  # as DeepSpeed adds it when it is imported
+    logger.addHandler(handler)
+    try:
+        for level, shown in (("normal", "gone\n"), ("verbose", "no GPU\ngone\n")):
+            monkeypatch.setenv("TAL_OUTPUT", level)
+            set_output(None)
+            logger.warning("no GPU")
+            logger.error("gone")
+            assert capfd.readouterr() == ("", shown)
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_output_that_is_no_terminal_or_has_no_color_has_no_escape_codes(tmp_path: Path) -> None:
+    words = [command("tal"), "recipes"]
+    assert "\x1b" not in launch(*words).stdout
+    parent, child = pty.openpty()
+    subprocess.run(words, stdout=child, env={**os.environ, "NO_COLOR": "1", "TERM": "xterm"}, check=True)
+    os.close(child)
+    shown = b""
+    with suppress(OSError):  # the end of a pseudo-terminal
+        while part := os.read(parent, 4096):
+            shown += part
+    os.close(parent)
+    assert b"quickstart" in shown
+    assert not re.search(rb"\x1b\[[0-9;]*[34][0-9]", shown)
 
 
 def test_the_configuration_is_printed_and_nothing_else(tal: Tal) -> None:

@@ -78,7 +78,7 @@ def test_a_judge_measured_on_its_training_items_is_marked(words: list[str], tmp_
     counted = read(tmp_path / "seen" / "carb" / "mine.json")["trained_on"]
     assert 0 < counted["items"] < counted["n"] == 64
     note = f"trained on {counted['items']} of these 64 items"
-    assert f"warning: mine was {note}" in done.out
+    assert f"warning: mine was {note}" in done.err
     assert f"mine ● († {note})" in done.out  # the leaderboard
     assert f"† {note}" in (tmp_path / "seen" / "leaderboard.md").read_text()
     compared = tal("compare", *[str(tmp_path / "seen" / "carb" / f"{name}.parquet") for name in ("constant", "mine")])

@@ -142,10 +142,10 @@ def test_reward_models_that_fail_leave_the_others_on_the_leaderboard_and_are_tri
     assert evaluation.failed.keys() == expected.keys()
     for name, message in expected.items():
         assert message in evaluation.failed[name]
-        assert f"{name} failed: " in done.out
+        assert f"{name} failed: " in done.err
         assert message.split(": ")[0] in page.row(f"{name} evaluation ")
         assert f"| {name} | evaluation | " in markdown
-    assert "failed       short, full, buggy, weightless, silent: run.resume=auto tries again" in done.out
+    assert "failed       short, full, buggy, weightless, silent: run.resume=auto tries again" in done.err
     assert "Traceback" in evaluation.read("failed/buggy.json")["traceback"]
     assert evaluation.read("failed/short.json")["traceback"] is None
 
@@ -176,7 +176,7 @@ def test_items_that_are_too_long_are_left_out_or_wrong_and_named(
     together = ["constant", "good", "short"]
     assert sorted(evaluation.ranked) == ([["constant", "good"], ["short"]] if how == "exclude" else [together])
     note = f"2 items too long for it, {'left out' if how == 'exclude' else 'counted as wrong'}: long-0, long-1"
-    assert f"warning: short: {note}" in done.out
+    assert f"warning: short: {note}" in done.err
     assert f"short : {note}." in Page(evaluation.run / "leaderboard.html").text
     assert f"short: {note}." in (evaluation.run / "leaderboard.md").read_text(encoding="utf-8")
 
@@ -262,4 +262,4 @@ def test_published_rows_are_measured_over_forty_cells_and_a_part_of_them_with_a_
     (board,) = json.loads((tmp_path / "part/leaderboard.json").read_text())["boards"]
     cells = board["macro"]["cells"]
     assert cells + len(board["macro"]["missing"]) == board["macro"]["of"] == 40
-    assert f"warning: macro over {cells} of 40 cells; missing: " in done.out
+    assert f"warning: macro over {cells} of 40 cells; missing: " in done.err

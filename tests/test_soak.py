@@ -47,7 +47,7 @@ def test_a_signal_to_a_node_saves_and_a_second_launch_goes_on(tmp_path: Path) ->
     # The flags start what the file does.
     again = launch("launch/node.sh", "--multi_gpu", "--num_processes", "2", *words, PATH=path)
     assert again.returncode == 0, again.stderr
-    assert "grpo continues from step" in again.stdout
+    assert "grpo continues from step" in again.stderr
     assert (run / "model" / "model.safetensors").is_file()
 
 

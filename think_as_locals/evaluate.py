@@ -26,6 +26,7 @@ from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
 from think_as_locals.runtime.files import DISK_FAULTS, read_json, write_json
+from think_as_locals.runtime.output import progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import Item, ThinkAsLocalsError
 
@@ -48,7 +49,8 @@ def run(config: EvaluationConfig, items: Sequence[Item], candidates: Sequence[Ca
     A reward model that has its files in the folder is done; no answer in the journals of the others is asked for again.
     One that fails is recorded, and the others go on; in the end that is status 1, and a resumed run tries it again.
     """
-    console = Console()
+    quiet_transformers()
+    console, errors = progress_console(), Console(stderr=True, style="red", highlight=False)
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.source}), reward models: {len(config.rms)}")
     failed = []
     for name in config.rms:
@@ -61,13 +63,13 @@ def run(config: EvaluationConfig, items: Sequence[Item], candidates: Sequence[Ca
                 raise
             failed.append(name)
             message = record_failure(error, record)
-            console.print(escape_terminal(f"{name} failed: {message}"), style="red")
+            errors.print(escape_terminal(f"{name} failed: {message}"))
         clear_device_cache(garbage_collection=True)  # of a model that is gone, for the next one
     page = write_leaderboard([folder.path], folder.path)
-    console.print(*on_terminal(folder.path), highlight=False)
-    console.print(f"leaderboard  {page}", highlight=False)
+    Console(highlight=False).print(*on_terminal(folder.path))
+    print(f"leaderboard  {page}")
     if failed:
-        console.print(f"failed       {', '.join(failed)}: run.resume=auto tries again", style="red", highlight=False)
+        errors.print(f"failed       {', '.join(failed)}: run.resume=auto tries again")
         raise SystemExit(1)
 
 
@@ -102,7 +104,8 @@ class RewardModelEvaluation:
             return
         rm = load_reward_model(self.config.rms[self.name], self.config.seed)
         answers = self.folder / "journals" / f"{self.name}.jsonl"
-        bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        bar = Progress(*columns, console=self.console)
         with Journal(answers, rm.identity) as journal, bar:
             for stage, measure in missing.items():
                 task = bar.add_task(f"{self.name}: {stage}", total=None)

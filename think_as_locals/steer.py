@@ -11,7 +11,6 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers.utils import logging as transformers_logging
 
 from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.data import Splits
@@ -22,6 +21,7 @@ from think_as_locals.evaluation.journal import by_response
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import make_scalar_rm
+from think_as_locals.runtime.output import progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.scpo.report import on_terminal, write_report
 from think_as_locals.scpo.results import (
@@ -44,9 +44,8 @@ def run(config: ScpoConfig, pairs: Splits, folder: RunFolder) -> None:
     gc.freeze()  # what is loaded stays; each training collects garbage, and should not search all of it
     if config.model.scratch is not None:
         torch.set_num_threads(1)  # a model this small is nearly twice as slow on two threads
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    console = Console(quiet=not PartialState().is_main_process)
+    quiet_transformers()
+    console = progress_console(is_main=PartialState().is_main_process)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with StopSignals() as signals, Progress(*columns, console=console) as bar:
         ScpoRun(config, folder, signals, bar).run(pairs)
@@ -92,8 +91,8 @@ class ScpoRun:
             stop_if_asked(config.run.name, self.signals, spec.name)
         if main:
             report = write_report(self.folder.path, config, prepared.held_out, prepared.scores, results)
-            self.bar.console.print(*on_terminal(self.folder.path), highlight=False)
-            self.bar.console.print(f"report      {report}\nmodels      {self.folder.path / 'models'}", highlight=False)
+            Console(highlight=False).print(*on_terminal(self.folder.path))
+            print(f"report      {report}\nmodels      {self.folder.path / 'models'}")
 
     def _prepare(self, train: Sequence[Item], test: Sequence[Item]) -> Prepared:
         """Load the global reward model, score all responses, and drop pairs that cannot be used."""

@@ -14,7 +14,6 @@ from accelerate.utils import gather_object
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 from transformers import AutoModelForCausalLM, PrinterCallback
-from transformers.utils import logging as transformers_logging
 
 from think_as_locals.config.schema import RunConfig, SftSection
 from think_as_locals.data.load import EvalSet, TrainingData
@@ -29,6 +28,7 @@ from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.reward_models.reward_model import ScoredItem, settle
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
+from think_as_locals.runtime.output import progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import (
     Checkpoints,
@@ -57,10 +57,9 @@ _EXAMPLES = 3
 
 def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
     """Train a judge; every process of a launch calls this. Stages that the run's folder has done are not repeated."""
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    quiet_transformers()
     is_main = PartialState().is_main_process
-    console = Console(quiet=not is_main)
+    console = progress_console(is_main=is_main)
     trained = ", ".join(f"{data.sources.count(name):,} of {name}" for name in config.sources)
     measured = ", ".join(f"{name} {len(each.items):,}" for name, each in data.sets.items())
     console.print(f"{config.run.name}: training items {trained}; measured: {measured}", highlight=False)
@@ -76,14 +75,13 @@ def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
             if not folder.examples.is_file():
                 jsonl.write(select(data.sets[TEST].items, _EXAMPLES), folder.examples)
             report, best = write_report(folder.path), carb.best_step(folder)
-            say = partial(console.print, highlight=False, markup=False, soft_wrap=True)  # a path is never broken
-            say(f"model       {folder.model}\nreport      {report}\njudgements  {folder.carb_dir}")
+            print(f"model       {folder.model}\nreport      {report}\njudgements  {folder.carb_dir}")
             if best is not None and best < max(folder.measured_steps()):
                 where = folder.checkpoints / f"step-{best}" if best else "the model before GRPO"
-                say(f"better      {where}, on validation items")
+                print(f"better      {where}, on validation items")
             if made_from_scratch(folder):
-                say(f"\n{FROM_SCRATCH}")
-            say("\nNext:", *(f"  {line}  # {why}" for line, why in next_steps(folder)), sep="\n")
+                print(f"\n{FROM_SCRATCH}")
+            print("\nNext:", *(f"  {line}  # {why}" for line, why in next_steps(folder)), sep="\n")
 
 
 def cold_start(

@@ -54,6 +54,10 @@ def test_the_quick_start_runs_with_vllm(tmp_path: Path) -> None:
     words = [*SMALL, "eval.max_items=4", "rollout=vllm", f"run.dir={tmp_path}", "run.name=vllm"]
     done = launch(command("tal"), "run", "recipes/quickstart.yaml", *words)
     assert done.returncode == 0, done.stdout + done.stderr
+    printed = [line for line in done.stdout.splitlines() if line]
+    assert printed[0] == f"model       {tmp_path}/vllm/model"  # what vLLM, DeepSpeed and torch log is not in stdout
+    assert all(line.startswith(("report ", "judgements ", "This judge", "Next:", "  tal ")) for line in printed[1:])
+    assert "Warning" not in done.stderr
     assert json.loads((tmp_path / "vllm" / "carb" / "step-2.json").read_text())["n"] == 4
     logged = [json.loads(line) for line in (tmp_path / "vllm" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in logged if "reward" in line]

@@ -199,6 +199,13 @@ def test_a_dry_run_shows_every_byte_and_touches_no_network(
         if path not in sent:  # what was written for the Hub is printed as it would be sent
             sent[path] = output.split(f"==== {path}\n")[1].encode()[: int(size.replace(",", ""))]
         assert (f"{len(sent[path]):,}", sha256(sent[path])) == (size, digest), path
+    monkeypatch.setattr("sys.argv", ["tal", "push", str(run), "--repo", REPO, "--dry-run", "--json"])
+    main()
+    document = json.loads(capsys.readouterr().out)
+    assert (document["repo"], document["private"], document["url"]) == (REPO, True, None)
+    assert [file["path"] for file in document["files"]] == [path for _, _, path in listed]
+    assert [f"{file['size']:,}" for file in document["files"]] == [size for size, _, _ in listed]
+    assert document["left_out"] == ["model/'optimizer.pt': not on the list of files that are pushed"]
 
 
 def test_a_secret_ends_the_command_with_one_message(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser, _SubParsersAction
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 from think_as_locals.cli import data, init, judge, results, run
 from think_as_locals.runtime.files import DISK_FAULTS
+from think_as_locals.runtime.output import set_output
 from think_as_locals.types import DataWarning, RunStoppedError, ThinkAsLocalsError, TrainingWarning
 
 _ENVIRONMENT = {
@@ -41,9 +43,11 @@ def main(recipe: str | None = None) -> None:
         if recipe is not None:
             from think_as_locals.run import start
 
+            set_output(None)
             start(recipe, sys.argv[1:])
         else:
             arguments = _parser().parse_args(sys.argv[1:] or ["--help"])
+            set_output(getattr(arguments, "output", None))
             arguments.command(arguments)
     except (ThinkAsLocalsError, ModuleNotFoundError, OSError, KeyboardInterrupt) as error:
         status, message = _ending(error)
@@ -87,4 +91,50 @@ def _parser() -> ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (init, run, data, judge, results):
         module.add(commands)
+    completion = commands.add_parser("completion", help="print a shell's completion script: eval it in your profile")
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"])
+    completion.set_defaults(command=lambda arguments: print(_completion(parser, arguments.shell)))
+    _add_output(parser)
     return parser
+
+
+def _completion(parser: ArgumentParser, shell: str) -> str:
+    """Return a script that completes commands, options, recipes and files."""
+    import shtab
+
+    from think_as_locals.config.compose import recipes
+
+    names = " ".join(path.stem for path in recipes())
+    words = {
+        "bash": f'_tal_recipes() {{ compgen -W "{names}" -- "$1"; compgen -f -- "$1"; }}',
+        "zsh": f"_tal_recipes() {{ compadd {names}; _files }}",
+    }
+    for command in _parsers(parser):
+        for action in command._actions:
+            if action.dest == "recipe":
+                action.complete = {**shtab.FILE, "bash": "_tal_recipes", "zsh": "_tal_recipes"}  # type: ignore[attr-defined]
+            elif not action.option_strings and action.choices is None:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    return str(shtab.complete(parser, shell, preamble=words.get(shell, "")))
+
+
+def _parsers(parser: ArgumentParser) -> Iterator[ArgumentParser]:
+    """Yield a parser and those of its commands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, _SubParsersAction):
+            for command in action.choices.values():
+                yield from _parsers(command)
+
+
+def _add_output(parser: ArgumentParser) -> None:
+    """Add -q and -v to a parser and to those of its commands, so that they may stand before or behind a command."""
+    for each in list(_parsers(parser)):
+        both = each.add_mutually_exclusive_group()
+        for short, level, shows in (
+            ("-q", "quiet", "no progress, only results and errors"),
+            ("-v", "verbose", "also what libraries log"),
+        ):
+            both.add_argument(
+                *(short, f"--{level}"), dest="output", action="store_const", const=level, default=SUPPRESS, help=shows
+            )

@@ -50,14 +50,16 @@ def _judge(arguments: Namespace) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
+    from think_as_locals.runtime.output import progress_console
     from think_as_locals.runtime.startup import loading
 
     items = _items(arguments)
     with loading():
         read = _load_reader(arguments.model, arguments.backend)
     out = Console(markup=False, highlight=False, emoji=False)
-    beside = out if out.is_terminal else Console(stderr=True)
-    with Progress(console=beside, transient=True, disable=len(items) == 1 or not beside.is_terminal) as progress:
+    beside = out if out.is_terminal else progress_console()
+    shown = len(items) > 1 and beside.is_terminal and not beside.quiet
+    with Progress(console=beside, transient=True, disable=not shown) as progress:
         task, failures = progress.add_task("judging", total=len(items)), 0
         for first in range(0, len(items), _CHUNK):
             for view, record in read(items[first : first + _CHUNK]):
@@ -106,15 +108,14 @@ def _items(arguments: Namespace) -> list[Item]:
 def _load_reader(model: str, backend: Any) -> Read:
     """Load a judge or a classifier; a PreflightError if there is no such model."""
     from transformers import AutoConfig
-    from transformers.utils import logging
 
     from think_as_locals.evaluation import judgement_views as views
     from think_as_locals.machine.preflight import model_fault
+    from think_as_locals.runtime.output import quiet_transformers
 
     if fault := model_fault(model, revision=None):
         raise PreflightError(fault)
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    quiet_transformers()
     architectures = AutoConfig.from_pretrained(model).architectures or []
     if any(name.endswith("ForSequenceClassification") for name in architectures):
         from think_as_locals.reward_models.scalar import ScalarRM
@@ -132,8 +133,10 @@ def _load_reader(model: str, backend: Any) -> Read:
 
 def _serve(arguments: Namespace) -> None:
     from think_as_locals.machine.preflight import preflight
+    from think_as_locals.runtime.output import quiet_transformers
     from think_as_locals.serving.server import load_server, serve
 
     config = load_server(arguments.model, arguments.overrides)
     preflight(config)
+    quiet_transformers()
     serve(config)

@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def add(commands: Any) -> None:
     push.add_argument("--update", action="store_true", help="replace what the repository holds")
     push.add_argument("--revision", help="branch to commit to, created if needed")
     push.add_argument("--dry-run", action="store_true", help="list every file, without any network access")
+    push.add_argument("--json", action="store_true", help=as_json)
     push.set_defaults(command=_push)
 
 
@@ -118,12 +120,20 @@ def _push(arguments: Namespace) -> None:
 
     of_model = {"model": arguments.model, "adapter": arguments.adapter, "evaluations": arguments.evaluation}
     push = prepare(arguments.run, arguments.repo, **of_model)
+    files = [{"path": file.path, "size": file.size, "sha256": file.sha256()} for file in push.files]
+    listed = {"repo": push.repo, "files": files, "left_out": push.left_out}
     if arguments.dry_run:
         visibility = "public" if arguments.public else "private"
-        print("\n".join([f"{push.repo}, {visibility}: nothing is sent", *push.lines()]))
+        if arguments.json:
+            print(json.dumps({**listed, "private": not arguments.public, "url": None, "sent": [], "removed": []}))
+        else:
+            print("\n".join([f"{push.repo}, {visibility}: nothing is sent", *push.lines()]))
         return
     access = {"public": arguments.public, "update": arguments.update, "revision": arguments.revision}
     done = upload(push.files, push.repo, api=HfApi(), **access)
+    if arguments.json:
+        print(json.dumps({**listed, **asdict(done)}))
+        return
     for reason in push.left_out:
         print(f"left out  {reason}")
     for path in done.removed:

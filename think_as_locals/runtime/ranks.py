@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from importlib.util import find_spec
@@ -100,14 +99,12 @@ def device_arguments() -> dict[str, Any]:
 def join() -> None:
     """Join the other processes of this launch: as many as were launched, under DeepSpeed if it was asked for."""
     arguments = device_arguments()
-    if uses_deepspeed():
-        warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # DeepSpeed uses their old names
-        if not has_gpu():
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
-            import deepspeed
+    if uses_deepspeed() and not has_gpu():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        import deepspeed
 
-            # Its operator for CPU has to be compiled first, and processes that wait for one another in it spin.
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # Its operator for CPU has to be compiled first, and processes that wait for one another in it spin.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 

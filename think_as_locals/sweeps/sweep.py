@@ -15,6 +15,7 @@ from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.tables import Table, escape_markdown
 from think_as_locals.machine.preflight import packages
 from think_as_locals.runtime.files import read_json, write_json, write_text
+from think_as_locals.runtime.output import progress_console
 from think_as_locals.runtime.run_folder import RunFolder, check_resumable, lock_run_dir
 from think_as_locals.sweeps.jobs import (
     JOBS,
@@ -51,9 +52,9 @@ def sweep(recipe: str, overrides: Sequence[str]) -> bool:
     if folder.exists() and not (folder / JOBS).is_dir():
         raise ConfigError(f"{folder} exists and is not the folder of a sweep: choose another run.name")
     (folder / JOBS).mkdir(parents=True, exist_ok=True)
-    console = Console(markup=False, highlight=False)
+    progress, console = progress_console(), Console(markup=False, highlight=False)
     with lock_run_dir(folder), stop_signals(folder) as received:
-        this = Sweep(recipe, space, settings, folder, received, console)
+        this = Sweep(recipe, space, settings, folder, received, progress)
         if section.search == "grid":
             this.run(possible)
         else:
@@ -79,7 +80,7 @@ class Sweep:
     settings: Settings
     folder: Path
     received: Sequence[int]  # signals
-    console: Console
+    progress: Console
     combinations: dict[str, Combination] = field(default_factory=dict)  # by the name of a job
 
     def run(self, jobs: Sequence[Job]) -> None:
@@ -93,7 +94,7 @@ class Sweep:
             (self.folder / JOBS / job.name / STATUS).unlink(missing_ok=True)
             freeze(job, self.folder)
         if skipped := len(jobs) - len(pending):
-            self.console.print(f"{skipped} of {len(jobs)} jobs are done already")
+            self.progress.print(f"{skipped} of {len(jobs)} jobs are done already")
         if pending:
             launch([job.name for job in pending], self.folder, self.settings, self.received, self.print_end)
 
@@ -111,7 +112,8 @@ class Sweep:
         """Print how a job ended. Where the terminal is gone (rich exits then), jobs continue or stop in order."""
         state = job_state(read_status(self.folder / JOBS / name))
         with suppress(OSError, SystemExit):
-            self.console.print(f"{state}  {' '.join(self.combinations[name])}")
+            combination = " ".join(self.combinations[name])
+            self.progress.print(f"{state}  {combination}", markup=False, highlight=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,67 @@
+"""What a person sees: results on stdout, progress and logs on stderr, and how much of it (`tal -q`, `tal -v`).
+
+Imports nothing, so that the libraries below can be told before they are imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LEVEL = "TAL_OUTPUT"  # in the environment: ranks and jobs are as quiet as what started them
+
+_QUIETER = {"TRANSFORMERS_VERBOSITY": "error", "VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Set without `-v`, where the environment does not set them already."""
+
+_NOISE = [
+    # Names that torch 2.13 deprecates: DeepSpeed 0.19 calls them, vLLM 0.31 looks at every attribute of the module. No
+    # issue is known in either.
+    ("`torch.distributed", FutureWarning)
+]
+"""Warnings of libraries about their own code, which no user can change: shown with `-v` alone."""
+
+
+def set_output(level: str | None) -> None:
+    """Show less (`quiet`) or more (`verbose`); call it before libraries are imported. `None` keeps what is set."""
+    if level is not None:
+        os.environ[_LEVEL] = level
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    logging.getLogger("DeepSpeed").addFilter(_to_stderr)  # its own handler writes to stdout
+    if os.environ.get(_LEVEL) == "verbose":
+        return
+    for name, value in _QUIETER.items():
+        os.environ.setdefault(name, value)
+    for message, category in _NOISE:
+        warnings.filterwarnings("ignore", message, category)
+
+
+def progress_console(*, is_main: bool = True) -> Console:
+    """Return the console for progress and logs of a run: stderr, on the main process."""
+    from rich.console import Console
+
+    return Console(stderr=True, quiet=not is_main or os.environ.get(_LEVEL) == "quiet")
+
+
+def quiet_transformers() -> None:
+    """Hide what transformers prints about each file of weights; downloads keep their progress bars."""
+    level = os.environ.get(_LEVEL)
+    if level == "verbose":
+        return
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    if level != "quiet":
+        enable_progress_bars()
+
+
+def _to_stderr(record: logging.LogRecord) -> bool:
+    if logging.lastResort and (record.levelno >= logging.ERROR or os.environ.get(_LEVEL) == "verbose"):
+        logging.lastResort.handle(record)
+    return False
