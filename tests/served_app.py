@@ -19,9 +19,9 @@ from think_as_locals.serving.server import KEY_VARIABLE
 
 
 @contextmanager
-def serving(app: Any) -> Iterator[str]:
+def serving(app: Any, **options: Any) -> Iterator[str]:
     """An app behind a real server on a free port; yields its url."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, ws="none", log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, ws="none", log_level="critical", **options))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     while not server.started:

@@ -221,6 +221,12 @@ def test_the_configuration_is_printed_and_nothing_else(tal: Tal) -> None:
     done = tal("run", "quickstart", "seed=3", "run.name=mine", "--print-config")
     assert yaml.safe_load(done.out) == load_recipe("quickstart", ["seed=3", "run.name=mine"]).model_dump()
     assert not done.err
+    notes = [line for line in done.out.splitlines() if line.startswith("#")]
+    assert notes[0] == "# Not read without reward.weights.criteria_gain: reward.criteria_gain"
+    assert notes[-1] == "# Not read without a vLLM rollout: rollout.dtype, rollout.tolerance"
+    full = tal("run", "tal_grpo", "reward=full", "--print-config").out
+    server = "# Not read without rollout=vllm_server: rollout.url, rollout.timeout_s, rollout.weights_dir"
+    assert [line for line in full.splitlines() if line.startswith("#")] == [server]
 
 
 @pytest.mark.parametrize(

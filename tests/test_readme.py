@@ -16,13 +16,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import yaml
 from accelerate.commands.launch import launch_command_parser
 from conftest import ROOT, Tal
+from fastapi.testclient import TestClient
 from readme.parts import DOCUMENTS, OWN_REWARDS, TEXT, Block, Command, blocks, commands, is_commands, spans
 from readme.reader import Reader
-from readme.ways import SMALL, WAYS
+from readme.ways import LOCAL, SMALL, WAYS
+from serving.judges import Longest, judge_of
 from test_evaluate import ROWS as CANDIDATES
 
 from think_as_locals import Item, Judge, parse
@@ -36,6 +39,7 @@ from think_as_locals.integrations.trl_reward import judge_reward
 from think_as_locals.judging.prompt import prompt_names
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.run import start
+from think_as_locals.serving.app import create_app
 from think_as_locals.serving.server import load_server
 
 PACKAGE = ROOT / "think_as_locals"
@@ -123,11 +127,15 @@ def test_yaml_can_be_read(text: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in blocks() if block.language == "python"])
-def test_python_runs(reader: Reader, item: Item, block: Block) -> None:
+def test_python_runs(reader: Reader, item: Item, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     reader.words(Command(block.text.replace('"', " "), ""))
     names: dict[str, Any] = {}
-    exec(block.text, names)  # noqa: S102 - ours
-    if block.text == OWN_REWARDS:
+    with TestClient(create_app(judge_of(Longest()), load_server("runs/NAME/model"), None), LOCAL) as server:
+        monkeypatch.setattr("openai.OpenAI", partial(openai.OpenAI, http_client=server))
+        exec(block.text, names)  # noqa: S102 - ours
+    if "client" in names:
+        assert names["answer"].choices[0].message.judgement["verdict"] == 1
+    elif block.text == OWN_REWARDS:
         assert names["local_words"](parse("With palms, with elbows.", 4), item) == 0.25
     elif "messages" in names:
         assert names["messages"][-1]["role"] == "user"

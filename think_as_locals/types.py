@@ -258,5 +258,6 @@ class Rollout:
 
     text: str  # without the tokenizer's special tokens
     token_ids: tuple[int, ...] = ()  # empty from a server that gives none
+    prompt_tokens: int = 0  # how many the prompt had; 0 from a server
     finish_reason: str  # `stop` if it ended by itself; anything else (`length`, a server's own words): no verdict
     label_log_probs: Mapping[str, float] = field(default_factory=dict)  # in the place of the verdict; may be empty

@@ -107,6 +107,9 @@ def _starts_a_folder(reader: Reader, typed: Command) -> None:
     assert (reader.folder / "mine" / "judge.yaml").is_file()
 
 
+LOCAL = "http://127.0.0.1"
+
+
 def _validates(reader: Reader, typed: Command) -> None:
     for optional in (False, True):
         reader.types(typed, optional=optional)
@@ -117,7 +120,7 @@ def _serves(reader: Reader, typed: Command) -> None:
     reader.monkeypatch.setattr("uvicorn.run", lambda app, **_: apps.append(app))
     reader.monkeypatch.setattr("signal.signal", lambda *_: None)
     reader.types(typed)
-    assert TestClient(apps[0]).get("/health").status_code == 200
+    assert TestClient(apps[0], LOCAL).get("/health").status_code == 200
 
 
 def _asks(reader: Reader, typed: Command) -> None:
@@ -125,7 +128,7 @@ def _asks(reader: Reader, typed: Command) -> None:
     given = dict(zip(options[::2], options[1::2], strict=True))
     host, _, route = url.partition("/")
     assert host == f"localhost:{load_server('a/judge').port}"
-    with TestClient(create_app(judge_of(Longest()), settings(), None)) as client:
+    with TestClient(create_app(judge_of(Longest()), settings(), None), LOCAL) as client:
         answer = client.post(f"/{route}", content=given["-d"], headers=dict([given["-H"].split(": ")]))
     assert [each["verdict"] for each in answer.json()["judgements"]] == [0]
 

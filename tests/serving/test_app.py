@@ -19,6 +19,7 @@ from think_as_locals.serving.app import Rate, create_app
 
 ITEM = {"prompt": "Breakfast?", "responses": ["Rice.", "Rice and miso soup.", "Toast."], "culture": "JP"}
 KEY = "a-key-of-sixteen-characters"
+BASE = "http://127.0.0.1"
 JSON = {"Content-Type": "application/json"}
 
 Serve = Callable[..., TestClient]
@@ -35,7 +36,7 @@ def serve(longest: Longest) -> Iterator[Serve]:
 
         def start(*overrides: str, key: str | None = None) -> TestClient:
             app = create_app(judge_of(longest), settings(*overrides), key)
-            return stack.enter_context(TestClient(app, raise_server_exceptions=False))
+            return stack.enter_context(TestClient(app, BASE, raise_server_exceptions=False))
 
         yield start
 
@@ -83,17 +84,14 @@ def test_a_response_cannot_forge_a_verdict(serve: Serve, longest: Longest) -> No
 
 def test_rewards_are_shares_of_comparisons_within_a_prompt(serve: Serve, longest: Longest) -> None:
     body = {
-        "query": [
-            *("Eat?\nRice.<|end|>", "Eat?\nRice and miso.<|end|><|end|>", "Tea?Yes"),
-            *("Eat?\nFish.", "Eat?\n <|end|>"),
-        ],
-        "prompts": ["Eat?\n", "Eat?\n", "Tea?", "Eat?\n", "Eat?\n"],
-        "labels": ["JP", {"culture": "Japan"}, None, '{"culture": "JP"}', "JP"],
+        "query": [*("Eat?\nRice.<|end|>", "Eat?\nRice and miso.<|end|><|end|>"), *("Eat?\nFish.", "Eat?\n <|end|>")],
+        "prompts": ["Eat?\n"] * 4,
+        "labels": ["JP", {"culture": "Japan"}, '{"culture": "JP"}', "JP"],
     }
     found = serve().post("/score", json=body).json()
-    assert found["rewards"] == pytest.approx([2 / 3, 1.0, 0.5, 1 / 3, 0.0])
+    assert found["rewards"] == pytest.approx([2 / 3, 1.0, 1 / 3, 0.0])
     assert found["scores"] == found["rewards"]
-    assert found["extra_logs"] == {"judged": [1.0] * 5, "group_size": [4.0, 4.0, 1.0, 4.0, 4.0]}
+    assert found["extra_logs"] == {"judged": [1.0] * 4, "group_size": [4.0] * 4}
     assert longest.calls == [6]  # three pairs of those that say something, both orders
     assert not any("end|>" in prompt for prompt in longest.prompts)
 
@@ -137,6 +135,7 @@ def test_a_label_gives_the_question_of_a_prompt_with_a_template(serve: Serve, lo
         ({"labels": [None, '{"culture": NaN}']}, "labels[1]", "NaN", "valid string"),
         ({"labels": [None, '{"a":' * 900 + "1" + "}" * 900]}, "labels[1]", "{", "culture, language, question"),
         ({"labels": [3, None]}, "labels[0].str", "3", "a valid string"),
+        ({"labels": ["TH", "JP"]}, "query[0]", "one response to its prompt", "score.group_size=N"),
     ],
 )
 def test_invalid_rows_are_refused(serve: Serve, change: dict[str, Any], place: str, got: str, expected: str) -> None:
@@ -203,12 +202,12 @@ def test_unknown_routes_and_methods_have_the_same_form_of_error(serve: Serve, me
     client = serve()
     assert errors(client.request(method, "/nope"), 404)[0]["got"] == f"'{method} /nope'"
     assert errors(client.request(method, "/judge"), 405)
-    assert client.get("/docs").status_code == 404
+    assert "/openapi.json" in client.get("/docs").text
 
 
 @pytest.fixture(scope="module")
 def lasting_client() -> Iterator[TestClient]:
-    with TestClient(create_app(judge_of(Longest()), settings(), None), raise_server_exceptions=False) as client:
+    with TestClient(create_app(judge_of(Longest()), settings(), None), BASE, raise_server_exceptions=False) as client:
         yield client
 
 
@@ -240,7 +239,7 @@ def test_no_json_causes_a_server_error(lasting_client: TestClient, value: Any) -
             *("/score", {"query": ["?"], "prompts": ["?"], "labels": [{"question": "x" * 20, "reference": "y" * 20}]}),
             *("labels[0]", "40 characters"),
         ),
-        ("/judge", [b"x" * 2001], "body", "a longer one"),
+        ("/judge", [b"x" * 2001], "body", "2001 bytes"),
         ("/judge", [b"x" * 1500, b"x" * 501], "body", "a longer one"),  # without its length in the headers
     ],
 )
@@ -251,6 +250,39 @@ def test_refusals_name_the_limit(serve: Serve, route: str, body: Any, place: str
     most = {"body": "2000 bytes", "items": "2", "query": "2"}.get(place, "30")
     assert fault == {"place": place, "got": got, "expected": f"at most {most}"}
     assert judge(client, ITEM, ITEM).status_code == 200
+
+
+@pytest.mark.parametrize("route", ["/judge", "/health", "/v1/models", "/docs"])
+def test_without_a_key_only_names_of_this_machine_are_answered(serve: Serve, route: str) -> None:
+    """A web page that gives its name the address 127.0.0.1 sends this name as Host."""
+    client = serve("host='127.0.0.5'")
+    for host in ("localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:1", "[::1]:8000", "127.0.0.5"):
+        assert client.get(route, headers={"Host": host}).status_code in (200, 405), host
+    for host in (
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example:8000",
+        "[::2]",
+        "",
+        "::1",
+        "x@localhost",
+    ):
+        assert client.get(route, headers={"Host": host}).status_code == 421, host
+    keyed = serve(key=KEY)
+    assert keyed.get(route, headers={"Host": "judge.example", "Authorization": f"Bearer {KEY}"}).status_code in (
+        200,
+        405,
+    )
+
+
+def test_a_declared_length_over_the_limit_is_refused_before_the_body(serve: Serve) -> None:
+    def body() -> Iterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    refused = serve().post("/judge", content=body(), headers={**JSON, "Content-Length": "5000000"})
+    assert errors(refused, 413)[0]["got"] == "5000000 bytes"
+    assert refused.headers["connection"] == "close"
 
 
 @pytest.mark.parametrize(

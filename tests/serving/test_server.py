@@ -9,16 +9,20 @@ import signal
 import socket
 import sys
 import threading
+import time
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 from conftest import launch
 from reward_models.tiny import write_language_model
-from served_app import tal_serve
-from serving.judges import settings
+from served_app import serving, tal_serve
+from serving.judges import Longest, judge_of, settings
 
-from think_as_locals.serving.server import KEY_VARIABLE, load_server, required_key, serve
+from think_as_locals.serving.app import create_app
+from think_as_locals.serving.server import KEY_VARIABLE, BoundedConnection, load_server, required_key, serve
 from think_as_locals.types import ConfigError
 
 KEY = "0123456789abcdef"
@@ -81,6 +85,43 @@ def test_a_model_may_lie_anywhere() -> None:
     path = 'a folder/with = signs, "quotes", {braces} and letters like é\\'
     assert load_server(path).judge.path == path
     assert load_server("owner/name", ["judge.backend=vllm"]).judge.backend == "vllm"
+
+
+def test_idle_and_half_open_connections_are_closed_and_their_number_is_bounded() -> None:
+    limits = settings("limits.connections=8", "limits.headers_s=0.3").limits
+    with serving(
+        create_app(judge_of(Longest()), settings(), None), http=partial(BoundedConnection, limits=limits)
+    ) as url:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        began = time.monotonic()
+        with ExitStack() as stack:
+            clients = [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(8)]
+            over = [stack.enter_context(socket.create_connection(address, timeout=5)) for _ in range(50)]
+            assert not any(map(_received, over))
+            assert time.monotonic() - began < 0.3
+            slow = clients[0]  # a byte at a time, for ever
+            with suppress(OSError):
+                while time.monotonic() - began < 3:
+                    slow.sendall(b"G")
+                    time.sleep(0.05)
+            assert time.monotonic() - began < 3
+            assert not any(map(_received, clients[1:]))
+        with httpx.Client() as kept:
+            assert [kept.get(f"{url}/health").status_code for _ in range(3)] == [200] * 3
+
+
+def _received(client: socket.socket) -> bytes:
+    with suppress(ConnectionError):
+        return client.recv(10)
+    return b""
+
+
+def test_a_request_that_takes_long_is_not_idle() -> None:
+    limits, engine = settings("limits.headers_s=0.1").limits, Longest(held=True)
+    with serving(create_app(judge_of(engine), settings(), None), http=partial(BoundedConnection, limits=limits)) as url:
+        threading.Timer(0.6, engine.go_on.set).start()
+        items = [{"prompt": "?", "responses": ["x", "yy"], "culture": None}]
+        assert httpx.post(f"{url}/judge", json={"items": items}).status_code == 200
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_a_full_server_refuses_requests_and_recovers() -> None:
 
 
 def test_slow_bodies_keep_nobody_out() -> None:
-    head = b"POST /judge HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    head = b"POST /judge HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
 
     async def drip(port: int | None) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -65,12 +65,9 @@ def _run(arguments: Namespace) -> None:
     if chosen := [text for text in arguments.overrides if text.startswith("sweep=")]:
         raise ConfigError(f"{chosen[0]}: for a sweep only: tal run -m {arguments.recipe} ...")
     if arguments.print_config:
-        import yaml
-
         from think_as_locals.config.checks import load_config
 
-        values = load_config(arguments.recipe, arguments.overrides).model_dump()
-        sys.stdout.write(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        sys.stdout.write(load_config(arguments.recipe, arguments.overrides).to_yaml())
     elif arguments.dry_run:
         from think_as_locals.run import plan
 

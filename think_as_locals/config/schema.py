@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from think_as_locals.types import Convention, DataSource, ProtocolKind, TooLong
@@ -98,6 +99,16 @@ class Recipe(Section):
 
     recipe: str
     seed: Seed
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """Keys that nothing reads, by the setting that they belong to."""
+        return {}
+
+    def to_yaml(self) -> str:
+        """Return every setting as YAML, under a comment that names those that nothing reads."""
+        notes = [f"# Not read without {setting}: {keys}\n" for setting, keys in self.unread.items()]
+        return "".join(notes) + yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
 
 
 class ItemsConfig(Recipe):
@@ -253,6 +264,24 @@ class RunConfig(Recipe):
     sft: SftSection | None
     lora: LoraSection | None
     eval: EvalSection
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """Keys that nothing reads, by the setting that they belong to."""
+        weights = self.reward.weighted()
+        keys = {
+            f"reward.weights.{name}": f"reward.{name}"
+            for name in ("criteria_gain", "rubric_quality", "length")
+            if not weights.get(name)
+        }
+        backend = self.rollout.backend
+        if backend != "vllm_server":
+            keys["rollout=vllm_server"] = "rollout.url, rollout.timeout_s, rollout.weights_dir"
+        if backend != "vllm_colocate":
+            keys["rollout=vllm_colocate"] = "rollout.gpu_memory_utilization, rollout.max_model_length"
+        if backend == "transformers":
+            keys["a vLLM rollout"] = "rollout.dtype, rollout.tolerance"
+        return keys
 
     @property
     def sources(self) -> dict[str, DataSection]:
@@ -442,6 +471,8 @@ class ScoreSection(Section):
 
 
 class LimitsSection(Section):
+    connections: PositiveInt
+    headers_s: PositiveFloat
     body_bytes: PositiveInt
     body_s: PositiveFloat
     items: PositiveInt

@@ -83,7 +83,8 @@ class TokenEngine(ABC):
         encoded = self.chat.encode(conversations)
         order = sorted(range(len(conversations)), key=lambda i: [message["content"] for message in conversations[i]])
         prompts = [encoded[i] for i in order]
-        rollouts = [self.chat.rollout(ids) for ids in self.sample_tokens(prompts, sampling)]
+        sampled = zip(prompts, self.sample_tokens(prompts, sampling), strict=True)
+        rollouts = [replace(self.chat.rollout(ids), prompt_tokens=len(prompt)) for prompt, ids in sampled]
         if sampling.label_opening:
             found = label_log_probs(self, prompts, rollouts)
             rollouts = [replace(one, label_log_probs=labels) for one, labels in zip(rollouts, found, strict=True)]

@@ -143,7 +143,7 @@ def open_run(config: Config) -> RunFolder:
     unfinished = RunFolder(run.path.with_name(f".{run.name}.{os.getpid()}"))
     unfinished.path.mkdir(parents=True, exist_ok=True)
     write_json(unfinished.environment, environment())
-    write_text(unfinished.config, yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True))
+    write_text(unfinished.config, config.to_yaml())
     try:
         unfinished.path.rename(run.path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The routes of one judge, /judge (items -> verdicts), /score (OpenRLHF) and /health, and the gate before them.
+"""The routes of one judge, /judge (items -> verdicts), /score (OpenRLHF) and /health, and the gate before all routes.
 
 /score takes what OpenRLHF sends a remote reward model (`SingleTurnAgentExecutor._fetch_rewards_via_http`): `query` is
 prompt and response as one text with the policy's special tokens, `prompts` the prompt alone, `labels` a column of the
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -38,29 +40,39 @@ from think_as_locals.serving.messages import (
     JudgeAnswer,
     JudgeRequest,
     Label,
+    OpenAIErrorAnswer,
     RequestError,
     ScoreAnswer,
     ScoreRequest,
     Verdict,
     answer_error,
+    check_length,
     short_repr,
 )
+from think_as_locals.serving.openai import add_routes
 from think_as_locals.types import DataError
 
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": description}
-    for status, description in {
-        400: "The body is not JSON.",
-        401: "The key is missing or wrong.",
-        408: "The body did not arrive in time.",
-        413: "The request is too long.",
-        422: "The request cannot be judged.",
-        429: "The client sends too many requests; Retry-After says when to try again.",
-        500: "The engine failed.",
-        503: "Too many requests are in flight; Retry-After says when to try again.",
-    }.items()
+_REFUSALS = {
+    400: "The body is not JSON.",
+    401: "The key is missing or wrong.",
+    404: "There is no such route or model.",
+    408: "The body did not arrive in time.",
+    413: "The request is too long.",
+    421: "Without a key, the Host must be this machine.",
+    422: "The request cannot be judged.",
+    429: "The client sends too many requests; Retry-After says when to try again.",
+    500: "The engine failed.",
+    503: "Too many requests are in flight; Retry-After says when to try again.",
 }
+
+
+def _responses(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": answer, "description": description} for status, description in _REFUSALS.items()}
+
+
+_log = logging.getLogger(__name__)
 _OPEN_ROUTE = "/health"
+_PORT = re.compile(r":\d*$")
 _MINUTE = 60.0
 _MAX_CLIENTS = 4096  # remembered before those that have been idle are forgotten
 
@@ -95,33 +107,33 @@ def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
     app = FastAPI(
         title="Think-as-Locals judge",
         lifespan=lifespan,
-        docs_url=None,
         redoc_url=None,
         exception_handlers=dict.fromkeys(errors, answer_error),
     )
-    app.add_middleware(Gate, limits=limits, key=key)
+    app.add_middleware(Gate, limits=limits, key=key, host=config.host)
 
     @app.get(_OPEN_ROUTE)
     async def health() -> Health:
         return Health(status="ok")
 
-    @app.post("/judge", responses=_RESPONSES)
+    @app.post("/judge", responses=_responses(ErrorAnswer))
     async def judge_items(request: JudgeRequest) -> JudgeAnswer:
         if len(request.items) > limits.items:
             raise RequestError(413, "items", f"{len(request.items)} items", f"at most {limits.items}")
         for i, given in enumerate(request.items):
             texts = {"prompt": given.prompt} | {f"responses[{j}]": text for j, text in enumerate(given.responses)}
             for name, text in texts.items():
-                _check_length(f"items[{i}].{name}", text, limits)
-        items = [given.item(place) for place, given in enumerate(request.items)]
+                check_length(f"items[{i}].{name}", text, limits)
+        items = [given.item(f"items[{place}]") for place, given in enumerate(request.items)]
         scored = await run_in_threadpool(judge.predict, items)
         return JudgeAnswer(judgements=[Verdict.model_validate(each.record(), strict=False) for each in scored])
 
-    @app.post("/score", responses=_RESPONSES)
+    @app.post("/score", responses=_responses(ErrorAnswer))
     async def score_responses(request: ScoreRequest) -> ScoreAnswer:
         _check_rows(request, limits)
         return await scorer.score(request)
 
+    add_routes(app, judge, config.judge.path, limits, _responses(OpenAIErrorAnswer))
     return app
 
 
@@ -134,15 +146,10 @@ def _check_rows(request: ScoreRequest, limits: LimitsSection) -> None:
     if len(request.query) > limits.responses:
         raise RequestError(413, "query", f"{len(request.query)} responses", f"at most {limits.responses}")
     for i, query in enumerate(request.query):
-        _check_length(f"query[{i}]", query, limits)
+        check_length(f"query[{i}]", query, limits)
     for i, label in enumerate(request.labels or []):
         text = f"{label.question}{label.reference}" if isinstance(label, Label) else label or ""
-        _check_length(f"labels[{i}]", text, limits)
-
-
-def _check_length(place: str, text: str, limits: LimitsSection) -> None:
-    if len(text) > limits.text_characters:
-        raise RequestError(413, place, f"{len(text)} characters", f"at most {limits.text_characters}")
+        check_length(f"labels[{i}]", text, limits)
 
 
 class GroupScorer:
@@ -159,6 +166,7 @@ class GroupScorer:
         labels = request.labels or [None] * len(request.prompts)
         rows = list(map(self._row, range(len(labels)), request.query, request.prompts, labels))
         if self._section.group_size == 1:
+            self._check_rivals(rows)
             rewards = await self._judge(rows)
         else:
             rewards = await asyncio.gather(*map(self._judge_in_group, rows))
@@ -175,6 +183,21 @@ class GroupScorer:
             end -= len(token)
         question = Question(known.question or prompt, known.culture, known.language)
         return PolicyRow(question, query[len(prompt) : end], known.reference)
+
+    def _check_rivals(self, rows: Sequence[PolicyRow]) -> None:
+        """Raise a RequestError where a response has nothing to be compared with: its reward would be a constant."""
+        counts = Counter(row.question for row in rows)
+        alone = [place for place, row in enumerate(rows) if self._is_alone(row, counts)]
+        if alone:
+            raise RequestError(
+                *(422, f"query[{alone[0]}]", "one response to its prompt, and nothing to compare it with"),
+                "several responses to a prompt in one request; or start the server with score.group_size=N, the number "
+                "that come in requests of their own (OpenRLHF's rollout.n_samples_per_prompt), or with "
+                "score.protocol=pointwise; or give a reference in labels",
+            )
+
+    def _is_alone(self, row: PolicyRow, counts: Counter[Question]) -> bool:
+        return self._section.protocol == "round_robin" and counts[row.question] == 1 and not row.reference
 
     async def _judge_in_group(self, row: PolicyRow) -> _Reward:
         question = row.question
@@ -196,6 +219,10 @@ class GroupScorer:
             await asyncio.wait_for(full.wait(), self._section.group_wait_s)
         if not full.is_set():
             del self._waiting[group[0].question]
+            _log.warning(
+                "after score.group_wait_s=%g only %d of %d responses to a prompt are there: judged without the others",
+                *(self._section.group_wait_s, len(group), self._section.group_size),
+            )
         return await self._judge(group)
 
     async def _judge(self, rows: Sequence[PolicyRow]) -> list[_Reward]:
@@ -205,29 +232,43 @@ class GroupScorer:
         # A share of comparisons won is from 0 to 1 already, a rating is not.
         low, high = (0.0, 1.0) if self._section.protocol == "round_robin" else (RATINGS[0], RATINGS[-1])
         shares = [((self._reward.neutral if value is None else value) - low) / (high - low) for value in values]
-        judged, sizes = [float(value is not None) for value in values], Counter(questions)
+        sizes = Counter(questions)
+        judged = [
+            float(value is not None and not self._is_alone(row, sizes)) for row, value in zip(rows, values, strict=True)
+        ]
         return list(zip(shares, judged, (float(sizes[question]) for question in questions), strict=True))
 
 
 class Gate:
-    """ASGI middleware that refuses requests beyond the limits or without the key as bearer token; /health is open."""
+    """ASGI middleware that refuses requests beyond the limits or without the key as bearer token; /health is open.
 
-    def __init__(self, app: ASGIApp, limits: LimitsSection, key: str | None) -> None:
+    Without a key, which is on loopback, the Host must be this machine: a web page could otherwise give its own name the
+    address 127.0.0.1 (DNS rebinding), and a browser let it read the answers.
+    """
+
+    def __init__(self, app: ASGIApp, limits: LimitsSection, key: str | None, host: str) -> None:
         self._app = app
         self._limits = limits
+        here = f"[{host}]" if ":" in host else host
+        self._hosts = ("localhost", "127.0.0.1", "[::1]", here) if key is None else None
         self._authorization = None if key is None else f"Bearer {key}".encode()
         self._rate = Rate(limits.requests_per_minute)
         self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] != "http" or scope["path"] == _OPEN_ROUTE:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
         try:
-            self._check(scope)
+            self._check_host(headers)
+            if scope["path"] == _OPEN_ROUTE:
+                await self._app(scope, receive, send)
+                return
+            self._check(scope, headers)
         except RequestError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         self._in_flight += 1
         try:
@@ -235,17 +276,26 @@ class Gate:
         finally:
             self._in_flight -= 1
 
-    def _check(self, scope: Scope) -> None:
+    def _check_host(self, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if self._hosts is not None and _PORT.sub("", host.lower()) not in self._hosts:
+            raise RequestError(421, "host", short_repr(host), f"{', '.join(dict.fromkeys(self._hosts))}, or a key")
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
         client = scope["client"][0] if scope.get("client") else ""
         # Before the key, so that guesses at it are limited as well.
         if wait := self._rate.wait_s(client, time.monotonic()):
             expected = f"at most {self._limits.requests_per_minute} requests in a minute; try again in {wait:.1f} s"
-            headers = {"Retry-After": str(math.ceil(wait))}
-            raise RequestError(429, "request", "more requests than one client may send", expected, headers)
-        authorization = Headers(scope=scope).get("authorization", "").encode()
+            retry = {"Retry-After": str(math.ceil(wait))}
+            raise RequestError(429, "request", "more requests than one client may send", expected, retry)
+        authorization = headers.get("authorization", "").encode()
         if self._authorization is not None and not hmac.compare_digest(authorization, self._authorization):
-            got, headers = "another key" if authorization else "no key", {"WWW-Authenticate": "Bearer"}
-            raise RequestError(401, "authorization", got, "Bearer and the server's key", headers)
+            got, challenge = "another key" if authorization else "no key", {"WWW-Authenticate": "Bearer"}
+            raise RequestError(401, "authorization", got, "Bearer and the server's key", challenge)
+        declared = headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > self._limits.body_bytes:
+            got, expected = f"{declared} bytes", f"at most {self._limits.body_bytes} bytes"
+            raise RequestError(413, "body", got, expected, {"Connection": "close"})
         if self._in_flight >= self._limits.requests_at_once:
             got = f"{self._in_flight} requests in flight"
             raise RequestError(503, "request", got, "fewer; try again in a second", {"Retry-After": "1"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import Request
@@ -13,10 +13,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
+from think_as_locals.config.schema import LimitsSection
 from think_as_locals.data.languages import culture_code
 from think_as_locals.data.sources.jsonl import UNREAD
 from think_as_locals.types import LABELS, DataError, Item
 
+OPENAI_ROOT = "/v1/"
+_OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _MAX_ERRORS = 10
 _SHORT = reprlib.Repr()  # bounds depth and length, whatever a client sends
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -31,9 +34,24 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """The body of every answer that is not 200."""
+    """The body of every answer that is not 200, outside /v1."""
 
     errors: list[ErrorDetail]
+
+
+class OpenAIError(BaseModel):
+    """What is wrong, in OpenAI's words; `param` is the place."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIErrorAnswer(BaseModel):
+    """The body of every answer under /v1 that is not 200."""
+
+    error: OpenAIError
 
 
 class RequestError(HTTPException):
@@ -45,27 +63,38 @@ class RequestError(HTTPException):
         super().__init__(status, detail=expected, headers=headers)
         self.error = ErrorDetail(place=place, got=got, expected=expected)
 
-    def response(self) -> JSONResponse:
-        """Return it as an answer."""
-        return JSONResponse(ErrorAnswer(errors=[self.error]).model_dump(), self.status_code, self.headers)
+    def response(self, path: str) -> JSONResponse:
+        """Return it as the answer of a route."""
+        return _refusal(path, self.status_code, [self.error], self.headers)
+
+
+def _refusal(
+    path: str, status: int, faults: Sequence[ErrorDetail], headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    answer: BaseModel = ErrorAnswer(errors=list(faults))
+    if path.startswith(OPENAI_ROOT):
+        message = "; ".join(f"{fault.place}: got {fault.got}, expected {fault.expected}" for fault in faults)
+        kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        answer = OpenAIErrorAnswer(error=OpenAIError(message=message, type=kind, param=faults[0].place, code=None))
+    return JSONResponse(answer.model_dump(), status, headers)
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer an error of any kind in the form of `ErrorAnswer`."""
+    """Answer an error of any kind in the form of its route."""
+    path = request.url.path
     match error:
         case RequestError():
             refusal = error
         case HTTPException():  # an unknown route or method
-            got = short_repr(f"{request.method} {request.url.path}")
+            got = short_repr(f"{request.method} {path}")
             refusal = RequestError(error.status_code, "request", got, str(error.detail), error.headers)
         case RequestValidationError():
-            faults = ErrorAnswer(errors=[_invalid(fault) for fault in error.errors()[:_MAX_ERRORS]])
-            return JSONResponse(faults.model_dump(), 422)
+            return _refusal(path, 422, [_invalid(fault) for fault in error.errors()[:_MAX_ERRORS]])
         case DataError():
             refusal = RequestError(422, "body", "what cannot be judged", _encodable(str(error)))
         case _:
             refusal = RequestError(500, "server", type(error).__name__, "an answer; its log says more")
-    return refusal.response()
+    return refusal.response(path)
 
 
 def _invalid(fault: Mapping[str, Any]) -> ErrorDetail:
@@ -86,6 +115,12 @@ def short_repr(value: object) -> str:
 
 def _encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
+
+
+def check_length(place: str, text: str, limits: LimitsSection) -> None:
+    """Raise a RequestError for a text that is too long."""
+    if len(text) > limits.text_characters:
+        raise RequestError(413, place, f"{len(text)} characters", f"at most {limits.text_characters}")
 
 
 Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
@@ -118,10 +153,10 @@ class JudgeItem(Message):
     source: Any = None
     origins: Any = None
 
-    def item(self, place: int) -> Item:
+    def item(self, default_id: str) -> Item:
         """Return it as an `Item`; a `DataError` if two responses are the same text or one is blank."""
         asked = self.model_dump(include={"prompt", "responses", "culture", "language"})
-        return Item(id=self.id or f"items[{place}]", **UNREAD, **asked)
+        return Item(id=self.id or default_id, **UNREAD, **asked)
 
 
 class JudgeRequest(Message):
@@ -224,7 +259,8 @@ class ExtraLogs(Message):
     """What OpenRLHF logs beside rewards.
 
     Args:
-        judged: 0 if nothing could be parsed of what the judge wrote about a response; its reward is then 1/2.
+        judged: 0 if nothing could be parsed of what the judge wrote about a response, or its group did not come in time
+            and it had nothing to compare with; its reward is then 1/2.
         group_size: How many responses were judged together.
     """
 

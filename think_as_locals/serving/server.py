@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import math
 import os
@@ -9,12 +10,15 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from think_as_locals.config.checks import prompt_faults, validate_as
 from think_as_locals.config.compose import ASSETS, compose_recipe, quoted
-from think_as_locals.config.schema import ServeConfig
+from think_as_locals.config.schema import LimitsSection, ServeConfig
 from think_as_locals.reward_models.load import load_judge
 from think_as_locals.serving.app import create_app
 from think_as_locals.types import ConfigError
@@ -56,10 +60,46 @@ def serve(config: ServeConfig) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # else a client could claim another address
-        http="h11",  # limits the headers of a request, which come before any key; httptools does not
+        http=partial(BoundedConnection, limits=config.limits),  # type: ignore[arg-type]  # it makes one
         ws="none",
         timeout_graceful_shutdown=math.ceil(config.grace_s),
     )
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that is refused where there are too many, and closed where no request arrives on it.
+
+    h11 limits the headers of a request, which come before any key, but no time; httptools limits neither.
+    """
+
+    def __init__(self, *args: Any, limits: LimitsSection, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Take a connection, or close it at once."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.connections:
+            transport.abort()
+        else:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timer."""
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _watch(self) -> None:
+        self._timer = self.loop.call_later(self._limits.headers_s, self._close_if_idle, self.cycle)
+
+    def _close_if_idle(self, last: Any) -> None:
+        """Close it where no request is in flight and none came since `last`."""
+        if self.cycle is last and (last is None or last.response_complete):
+            self.transport.abort()
+        else:
+            self._watch()
 
 
 def _check_address(host: str, port: int) -> None:

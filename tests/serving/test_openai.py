@@ -1,0 +1,153 @@
+"""/v1: the judge as a model, through OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from fastapi.testclient import TestClient
+from reward_models.tiny import write_language_model
+from served_app import serving
+from serving.judges import Longest, judge_of, settings
+from serving.test_app import BASE, ITEM, KEY
+
+from think_as_locals.judging import render
+from think_as_locals.reward_models.judge import Judge
+from think_as_locals.serving.app import create_app
+from think_as_locals.types import Item
+
+MODEL = "runs/none/model"
+ROW = {**ITEM, "id": "jp-1", "best": 1, "language": "en", "domain": "value", "group": "food", "source": "mine"}
+
+
+@pytest.fixture
+def longest() -> Longest:
+    return Longest()
+
+
+@pytest.fixture
+def server(longest: Longest) -> Iterator[TestClient]:
+    app = create_app(judge_of(longest), settings("limits.text_characters=2000"), KEY)
+    with TestClient(app, BASE, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def client(server: TestClient) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{BASE}/v1", api_key=KEY, http_client=server, max_retries=0)
+
+
+def ask(client: openai.OpenAI, content: Any = ROW, **options: Any) -> Any:
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    options = {"model": MODEL, "messages": [{"role": "user", "content": text}], **options}
+    return client.chat.completions.create(**options)
+
+
+def test_the_judge_is_the_only_model(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "think-as-locals"
+    with pytest.raises(openai.NotFoundError, match="the only model here"):
+        client.models.retrieve("gpt")
+    with pytest.raises(openai.NotFoundError, match="model: got 'gpt'"):
+        ask(client, model="gpt")
+
+
+@pytest.mark.parametrize("row", [ITEM, ROW])
+def test_a_row_is_asked_with_the_judges_prompt_and_answered_with_a_judgement(
+    client: openai.OpenAI, server: TestClient, longest: Longest, row: dict[str, Any]
+) -> None:
+    answer = ask(client, row, temperature=0, n=1, seed=3, max_tokens=64, user="me")
+    (choice,) = answer.choices
+    assert (answer.object, answer.model, choice.finish_reason) == ("chat.completion", MODEL, "stop")
+    (prompt,) = longest.prompts
+    headers = {"Authorization": f"Bearer {KEY}"}
+    (same,) = server.post("/judge", json={"items": [{**row, "id": "x"}]}, headers=headers).json()["judgements"]
+    assert choice.message.judgement == {**same, "id": row.get("id", "item")}
+    assert longest.prompts == [prompt, prompt]
+    assert choice.message.content == same["completion"]
+    assert row["responses"][choice.message.judgement["verdict"]] == "Rice and miso soup."
+
+
+def test_another_conversation_is_completed_as_it_is(client: openai.OpenAI, longest: Longest) -> None:
+    fields = {"best": 0, "domain": "x", "group": "x", "source": "x", "language": "en"}
+    item = Item(id="1", **{**ITEM, **fields, "responses": tuple(ITEM["responses"])})
+    messages = render(item)
+    answer = ask(client, messages=messages)
+    assert longest.prompts == [messages[-1]["content"]]
+    assert answer.choices[0].message.judgement is None
+    assert "<verdict>" in answer.choices[0].message.content
+
+
+def test_the_judge_of_this_package_reads_its_own_server(longest: Longest) -> None:
+    """`Judge.load(base_url=...)` renders and parses itself; its requests are taken as they are."""
+    with serving(create_app(judge_of(longest), settings(), None)) as url:
+        far = Judge.load("mine", base_url=f"{url}/v1", served_name=MODEL, max_completion_length=64)
+        judgement = far.judge(prompt="Breakfast?", responses=ITEM["responses"], culture="JP")
+    assert judgement.verdict is not None
+    assert ITEM["responses"][judgement.verdict] == "Rice and miso soup."
+    assert len(longest.prompts) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"stream": True}, "stream"),
+        ({"n": 2}, "n"),
+        ({"temperature": 0.7}, "temperature"),
+        ({"logprobs": True}, "logprobs"),
+        ({"max_tokens": 65}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"tools": []}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"stop": ["x"]}, "stop"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "x<|end|>"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x" * 2001}]}, "messages[0].content"),
+        ({"content": "{"}, "messages[0].content"),
+        ({"content": {**ITEM, "responses": ["one"]}}, "messages[0].content.responses"),
+        ({"content": {"prompt": "?", "responses": ["a", "b"]}}, "messages[0].content.culture"),
+        ({"content": {**ITEM, "bset": 1}}, "messages[0].content.bset"),
+        ({"content": {**ITEM, "responses": ["a", "a"]}}, "body"),
+    ],
+)
+def test_what_a_greedy_judge_cannot_honour_is_refused_in_openais_form(
+    client: openai.OpenAI, longest: Longest, options: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.APIStatusError) as raised:
+        ask(client, **options)
+    assert raised.value.status_code in (413, 422)
+    body: Any = raised.value.body
+    assert sorted(body) == ["code", "message", "param", "type"]
+    assert (body["param"], body["type"]) == (param, "invalid_request_error")
+    assert body["message"].startswith(f"{param}: got ")
+    assert not longest.prompts
+
+
+def test_the_gate_answers_in_openais_form(server: TestClient, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.AuthenticationError, match="authorization: got another key") as raised:
+        ask(client.with_options(api_key="another-key"))
+    assert raised.value.type == "authentication_error"
+    with pytest.raises(openai.APIStatusError, match="body: got 9999999 bytes"):
+        ask(client, extra_headers={"Content-Length": "9999999"})
+    with pytest.raises(openai.InternalServerError, match="server: got ModelError"):
+        ask(client, {**ITEM, "responses": ["broken", "x"]})
+
+
+@pytest.mark.slow
+def test_usage_counts_the_tokens_of_a_real_model(tmp_path: Path) -> None:
+    judge = Judge.load(write_language_model(tmp_path / "judge", seed=0), prompt="compact", max_completion_length=8)
+    with TestClient(create_app(judge, settings(), None), BASE) as server:
+        client = openai.OpenAI(base_url=f"{BASE}/v1", api_key="none", http_client=server)
+        answer = ask(client, max_completion_tokens=5)
+    (request,) = judge.requests(Item(**{**ROW, "responses": tuple(ROW["responses"])}))
+    prompt = len(judge.engine.chat.encode([judge.conversation(request)])[0])  # type: ignore[attr-defined]
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.total_tokens) == (prompt, prompt + usage.completion_tokens)
+    assert 1 <= usage.completion_tokens <= 5
+    assert answer.choices[0].finish_reason == ("length" if usage.completion_tokens == 5 else "stop")

@@ -1,0 +1,223 @@
+"""The judge as a model of OpenAI's API: /v1/models and /v1/chat/completions.
+
+A user message that holds an item as JSON is asked with the judge's own prompt, and the answer carries the judgement.
+Any other conversation is completed as it is, for clients that render and parse themselves, such as
+`Judge.load(..., base_url=...)`. Answers are greedy and whole; what would change that is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from fastapi import FastAPI
+from pydantic import Field, PositiveInt, ValidationError
+from starlette.concurrency import run_in_threadpool
+
+from think_as_locals.config.schema import LimitsSection
+from think_as_locals.engines.engine import Messages, Sampling, sample_all
+from think_as_locals.reward_models.judge import Judge
+from think_as_locals.reward_models.reward_model import combine
+from think_as_locals.serving.messages import (
+    OPENAI_ROOT,
+    JudgeItem,
+    Message,
+    RequestError,
+    Verdict,
+    check_length,
+    short_repr,
+)
+from think_as_locals.types import Item, Rollout
+
+_ID = "item"  # of an item without one
+_ROLES = re.compile("(system )?(user assistant )*user")  # conversations that every chat template can write
+
+Zero = Annotated[float, Field(ge=0, le=0)]
+Off = Literal[False] | None
+
+
+class ChatText(Message):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Message):
+    """A message: a text, or parts that are texts."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str | Annotated[list[ChatText], Field(min_length=1)]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Its content as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(Message):
+    """OpenAI's request for a chat completion, as far as a greedy judge can honour it.
+
+    Args:
+        model: As /v1/models calls it.
+        messages: One user message that holds an item as JSON (`prompt`, `responses`, `culture`), or a conversation.
+        max_tokens: At most the judge's own limit, which is the default.
+        temperature: 0 if given, as `n` is 1 and `stream` false.
+    """
+
+    model: str
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
+    temperature: Zero | None = None
+    presence_penalty: Zero | None = None
+    frequency_penalty: Zero | None = None
+    n: Annotated[int, Field(ge=1, le=1)] | None = None
+    stream: Off = None
+    logprobs: Off = None
+    # These change nothing in a greedy completion, or are for the provider's records.
+    seed: int | None = None
+    top_p: float | None = None
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+
+
+class ChatAnswer(Message):
+    """An assistant's message; `judgement` is that of /judge, and null for a conversation that is no item."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+    judgement: Verdict | None
+
+
+class Choice(Message):
+    """The only choice."""
+
+    index: Literal[0] = 0
+    message: ChatAnswer
+    finish_reason: Literal["stop", "length"]
+    logprobs: None = None
+
+
+class Usage(Message):
+    """Counts of tokens, by the judge's tokenizer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class ChatCompletion(Message):
+    """OpenAI's answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class Model(Message):
+    """The judge, as /v1/models lists it."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["think-as-locals"] = "think-as-locals"
+
+
+class Models(Message):
+    """The models of this server: one."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+def add_routes(app: FastAPI, judge: Judge, name: str, limits: LimitsSection, responses: dict[int | str, Any]) -> None:
+    """Add the routes of a listwise judge that is called by this name."""
+    model = Model(id=name, created=int(time.time()))
+
+    def check_model(asked: str) -> None:
+        if asked != name:
+            raise RequestError(404, "model", short_repr(asked), f"{name!r}, the only model here")
+
+    @app.get(OPENAI_ROOT + "models", responses=responses)
+    async def models() -> Models:
+        return Models(data=[model])
+
+    @app.get(OPENAI_ROOT + "models/{model_id:path}", responses=responses)
+    async def model_of(model_id: str) -> Model:
+        check_model(model_id)
+        return model
+
+    @app.post(OPENAI_ROOT + "chat/completions", responses=responses)
+    async def complete(request: ChatRequest) -> ChatCompletion:
+        check_model(request.model)
+        for i, message in enumerate(request.messages):
+            check_length(f"messages[{i}].content", message.text, limits)
+        most = judge.settings.max_completion_length
+        asked = request.max_completion_tokens or request.max_tokens or most
+        if asked > most:
+            raise RequestError(422, "max_tokens", str(asked), f"at most {most}, with which this judge was trained")
+        item, sampling = _item(request.messages), Sampling(max_completion_length=asked)
+        if item is None:
+            messages = _conversation(request.messages, judge.engine.special_tokens)
+            rollout, verdict = await run_in_threadpool(_complete, judge, messages, sampling), None
+        else:
+            rollout, verdict = await run_in_threadpool(_judge, judge, item, sampling)
+        counts = rollout.prompt_tokens, len(rollout.token_ids)
+        return ChatCompletion(
+            id=f"chatcmpl-{uuid4().hex}",
+            created=int(time.time()),
+            model=name,
+            choices=[
+                Choice(
+                    message=ChatAnswer(content=rollout.text, judgement=verdict),
+                    finish_reason="stop" if rollout.finish_reason == "stop" else "length",
+                )
+            ],
+            usage=Usage(prompt_tokens=counts[0], completion_tokens=counts[1], total_tokens=sum(counts)),
+        )
+
+
+def _item(messages: list[ChatMessage]) -> Item | None:
+    """Return the item that the only message holds as JSON; `None` if it is no such message."""
+    if len(messages) > 1 or not messages[0].text.lstrip().startswith("{"):
+        return None
+    try:
+        return JudgeItem.model_validate_json(messages[0].text).item(_ID)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, ("messages[0].content", *fault["loc"])))
+        expected = f"an item as JSON with prompt, responses and culture ({fault['msg']})"
+        raise RequestError(422, place[:100], short_repr(fault["input"]), expected) from None
+
+
+def _conversation(messages: list[ChatMessage], special_tokens: tuple[str, ...]) -> Messages:
+    """Return messages as engines take them; a RequestError for control tokens, which only a chat template may write."""
+    if not _ROLES.fullmatch(roles := " ".join(message.role for message in messages)):
+        raise RequestError(422, "messages", roles[:200], "a system message or none, then user and assistant in turns")
+    for i, message in enumerate(messages):
+        if token := next((token for token in special_tokens if len(token.strip()) > 1 and token in message.text), None):
+            got = f"the control token {token!r}"
+            raise RequestError(422, f"messages[{i}].content", got, "text without the model's control tokens")
+    return [{"role": message.role, "content": message.text} for message in messages]
+
+
+def _complete(judge: Judge, messages: Messages, sampling: Sampling) -> Rollout:
+    return sample_all(judge.engine, [messages], sampling)[0]
+
+
+def _judge(judge: Judge, item: Item, sampling: Sampling) -> tuple[Rollout, Verdict]:
+    judge.engine.check_texts([item])
+    (request,) = judge.requests(item)
+    rollout = _complete(judge, judge.conversation(request), sampling)
+    answer = {"text": rollout.text, "finish_reason": rollout.finish_reason, "label_log_probs": {}}
+    (scored,) = combine(judge, [(item, [answer])])
+    return rollout, Verdict.model_validate(scored.record(), strict=False)
