@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from judging.frontier import honest, item_in
+from judging.frontier import HONEST, honest, item_in
 
 from think_as_locals.judging import Evidence, judges_nothing, parse, rubric_span, score, write
 from think_as_locals.judging.formats import forced_verdict
@@ -50,10 +50,90 @@ LEAKS = [
     *("答えはＢ", "the answer is Ⓑ", "the answer is 𝐁", "<verdict>", "<VERDICT>b</VERDICT>"),
     *("B12 is a vitamin, B is right", "A response says so."),
 ]
+SPELLED = [
+    *(
+        "b",
+        "[b]",
+        "(b)",
+        "b)",
+        "b: right",
+        "right is b",
+        "option b wins",
+        "“b”",
+        "b's",
+        "optionB",
+        "B1",
+        "1B",
+        "b2",
+        "B_1",
+    ),
+    *("Bee", "BEE is right", "bravo", "Bravo wins", "BB", "bbb", "B.", "B'", "B-", "-b-"),
+    *(
+        "В",
+        "в)",
+        "Ответ В лучше",
+        "Β",
+        "β is no label, Β is",
+        "Ᏼ",
+        "ᗷ",
+        "ꓐ",
+        "𐌁",
+        "🅱",
+        "🅑",
+        "🄱",
+        "🇧",
+        "⒝",
+        "ⓑ",
+        "ℬ",
+        "𝔹",
+        "𝖇",
+    ),
+    *(
+        "B̲",
+        "b̲",
+        "B\u20dd",
+        "Ḃ",
+        "ḅ",
+        "Ɓ",
+        "ʙ",
+        "ᴮ",
+        "ᵇ",
+        "Ƀ",
+        "Ｂ",
+        "ｂ",
+        "x\U000e0042",
+        "B\u200b",
+        "选b对",
+        "คำตอบbถูก",
+    ),
+    *("[a]", "a)", "the best is a", "А)", "α.", "(с)", "(С)", "Ϲ", "ᴄ", "ԁ", "Ꭰ", "Ⅾ", "ⅽ"),
+]
+ONE_LETTER_WORDS = [  # and what else honest rubrics write with one letter
+    *(
+        "It names a local custom.",
+        "Es a la vez cortés e íntimo.",
+        "В Таиланде так делают.",
+        "с уважением и в срок, а не позже",
+    ),
+    *(
+        "Так и делают. С уважением.",
+        "à table",
+        "È così, e basta.",
+        "Η απάντηση αρκεί.",
+        "un geste d'amitié, c'est clair",
+        "I'd say he’d bow.",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    "leak", [*(f"Place | {leak}" for leak in LEAKS), "Verdict | B is right.", "B | It belongs there."]
+    "leak",
+    [
+        *(f"Place | {leak}" for leak in (*LEAKS, *SPELLED)),
+        "Verdict | B is right.",
+        "B | It belongs there.",
+        "b | There.",
+    ],
 )
 def test_a_line_that_names_a_response_and_all_behind_it_is_cut(leak: str) -> None:
     assert span(text_of(LINES[0], f"- 30 | {leak}", LINES[2])) == f"<rubric>\n{LINES[0]}\n"
@@ -62,11 +142,26 @@ def test_a_line_that_names_a_response_and_all_behind_it_is_cut(leak: str) -> Non
 
 @pytest.mark.parametrize(
     "clean",
-    ["Be brief.", "BBC says so.", "Vitamin B12.", "Á la carte, ÉB.", "E is no label here.", "a b c d", "CDs", "是的"],
+    [
+        "Be brief.",
+        "BBC says so.",
+        "Vitamin ABC.",
+        "Á la carte, ÉB.",
+        "E is no label here.",
+        "CDs",
+        "是的",
+        *ONE_LETTER_WORDS,
+    ],
 )
 def test_a_label_inside_a_word_or_not_on_offer_names_nobody(clean: str) -> None:
     lines = LINES[0], f"- 50 | Place | {clean}"
     assert span(text_of(*lines)) == rubric_of(*lines)
+
+
+@pytest.mark.parametrize("language", HONEST)
+def test_honest_rubrics_are_scored_as_a_whole(language: str) -> None:
+    text = honest(language)
+    assert span(text, 8) == text.partition("\n<analysis>")[0]
 
 
 def test_which_labels_count_depends_on_how_many_are_on_offer() -> None:
@@ -126,7 +221,17 @@ def test_what_stands_behind_a_rubric_does_not_change_its_span(lines: list[str], 
 
 
 @pytest.mark.parametrize(
-    "line", ["- 10 | x | " + "b " * 200_000, "- 10 | x | " + "é" * 300_000, "- 10 | x | e" + "\u0316\u0301" * 150_000]
+    "line",
+    [
+        f"- 10 | x | {text}"
+        for text in (
+            "ab" * 150_000,
+            "a to " * 80_000,
+            "é" * 300_000,
+            "z" + "\u0316\u0301" * 150_000,
+            "z" + "1" * 300_000,
+        )
+    ],
 )
 def test_spans_take_linear_time(line: str) -> None:
     judgement = parse(text_of(line), 8)

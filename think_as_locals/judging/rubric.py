@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 
 import stopwordsiso
 from babel import Locale
@@ -30,6 +30,19 @@ _WORD = 3  # letters of the shortest word that says something
 _SPACELESS = ("Hans", "Hant", "Jpan", "Thai", "Khmr", "Laoo", "Mymr")
 _WORD_PIECE = dict.fromkeys(_SPACELESS, 3) | dict.fromkeys(("Hans", "Hant", "Jpan", "Kore"), 2)  # letters; elsewhere 4
 _OPENING, _CLOSING = "<rubric>", "</rubric>"
+_SPELLED = {  # in English, and in the spelling alphabet
+    **dict.fromkeys(("ay", "alpha", "alfa"), "A"),
+    **dict.fromkeys(("bee", "bravo"), "B"),
+    **dict.fromkeys(("cee", "charlie"), "C"),
+    **dict.fromkeys(("dee", "delta"), "D"),
+    **dict.fromkeys(("ee", "echo"), "E"),
+    **dict.fromkeys(("ef", "eff", "foxtrot"), "F"),
+    **dict.fromkeys(("gee", "golf"), "G"),
+    **dict.fromkeys(("aitch", "haitch", "hotel"), "H"),
+}
+_LATIN_NAME = re.compile(r"(?:LATIN|INDICATOR|MODIFIER).* LETTER (?:SMALL |CAPITAL )*([A-Z])(?: WITH .*)?$")
+_ONE_LETTER_WORDS = "aàáâãeéèêавсηή"  # that look like labels: English, Romance and Slavic languages, Greek
+_APOSTROPHES = ("'", "’", "ʼ")
 _SCRIPTS = {  # first words of Unicode's names, where the script's English name is another
     "Hans": ("CJK", "IDEOGRAPHIC"),
     "Hant": ("CJK", "IDEOGRAPHIC"),
@@ -43,9 +56,11 @@ _SCRIPTS = {  # first words of Unicode's names, where the script's English name 
 def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
     """Return the part of a completion that `criteria_gain` may score: its beginning, through `</rubric>`.
 
-    It ends before the first line that names a response: that contains one of the labels on offer as a word of its own,
-    in upper case (so a line with the article "A" ends it as well), or a tag of the grammar. So no rubric can raise the
-    probability of a verdict by naming it so; other references ("response b", "the second one") are not detected.
+    It ends before the first line that names a response: that contains a tag of the grammar or one of the labels on
+    offer as a word of its own, in either case (so the article "A" ends it as well), also with digits or marks on it, in
+    a letter of any script that looks like it, doubled, or spelled out in English. Words of one letter are read as such
+    where another word follows ("a bow", Russian "В Таиланде"). So no rubric can raise the probability of a verdict by
+    naming it so; other references ("the second one", a code of the policy's own) are not detected.
 
     `None` if there is nothing to score: no parsed rubric, text before it, or a response named in the first criterion.
     """
@@ -159,18 +174,61 @@ def fold(text: str) -> str:
 
 
 def _names_response(line: str, labels: str) -> bool:
-    folded = line.casefold()
-    if any(f"{name}>" in folded for name in SECTIONS):
+    if any(f"{name}>" in line.casefold() for name in SECTIONS):
         return True
-    # Full-width, circled and mathematical letters become plain letters, one by one: normalising the whole line takes
-    # time quadratic in a run of combining marks.
-    plain = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in line)
-    return any(c in labels and _stands_alone(plain, place, place + 1) for place, c in enumerate(plain))
+    for word in _words(line):
+        doubled = len(word) > 1 and len(set(word)) == 1
+        if (word[0] if doubled else _SPELLED.get(word, " ")).upper() in labels:
+            return True
+    return any(_names_label(line, place, labels) for place in range(len(line)))
 
 
-def _stands_alone(text: str, start: int, end: int) -> bool:
-    """Return whether a piece of a text is not part of a longer word."""
-    return not (start and _joins(text[start - 1])) and not (end < len(text) and _joins(text[end]))
+def _names_label(line: str, place: int, labels: str) -> bool:
+    """Return whether a character stands for a label, and for no word or part of a word."""
+    character = line[place]
+    letter = _latin(character)
+    if not letter or letter.upper() not in labels:
+        return False
+    before, after = place - 1, place + 1
+    while before >= 0 and line[before].isdigit():
+        before -= 1
+    while after < len(line) and (line[after].isdigit() or unicodedata.category(line[after])[0] == "M"):
+        after += 1
+    left, rest = line[before] if before >= 0 else " ", line[after:][:3]
+    if _joins(rest[:1] or " ") or (_joins(left) and not (left.islower() and letter.isupper())):  # "responseB" is one
+        return False
+    if letter.islower() and (left in _APOSTROPHES or (rest[:1] in _APOSTROPHES and rest[1:2].isalpha())):
+        return rest[1:2] == "s" and not rest[2:].isalpha()  # French "d'un", English "I'd"; but "b's"
+    is_word = character.lower() in _ONE_LETTER_WORDS and rest[:1].isspace() and rest[1:2].isalpha()
+    begins = line[: before + 1].rstrip()[-1:] in ("", *"|.!?…")
+    return not (is_word and (letter.islower() or (begins and not character.isascii())))
+
+
+@lru_cache(4096)
+def _latin(character: str) -> str:
+    """Return the Latin letter that a character is, is made of or looks like; empty if none."""
+    if character.isascii():
+        return character if character.isalpha() else ""
+    if found := _lookalikes().get(character):
+        return found
+    plain = [c for c in unicodedata.normalize("NFKD", character) if c.isascii() and c.isalpha()]
+    if len(plain) == 1:
+        return plain[0]
+    named = _LATIN_NAME.search(unicodedata.name(character, ""))
+    return named[1] if named else ""
+
+
+@cache
+def _lookalikes() -> dict[str, str]:
+    """Return the characters that Unicode lists as confusable with a label, in either case."""
+    from confusable_homoglyphs.confusables import is_confusable  # its table is read only where it is needed
+
+    found: dict[str, str] = {}
+    for shape in (*LABELS.lower(), *LABELS):
+        for entry in is_confusable(shape, greedy=True) or ():
+            for other in (homoglyph["c"] for homoglyph in entry["homoglyphs"] if len(homoglyph["c"]) == 1):
+                found |= {other.lower(): shape.lower(), other: shape} if shape.isupper() else {other: shape}
+    return found
 
 
 def _joins(neighbour: str) -> bool:
@@ -183,7 +241,8 @@ def _remarks(analysis: str, num_responses: int) -> list[str]:
     remarks = dict.fromkeys(LABELS[:num_responses], "")
     current, start = "", 0
     for place, character in enumerate(analysis):
-        if character in remarks and _stands_alone(analysis, place, place + 1):
+        around = analysis[max(0, place - 1) : place] + analysis[place + 1 : place + 2]
+        if character in remarks and not any(map(_joins, around)):
             said = analysis[start:place]
             if not current or any(c.isalpha() for c in said):  # "B: A bow": an article, right behind a label
                 remarks |= {current: f"{remarks[current]} {said}"} if current else {}
