@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Iterable
 from functools import cache, lru_cache
 
-import stopwordsiso
 from babel import Locale
 from babel.core import UnknownLocaleError, get_global, parse_locale
 
@@ -276,6 +275,8 @@ def _stop_words_pattern(language: str) -> re.Pattern[str]:
 
 @cache
 def _stop_words(language: str) -> frozenset[str]:
+    import stopwordsiso  # reads all its words, so only where they are needed
+
     return frozenset(word.casefold() for word in stopwordsiso.stopwords(language.partition("-")[0]))
 
 
