@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from hub.disguises import disguised, vocabulary
 from hub.small_runs import REPO, refused, write_evaluation
 from safetensors.torch import load_file, save_file
 
-from think_as_locals.hub.leaks import LeakError
+from think_as_locals.hub.files import HubFile
+from think_as_locals.hub.leaks import LeakError, check_leaks
 from think_as_locals.hub.push import prepare
+from think_as_locals.hub.source_run import read_judge_run
+from think_as_locals.types import DataError
 
 SECRETS = {
     "a Hugging Face token": "hf_" + "aB3" * 12,
@@ -62,6 +67,30 @@ def test_a_secret_is_found_whatever_stands_before_it(run: Path, secret: str) -> 
     """JSON escapes, such as a backslash and a letter for the end of a line, must not hide what follows."""
     plant(run / "model" / "tokenizer_config.json", secret)
     refused(LeakError, r"tokenizer_config.json", run)
+
+
+def test_no_disguise_hides_a_key_from_the_scan(run: Path) -> None:
+    """20 keys x 14 disguises x 7 files: none of 1,960 gets through."""
+    settings = read_judge_run(run, [])
+    files = list(disguised())
+    assert len(files) == 1960
+    missed = []
+    for name, content in files:
+        with suppress(LeakError):
+            check_leaks([HubFile("file", content)], settings)
+            missed.append(name)
+    assert not missed
+
+
+@pytest.mark.slow
+def test_a_vocabulary_of_150_000_words_holds_no_key(run: Path) -> None:
+    check_leaks([HubFile("tokenizer.json", vocabulary(150_000))], read_judge_run(run, []))
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": []}', "{", '{"weight_map": {"a": [1]}}', "[" * 9000])
+def test_an_index_of_weights_that_is_none_is_named(run: Path, content: str) -> None:
+    (run / "model" / "model.safetensors.index.json").write_text(content)
+    refused(DataError, r"model.safetensors.index.json: no index of weights", run)
 
 
 def test_harmless_text_that_resembles_a_secret_passes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

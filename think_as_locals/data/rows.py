@@ -14,11 +14,12 @@ import json
 import re
 import warnings
 import zlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,11 @@ from think_as_locals.types import DataError, DataWarning, Item, PreflightError
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
+
+_SHOWN = 500  # characters of a message about a row
+_MAX_LINE = 64 * 1024**2  # bytes of one row in a file of lines
+_MAX_EXPANSION = 200  # times the size of a compressed file; texts have 3 to 20, gzip reaches 1,000
+_MIN_EXPANSION = 64 * 1024**2  # bytes that a compressed file may always hold
 
 Severity = Literal["error", "skipped", "warning"]
 """`error`: the row cannot be an item. `skipped`: valid, but gives no item. `warning`: an item, but suspicious."""
@@ -83,10 +89,19 @@ class Defect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A defect of one row; `detail` is a message that says what was got."""
+    """A defect of one row; `detail` is a message that says what was got, cut where it is too long to be read."""
 
     defect: Defect
     detail: str
+
+    def __post_init__(self) -> None:
+        if len(self.detail) > _SHOWN:
+            object.__setattr__(self, "detail", f"{self.detail[:_SHOWN]} ... ({len(self.detail):,} characters)")
+
+
+def printable(name: str) -> str:
+    """Return a file's name with its control characters escaped: a terminal or a log would obey them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in name)
 
 
 def importable(faults: Iterable[Fault]) -> bool:
@@ -108,8 +123,8 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Where the row is, e.g. `rows.jsonl:17`."""
-        return f"{self.file}:{self.number}"
+        """Where the row is, e.g. `rows.jsonl:17`; a name's control characters are escaped."""
+        return f"{printable(self.file)}:{self.number}"
 
     @property
     def name(self) -> str:
@@ -189,7 +204,10 @@ def valid_items(outcomes: Iterable[Outcome]) -> Iterator[Item]:
         yield from outcome.items
 
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv", ".csv.gz")
+_LINES = (".jsonl", ".ndjson", "")
+_TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+SUFFIXES = (*_TEXTS, *(f"{kind}.gz" for kind in _TEXTS), ".parquet")
+_SAVED = ("state.json", "dataset_dict.json")  # of a folder that `save_to_disk` of datasets wrote
 _NO_ROWS = ("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json")  # metadata of data sets
 _MAX_UNREAD = 3  # files that a warning names
 _NOT_INSTALLED = "{}: read by {}, which is not installed: pip install 'think-as-locals[train]'"
@@ -201,7 +219,9 @@ _HUB_ID = re.compile(
 def read_rows(path: str) -> Iterator[Row]:
     """Yield the rows of a file, of a folder of such, or of `owner/name[@revision][:config[:split]]` on the Hub."""
     local = local_path(path)
-    if local.is_dir():
+    if local.is_dir() and any((local / name).is_file() for name in _SAVED):
+        yield from _saved_rows(local)
+    elif local.is_dir():
         found = (file for file in sorted(local.rglob("*")) if file.is_file())
         files = [file for file in found if not any(part.startswith(".") for part in file.relative_to(local).parts)]
         files = [file for file in files if (name := file.name.lower()).endswith(SUFFIXES) and name not in _NO_ROWS]
@@ -209,7 +229,7 @@ def read_rows(path: str) -> Iterator[Row]:
             raise DataError(f"{local}: a folder without files of rows ({', '.join(SUFFIXES)})")
         warn_unread(local, files, f"rows are in {', '.join(SUFFIXES)}, neither hidden nor metadata")
         for file in files:
-            yield from (replace(row, folder=str(local)) for row in _file_rows(file))
+            yield from (replace(row, folder=str(local)) for row in _file_rows(file, may_be_empty=True))
     elif hub := hub_id(path):
         yield from _hub_rows(path, **hub.groupdict())
     else:
@@ -225,11 +245,20 @@ def warn_unread(folder: Path, files: Iterable[Path], expected: str) -> None:
         warnings.warn(f"{folder}: not read: {named}{more} ({expected})", DataWarning, stacklevel=2)
 
 
-def _file_rows(path: Path) -> Iterator[Row]:
-    readers = {".json": _json, ".parquet": _parquet, ".csv": _csv}
+def _file_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[Row]:
+    tabs = partial(_csv, delimiter="\t")
+    readers: dict[str, Callable[[Path], Iterator[Row]]] = {".json": _json, ".parquet": _parquet, ".csv": _csv}
+    readers |= {".tsv": tabs, **dict.fromkeys(_LINES, _jsonl)}
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    if suffix not in readers and path.is_file():
+        raise DataError(f"{path}: rows are not read from {suffix} files; expected one of {', '.join(SUFFIXES)}")
+    rows = 0
     try:
-        yield from readers.get(suffix, _jsonl)(path)
+        for row in readers.get(suffix, _jsonl)(path):
+            rows += 1
+            yield row
+        if not rows and not may_be_empty:
+            raise DataError(f"{path}: no rows: the file is empty, or holds no more than names of columns")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: the archive is damaged: {error}") from error
     except OSError as error:
@@ -239,30 +268,62 @@ def _file_rows(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: not UTF-8: {error}") from error
 
 
-def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
-    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
+def _open(path: Path) -> IO[bytes]:
+    return io.BufferedReader(_Expanding(path)) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+class _Expanding(io.RawIOBase):
+    """A gzip file that raises a DataError where it expands to more than any text would: 2 MB may become 2 GB."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, gzip.open(path)  # noqa: SIM115
+        self._left = max(_MIN_EXPANSION, _MAX_EXPANSION * path.stat().st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._file.read(len(buffer))
+        self._left -= len(content)
+        if self._left < 0:
+            most = f"{_MAX_EXPANSION} times its size"
+            raise DataError(f"{self._path}: expands to more than {most}: unpack it yourself if you trust it")
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with _open(path) as file:
+        while line := file.readline(_MAX_LINE + 1):
+            if len(line) > _MAX_LINE:
+                raise DataError(f"{path}: a line of more than {_MAX_LINE:,} bytes; expected one row a line")
+            yield line
 
 
 def _jsonl(path: Path) -> Iterator[Row]:
-    with _open(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            content, value, fault = line.rstrip(b"\r\n"), None, None
-            try:
-                value = json.loads(content.decode().removeprefix("\ufeff"), object_pairs_hook=_object)
-            except UnicodeDecodeError as error:
-                fault = Fault(Defect.NOT_JSON, f"not UTF-8: {error}")
-            except (ValueError, RecursionError) as error:
-                fault = Fault(Defect.NOT_JSON, f"not JSON: {error}")
-            yield Row(str(path), number, value, content.decode(errors="surrogateescape"), fault)
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        content, value, fault = line.rstrip(b"\r\n"), None, None
+        try:
+            value = json.loads(content.decode().removeprefix("\ufeff"), object_pairs_hook=_object)
+        except UnicodeDecodeError as error:
+            fault = Fault(Defect.NOT_JSON, f"not UTF-8: {error}")
+        except (ValueError, RecursionError) as error:
+            fault = Fault(Defect.NOT_JSON, f"not JSON: {error}")
+        yield Row(str(path), number, value, content.decode(errors="surrogateescape"), fault)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):  # JSON would silently keep the last one
-        twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
-        raise ValueError(f"the field {twice!r} is there twice")
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:  # JSON would silently keep the last one
+            raise ValueError(f"the field {name[:_SHOWN]!r} is there twice")
+        fields[name] = value
     return fields
 
 
@@ -293,10 +354,10 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: not a parquet file that can be read: {error}") from error
 
 
-def _csv(path: Path) -> Iterator[Row]:
+def _csv(path: Path, delimiter: str = ",") -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # the default is too short for long responses
     with _open(path) as file:
-        lines = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), strict=True)
+        lines = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=delimiter, strict=True)
         try:
             names = next(lines, [])
             _check_columns(path, names)
@@ -313,8 +374,8 @@ def _csv(path: Path) -> Iterator[Row]:
 
 
 def _check_columns(path: Path, names: list[str]) -> None:
-    if twice := sorted({name for name in names if name and names.count(name) > 1}):
-        raise DataError(f"{path}: more than one column is called {', '.join(map(repr, twice))}")
+    if twice := sorted(name for name, count in Counter(filter(None, names)).items() if count > 1):
+        raise DataError(f"{path}: more than one column is called {', '.join(map(repr, twice))[:_SHOWN]}")
 
 
 def _cell(text: str) -> Any:
@@ -338,6 +399,21 @@ def unpack(value: Any) -> Any:
                 repr(found)  # fails for an integer that is too long to print
                 return found
     return value
+
+
+def _saved_rows(folder: Path) -> Iterator[Row]:
+    """Yield the rows of a data set, or of all its splits, that `save_to_disk` wrote."""
+    try:
+        from datasets import DatasetDict, load_from_disk
+    except ImportError as error:
+        raise PreflightError(_NOT_INSTALLED.format(folder, "datasets")) from error
+    try:
+        loaded = load_from_disk(str(folder))
+    except Exception as error:  # whatever damaged files lead to
+        reason = f"{type(error).__name__}: {error}"[:_SHOWN]
+        raise DataError(f"{folder}: not a data set as save_to_disk writes it: {reason}") from error
+    for name, rows in loaded.items() if isinstance(loaded, DatasetDict) else [("", loaded)]:
+        yield from _value_rows(f"{folder}:{name}" if name else str(folder), rows)
 
 
 def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, split: str | None) -> Iterator[Row]:  # noqa: A002

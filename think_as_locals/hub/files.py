@@ -134,7 +134,11 @@ def _json_file(name: str, value: dict[str, Any]) -> HubFile:
 def _check_complete(folder: Path, names: set[str], required: set[str]) -> None:
     index = folder / "model.safetensors.index.json"
     if index.name in names:
-        shards = set(json.loads(index.read_bytes())["weight_map"].values())
+        try:
+            shards = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            expected = 'expected {"weight_map": {tensor: file}} as transformers writes it'
+            raise DataError(f"{index}: no index of weights ({error!r}); {expected}: save the model again") from error
     else:
         shards = {"adapter_model.safetensors" if _ADAPTER in required else "model.safetensors"}
     if missing := sorted((required | shards | {"tokenizer_config.json"}) - names):
