@@ -31,7 +31,10 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = judge_all(lambda i: None if i % 12 == 11 else i % 6 > 1, ITEMS)
     measure(folder, 20, made, dataset="culture_cards")
     lines = [{"stage": "sft", "step": s, "loss": 1.0} for s in range(3)]
-    lines += [{"stage": "grpo", "step": s, "reward": s / 20 - 0.5, "rewards/mine/mean": s / 40} for s in range(1, 21)]
+    idle = {"reward/idle_share": 0.25}
+    lines += [
+        {"stage": "grpo", "step": s, "reward": s / 20 - 0.5, "rewards/mine/mean": s / 40, **idle} for s in range(1, 21)
+    ]
     log = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(log + '{"stage": "grpo", "st')
     (folder / "config.yaml").write_text("seed: 3\nnote: <b>bold</b>\n")
@@ -113,11 +116,10 @@ def test_charts_show_every_measurement_and_reward(run: Path) -> None:
     page = Page(write_report(run))
     assert re.findall(r"<g><title>(Step \d+)", page.source) == ["Step 0", "Step 10", "Step 20"]
     curves = [attrs["points"] or "" for attrs in page.all("polyline")]
-    assert [len(points.split()) for points in curves] == [3, 20, 20]
-    assert re.findall(r"(Training reward|Reward part: \w+) at 20 logged steps", page.text) == [
-        "Training reward",
-        "Reward part: mine",
-    ]
+    assert [len(points.split()) for points in curves] == [3, 20, 20, 20]
+    assert re.findall(
+        r"(Training reward|Share of it paid for judging nothing|Reward part: \w+) at 20 logged steps", page.text
+    ) == ["Training reward", "Share of it paid for judging nothing", "Reward part: mine"]
     assert all(attrs.get("aria-labelledby") or attrs.get("aria-hidden") for attrs in page.all("svg"))
     assert "From -0.450 at step 1 to 0.500 at step 20" in page.text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Any
 
 import pytest
@@ -79,6 +80,7 @@ NO_WEIGHTS = [  # only one to three plain digits are a weight
     *("", "10%", "４０", "٤٠", "४०", "𝟰𝟬", "④0", "²5", "9" * 5000),
     *("40.0", "4e1", "+40", "-40", "0x28", "4_0", "forty"),
 ]
+NOTHING_TO_SEE = ("\u200b", "\u2060 \u00ad", "\u0301", "\ufe0f", "\u3164", "\u2800", "\x01")
 BROKEN = {
     "finished": [(GOOD, "length"), (GOOD, None), (GOOD, "abort"), (GOOD, "STOP"), (GOOD, "")],
     "rubric_once": [
@@ -126,20 +128,24 @@ BROKEN = {
             *("They sum to 100.", "* 10 | Star | Another bullet.", "- 10 | Four | cells | here"),
             *("- 10 | One cell", "- 10 |  | No name", "- 10 | No description | ", "-10 | No blank | What counts."),
             *(f"- {weight} | Weighed | What counts." for weight in NO_WEIGHTS),
+            *(f"- 10 | {nothing} | What counts.\n- 10 | Name | {nothing}" for nothing in NOTHING_TO_SEE),
         )
     ],
     "criterion_count": [with_weights(*weights) for weights in ([60, 40], [100], [12] * 4 + [13] * 4, [10] * 10)],
     "criterion_weights": [
-        with_weights(*weights) for weights in ([40, 35, 24], [40, 35, 26], [50, 50, 0], [999, 1, 1], ["000", 60, 40])
+        with_weights(*weights)
+        for weights in ([40, 35, 24], [40, 35, 26], [50, 50, 0], [999, 1, 1], ["000", 60, 40], [1, 1, "098"])
     ],
     "criterion_names": [
         GOOD.replace("Right place", "Right custom"),
         GOOD.replace("Right place", "RIGHT CUSTOM"),
         GOOD.replace("Right place", "Straße").replace("Clarity", "STRASSE"),
+        GOOD.replace("Right place", "Right\u200b custom\u2060"),
     ],
     "analysis_text": [
         GOOD.replace(ANALYSIS, "<analysis></analysis>"),
         GOOD.replace(ANALYSIS, "<analysis>\n \t\u3000\n</analysis>"),
+        *(GOOD.replace(ANALYSIS, f"<analysis>{nothing}</analysis>") for nothing in NOTHING_TO_SEE),
     ],
     "verdict_label": [
         with_verdict(label)
@@ -260,18 +266,26 @@ def holds(text: str, n: int) -> str | None:
     sections = rf"\s*<rubric>(.*)</rubric>\s*<analysis>(.*)</analysis>\s*<verdict>([{LABELS[:n]}])</verdict>\s*"
     match = re.fullmatch(sections, text, re.DOTALL)
     lines = [line for line in match[1].split("\n") if line.strip()] if match else []
-    rows = [re.fullmatch(r"\s*- \s*([0-9]{1,3})\s*\|([^|]*)\|([^|]*)", line) for line in lines]
+    rows = [re.fullmatch(r"\s*- \s*([1-9][0-9]{0,2})\s*\|([^|]*)\|([^|]*)", line) for line in lines]
     cells = [(int(row[1]), row[2].strip(), row[3].strip()) for row in rows if row]
     fine = (
         match
-        and match[2].strip()
+        and seen(match[2])
         and len(cells) == len(lines)
         and 3 <= len(cells) <= 7
-        and all(weight > 0 and name and description for weight, name, description in cells)
+        and all(weight > 0 and seen(name) and seen(description) for weight, name, description in cells)
         and sum(weight for weight, _, _ in cells) == 100
-        and len({name.casefold() for _, name, _ in cells}) == len(cells)
+        and len({seen(name).casefold() for _, name, _ in cells}) == len(cells)
     )
     return match[3] if match and fine else None
+
+
+def seen(text: str) -> str:
+    """What a reader sees of a text."""
+    drawn = "".join(
+        c for c in text if (c.isprintable() or unicodedata.category(c) in ("Zs", "Zl", "Zp")) and c not in "ᅟᅠ⠀ㅤﾠ"
+    )
+    return drawn.strip() if re.sub(r"\s", "", "".join(c for c in drawn if unicodedata.category(c)[0] != "M")) else ""
 
 
 @pytest.mark.parametrize("n", [-1, 0, 1, 9, 100])
@@ -298,9 +312,9 @@ def test_ten_times_the_text_takes_about_ten_times_as_long(piece: str, around: st
 
 
 def words(size: int, without: str) -> st.SearchStrategy[str]:
-    """Text of a cell or an analysis; blanks around it are not part of it."""
+    """Text of a cell or an analysis; blanks around it are not part of it, and there is something to see."""
     characters = st.characters(exclude_categories=["Cs"], exclude_characters=without)
-    return st.text(characters, min_size=1, max_size=size).map(str.strip).filter(bool)
+    return st.text(characters, min_size=1, max_size=size).map(str.strip).filter(seen)
 
 
 cells = words(25, without="|<>\n")
@@ -308,7 +322,7 @@ cells = words(25, without="|<>\n")
 
 @st.composite
 def rubrics(draw: st.DrawFn) -> Rubric:
-    names = draw(st.lists(cells, min_size=3, max_size=7, unique_by=str.casefold))
+    names = draw(st.lists(cells, min_size=3, max_size=7, unique_by=lambda name: seen(name).casefold()))
     cuts = sorted(draw(st.lists(st.integers(1, 99), min_size=len(names) - 1, max_size=len(names) - 1, unique=True)))
     weights = [high - low for low, high in zip([0, *cuts], [*cuts, 100], strict=True)]
     return Rubric(tuple(Criterion(weight, name, draw(cells)) for weight, name in zip(weights, names, strict=True)))

@@ -46,7 +46,9 @@ def test_the_order_of_storage_does_not_change_a_reward() -> None:
 
 @pytest.mark.parametrize("text", ["", "I cannot judge this.", "B", "<verdict>B</verdict>", completion(0)[:-1]])
 def test_no_verdict_is_as_bad_as_a_wrong_one(text: str) -> None:
-    assert score(parse(text, 3), ITEM).parts["correctness"] == -1.0
+    parts = score(parse(text, 3), ITEM).parts
+    assert parts["correctness"] == -1.0
+    assert "<rubric>" in text or parts["rubric_quality"] == 0.0
     right = completion(shuffle_responses(ITEM).best)
     assert [score(parse(right, 3, end), ITEM).parts["correctness"] for end in ("stop", "length")] == [1.0, -1.0]
 

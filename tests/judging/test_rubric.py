@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from judging.frontier import HONEST, honest, item_in
 
-from think_as_locals.judging import Evidence, parse, rubric_span, score, write
+from think_as_locals.judging import Evidence, judges_nothing, parse, rubric_span, score, write
 from think_as_locals.judging.formats import forced_verdict
-from think_as_locals.judging.rubric import check_languages, distinct_share, script_share, scripts, used_share
+from think_as_locals.judging.rubric import check_languages, criteria_share, script_share, scripts, weighed_share
 from think_as_locals.types import LABELS, Criterion, DataError, Item, Rubric
 
 thorough = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
@@ -49,10 +50,90 @@ LEAKS = [
     *("答えはＢ", "the answer is Ⓑ", "the answer is 𝐁", "<verdict>", "<VERDICT>b</VERDICT>"),
     *("B12 is a vitamin, B is right", "A response says so."),
 ]
+SPELLED = [
+    *(
+        "b",
+        "[b]",
+        "(b)",
+        "b)",
+        "b: right",
+        "right is b",
+        "option b wins",
+        "“b”",
+        "b's",
+        "optionB",
+        "B1",
+        "1B",
+        "b2",
+        "B_1",
+    ),
+    *("Bee", "BEE is right", "bravo", "Bravo wins", "BB", "bbb", "B.", "B'", "B-", "-b-"),
+    *(
+        "В",
+        "в)",
+        "Ответ В лучше",
+        "Β",
+        "β is no label, Β is",
+        "Ᏼ",
+        "ᗷ",
+        "ꓐ",
+        "𐌁",
+        "🅱",
+        "🅑",
+        "🄱",
+        "🇧",
+        "⒝",
+        "ⓑ",
+        "ℬ",
+        "𝔹",
+        "𝖇",
+    ),
+    *(
+        "B̲",
+        "b̲",
+        "B\u20dd",
+        "Ḃ",
+        "ḅ",
+        "Ɓ",
+        "ʙ",
+        "ᴮ",
+        "ᵇ",
+        "Ƀ",
+        "Ｂ",
+        "ｂ",
+        "x\U000e0042",
+        "B\u200b",
+        "选b对",
+        "คำตอบbถูก",
+    ),
+    *("[a]", "a)", "the best is a", "А)", "α.", "(с)", "(С)", "Ϲ", "ᴄ", "ԁ", "Ꭰ", "Ⅾ", "ⅽ"),
+]
+ONE_LETTER_WORDS = [  # and what else honest rubrics write with one letter
+    *(
+        "It names a local custom.",
+        "Es a la vez cortés e íntimo.",
+        "В Таиланде так делают.",
+        "с уважением и в срок, а не позже",
+    ),
+    *(
+        "Так и делают. С уважением.",
+        "à table",
+        "È così, e basta.",
+        "Η απάντηση αρκεί.",
+        "un geste d'amitié, c'est clair",
+        "I'd say he’d bow.",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    "leak", [*(f"Place | {leak}" for leak in LEAKS), "Verdict | B is right.", "B | It belongs there."]
+    "leak",
+    [
+        *(f"Place | {leak}" for leak in (*LEAKS, *SPELLED)),
+        "Verdict | B is right.",
+        "B | It belongs there.",
+        "b | There.",
+    ],
 )
 def test_a_line_that_names_a_response_and_all_behind_it_is_cut(leak: str) -> None:
     assert span(text_of(LINES[0], f"- 30 | {leak}", LINES[2])) == f"<rubric>\n{LINES[0]}\n"
@@ -61,11 +142,26 @@ def test_a_line_that_names_a_response_and_all_behind_it_is_cut(leak: str) -> Non
 
 @pytest.mark.parametrize(
     "clean",
-    ["Be brief.", "BBC says so.", "Vitamin B12.", "Á la carte, ÉB.", "E is no label here.", "a b c d", "CDs", "是的"],
+    [
+        "Be brief.",
+        "BBC says so.",
+        "Vitamin ABC.",
+        "Á la carte, ÉB.",
+        "E is no label here.",
+        "CDs",
+        "是的",
+        *ONE_LETTER_WORDS,
+    ],
 )
 def test_a_label_inside_a_word_or_not_on_offer_names_nobody(clean: str) -> None:
     lines = LINES[0], f"- 50 | Place | {clean}"
     assert span(text_of(*lines)) == rubric_of(*lines)
+
+
+@pytest.mark.parametrize("language", HONEST)
+def test_honest_rubrics_are_scored_as_a_whole(language: str) -> None:
+    text = honest(language)
+    assert span(text, 8) == text.partition("\n<analysis>")[0]
 
 
 def test_which_labels_count_depends_on_how_many_are_on_offer() -> None:
@@ -125,7 +221,17 @@ def test_what_stands_behind_a_rubric_does_not_change_its_span(lines: list[str], 
 
 
 @pytest.mark.parametrize(
-    "line", ["- 10 | x | " + "b " * 200_000, "- 10 | x | " + "é" * 300_000, "- 10 | x | e" + "\u0316\u0301" * 150_000]
+    "line",
+    [
+        f"- 10 | x | {text}"
+        for text in (
+            "ab" * 150_000,
+            "a to " * 80_000,
+            "é" * 300_000,
+            "z" + "\u0316\u0301" * 150_000,
+            "z" + "1" * 300_000,
+        )
+    ],
 )
 def test_spans_take_linear_time(line: str) -> None:
     judgement = parse(text_of(line), 8)
@@ -177,26 +283,86 @@ DISTINCT = {
 @pytest.mark.parametrize("language", DISTINCT)
 def test_distinct_criteria_are_told_from_repeated_ones_in_any_writing(language: str) -> None:
     first, second, third = DISTINCT[language]
-    assert distinct_share(rubric(first, second, third)) == 1.0
-    again = (third[0], f"{first[1]} {first[0]}")
-    assert distinct_share(rubric(first, second, again)) == pytest.approx(2 / 3)
-    assert distinct_share(rubric(first, first, first)) == pytest.approx(1 / 3)
+    asked = item_in(language)
+
+    def share(*criteria: tuple[str, str]) -> float:
+        return criteria_share(rubric(*criteria), asked, language)
+
+    assert share(first, second, third) == 1.0
+    assert share(first, second, (third[0], f"{first[1]} {first[0]}")) == pytest.approx(2 / 3)
+    assert share(first, first, first) == pytest.approx(1 / 3)
+    assert share(first, second, ("?", asked.responses[1])) == pytest.approx(2 / 3)
+    assert share(first, (".", asked.prompt), (";", asked.prompt)) == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize("language", DISTINCT)
-def test_a_criterion_is_used_where_the_analysis_names_it(language: str) -> None:
-    judged = rubric(*DISTINCT[language])
-    names = [name for name, _ in DISTINCT[language]]
-    assert used_share(judged, f"{names[0]}: {names[1].upper()}。{names[2]}") == 1.0
-    assert used_share(judged, f"… {names[1]} …") == pytest.approx(1 / 3)
-    assert used_share(judged, None) == used_share(judged, "") == 0.0
+@pytest.mark.parametrize(
+    ("criterion", "says"),
+    [
+        (("Fit", "It answers the question."), True),
+        (("Place", "It belongs there and not elsewhere."), True),  # "belongs" alone is no stop word
+        (("Place", "It is there and not there."), False),
+        (("Wai", "Thais do it."), True),
+        (("Wai", "Thais."), False),
+        (("x" * 20, "y" * 20), False),
+        (("12345", "67890 12345"), False),
+    ],
+)
+def test_a_criterion_says_something_in_about_three_words(criterion: tuple[str, str], says: bool) -> None:
+    assert criteria_share(rubric(criterion), item_in("en"), "en") == says
 
 
-def test_a_name_inside_another_word_is_no_use() -> None:
-    judged = rubric(("Fit", "x"), ("Place of\tbirth", "y"))
-    assert used_share(judged, "Benefits outfit.") == 0.0
-    assert used_share(judged, "outfit fit") == 0.5
-    assert used_share(judged, "PLACE  OF BIRTH") == 0.5
+@pytest.mark.parametrize(
+    ("analysis", "weighed"),
+    [
+        ("A: Chinese. B: Japanese. C: the wai, as in Thailand.", 3),
+        ("- **A** is Chinese\n- **B** is Japanese\n- **C** is the Thai wai", 3),
+        ("Custom: A is Chinese, B Japanese. Respect: C shows it, as Thai people do.", 3),
+        ("A: Chinese custom. B: A bow, which people there rarely make. C: the greeting of Thailand.", 3),  # an article
+        ("A: Chinese. C: the wai of Thailand.", 2),
+        ("A: a Thai greeting. B: a Thai greeting. C: a Thai greeting.", 1),
+        ("A: no. B: no. C: yes.", 0),
+        ("A: river. B: stone. C: glass.", 0),  # of something else
+        ("Thai people make the wai.", 0),  # of no response
+        ("ABC: Thai people make the wai.", 0),
+        *(("", 0), ("\u200b", 0), ("A B C", 0), ("A. B! C?", 0)),
+    ],
+)
+def test_a_response_is_weighed_where_the_analysis_says_something_of_it(analysis: str, weighed: int) -> None:
+    assert weighed_share(analysis, item_in("en"), "en") == pytest.approx(weighed / 3)
+
+
+def test_quotations_weigh_nothing() -> None:
+    asked = item_in("en")
+    quotes = [text for label, response in zip("ABC", asked.responses, strict=True) for text in (label, response)]
+    assert weighed_share(" ".join(quotes), asked, "en") == 0.0
+    for said, weighed in (("Chinese.", 1 / 3), ("Chinese{n}.", 1.0)):
+        remarks = [
+            f"{label}: {text} {said.format(n=n)}"
+            for n, (label, text) in enumerate(zip("ABC", asked.responses, strict=True))
+        ]
+        assert weighed_share(" ".join(remarks), asked, "en") == pytest.approx(weighed)
+    assert weighed_share(None, asked, "en") == 0.0
+
+
+def test_an_analysis_may_be_in_another_script_than_the_item() -> None:
+    assert weighed_share("A: Chinese. B: Japanese. C: the local wai.", item_in("th"), "en") == 1.0
+
+
+@pytest.mark.parametrize("language", ["", "zz", "???"])
+def test_a_language_without_a_known_script_is_read_as_spaced_words(language: str) -> None:
+    asked = replace(item_in("en"), language=language or "und")
+    judgement = parse(honest("en"), 3)
+    assert not judges_nothing(judgement, asked)
+    assert weighed_share(judgement.analysis, asked, language) == 1.0
+
+
+def test_long_texts_are_measured_in_linear_time() -> None:
+    asked = item_in("en")
+    began = time.process_time()
+    weighed_share("A: word B " * 20_000, asked, "en")
+    weighed_share("ที่ของ" * 20_000 + "A", asked, "th")
+    criteria_share(rubric(*[(f"{n} name", "word " * 5_000) for n in range(7)]), asked, "en")
+    assert time.process_time() - began < 3
 
 
 @pytest.mark.parametrize("language", DISTINCT)
@@ -236,10 +402,13 @@ def test_quality_is_the_product_of_its_parts(item: Item) -> None:
         return found.parts["rubric_quality"]
 
     judged = rubric(*DISTINCT["en"])
-    full = write(judged, "Custom: A. Politeness: A. Clear: B.", 0)
+    lines = [
+        f"{label}: {text}" for label, text in zip("ABCD", ("elders bow", "monks greet", "tea", "rice"), strict=True)
+    ]
+    full = write(judged, "\n".join(lines), 0)
     assert [quality(full, language) for language in (None, "item", "en", "th")] == [1.0, 1.0, 1.0, 0.0]
-    assert quality(write(judged, "Custom: A.", 0), None) == pytest.approx(1 / 3)
+    assert quality(write(judged, lines[0], 0), None) == pytest.approx(1 / 4)
     twice = rubric(DISTINCT["en"][0], DISTINCT["en"][0], DISTINCT["en"][1])
-    assert quality(write(twice, "Custom, politeness.", 0), "en") == pytest.approx(2 / 3)
-    for text in ("", "<rubric>\n?\n</rubric>", write(rubric(*DISTINCT["en"][:2]), "Custom, politeness.", 0)):
+    assert quality(write(twice, "\n".join(lines), 0), "en") == pytest.approx(2 / 3)
+    for text in ("", "<rubric>\n?\n</rubric>", write(rubric(*DISTINCT["en"][:2]), "\n".join(lines), 0)):
         assert quality(text, None) == 0.0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
+from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.modeling_utils import AttentionInterface
 from trl.trainer.utils import add_fused_lm_head
 
 from think_as_locals.training import packing
@@ -126,3 +130,34 @@ def test_grouped_heads_are_left_to_sdpa_where_that_writes_no_scores(
     device: str, dtype: torch.dtype, width: int, fast: bool
 ) -> None:
     assert packing._grouped_heads_are_fast(torch.empty(1, width, device=device, dtype=dtype)) is fast
+
+
+def test_a_flash_kernel_gets_the_trunk_and_its_branches_as_rows_of_a_batch() -> None:
+    """Such a kernel takes no mask and aligns causal attention to the end; it reads sequences off `position_ids`."""
+    shapes = []
+
+    def flash(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        assert mask is None
+        assert "position_ids" not in kwargs  # they count on from the trunk: no beginning of a sequence is 0
+        shapes.append((query.shape[0], query.shape[2], key.shape[2]))
+        groups = query.shape[1] // key.shape[1]
+        seen = torch.ones(query.shape[2], key.shape[2]).tril(key.shape[2] - query.shape[2]).bool()
+        scores = query @ repeat_kv(key, groups).transpose(2, 3) * kwargs["scaling"]
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        return (weights @ repeat_kv(value, groups)).transpose(1, 2), None
+
+    reference, model = model_of(), model_of()
+    AttentionInterface.register("flash_for_test", packing.PackedAttention("flash_for_test", flash))
+    model.config._attn_implementation = "flash_for_test"
+    generator = torch.Generator().manual_seed(2)
+    prompts = [torch.randint(0, VOCABULARY, (n,), generator=generator) for n in (7, 7, 7, 1)]
+    prompts[1] = prompts[2] = prompts[0]
+    completions = [torch.randint(0, VOCABULARY, (n,), generator=generator) for n in (4, 2, 5, 3)]
+    packed = packing.pack(prompts, completions)
+    assert packed.positions[0].tolist() == [*range(6), 6, 7, 8, 9, 6, 7, *range(6, 11), *range(3)]
+    values, _ = packing.log_probs(model, packed)
+    # In each of two layers: the trunk, its three branches padded to the longest, and a branch without a trunk.
+    assert shapes == [(1, 6, 6), (3, 5, 11), (1, 3, 3)] * 2
+    torch.testing.assert_close(values, torch.cat(separately(reference, prompts, completions)), atol=1e-5, rtol=1e-5)

@@ -97,6 +97,33 @@ def test_the_share_of_verdicts_per_label_is_logged(make: Make) -> None:
     assert "consistent_accuracy" not in logged
 
 
+def test_the_share_paid_for_judging_nothing_is_logged(make: Make, item: Item) -> None:
+    presented = shuffle_responses(item)
+    said = "\n".join(
+        f"{label}: {text} Elders there prefer{i * ' more'}."
+        for i, (label, text) in enumerate(zip("ABCD", presented.responses, strict=True))
+    )
+    rubric = Rubric(
+        (
+            Criterion(50, "Custom", "People there really do this."),
+            Criterion(30, "Respect", "It honours an elder."),
+            Criterion(20, "Fit", "It answers the question."),
+        )
+    )
+    judged, idle = write(rubric, said, presented.best), write(RUBRIC, "weighed", presented.best)
+    wrong = write(rubric, said, (presented.best + 1) % 4)
+    for completions, share in [
+        ([judged, wrong], 0.0),  # 1.2 and 0.2
+        ([judged, idle], 1.2 / 2.4),
+        ([judged, wrong, idle, idle], 2.4 / 3.8),
+        ([idle], 1.0),
+        ([judged, "x"], 0.2 / 11 / (1.2 + 0.2 / 11)),  # it ended by itself: one rule of eleven
+    ]:
+        _, logged = _score(make(), [*map(_ids, completions)])
+        assert logged["reward/idle_share"] == pytest.approx(share)
+    assert _score(make("reward=rm_r1"), [NONSENSE])[1]["reward/idle_share"] == 0.0  # nothing is paid
+
+
 def test_rows_hold_text_reward_and_step_and_are_taken_once(make: Make) -> None:
     rewards = make()
     _score(rewards, [NONSENSE])

@@ -28,6 +28,8 @@ from think_as_locals.types import TEST, DataError
 MAX_JUDGEMENTS = 24
 
 PAIRED = ("wrong → right", "right → wrong", "parse failure", "too long", "tie", "still wrong", "still right")
+# Metric -> curve, in this order, before the parts of the reward.
+_TOTALS = {"reward": "Training reward", "reward/idle_share": "Share of it paid for judging nothing"}
 SINGLE = ("parse failure", "too long", "tie", "wrong", "right")
 
 
@@ -66,9 +68,7 @@ def write_report(run_dir: Path) -> Path:
     pairs = _pairs(*(read_scored(table) if table and table.is_file() else None for table in tables))
     outcomes = Counter(pair.outcome for pair in pairs or ())
     names = PAIRED if pairs and pairs[0].before else SINGLE
-    rewards, warned, skipped_lines = _logged(run.metrics)
-    total = rewards.pop("reward", [])
-    curves = {"Training reward": total, **{f"Reward part: {name}": points for name, points in sorted(rewards.items())}}
+    curves, warned, skipped_lines = _logged(run.metrics)
     page = templates().get_template("report.html.jinja")
     contents = page.render(
         run=run_dir.resolve().name,
@@ -84,9 +84,9 @@ def write_report(run_dir: Path) -> Path:
         next_steps=next_steps(run),
         flips_before=_flip_rows(before),
         flips_last=_flip_rows(last),
-        curves={name: (points, _moving_mean(points)) for name, points in curves.items() if points},
+        curves={name: (points, _moving_mean(points)) for name, points in curves.items()},
         skipped_lines=skipped_lines,
-        x_high=max(1, last["step"], *(step for step, _ in total)),
+        x_high=max(1, last["step"], *(step for step, _ in curves.get(_TOTALS["reward"], ()))),
         pairs=None if pairs is None else choose(pairs),
         outcomes=outcomes,
         outcome_names=[name for name in names if name not in ("tie", "too long") or outcomes[name]],
@@ -151,7 +151,7 @@ def _pairs(before: Sequence[ScoredItem] | None, after: Sequence[ScoredItem] | No
 
 
 def _logged(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[str], int]:
-    """Return the training reward and its parts by step, the warnings, and how many lines could not be read."""
+    """Return the curves of training by name, the warnings, and how many lines could not be read."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     warned, skipped = list[str](), 0
     lines = path.read_bytes().splitlines() if path.is_file() else []
@@ -161,12 +161,13 @@ def _logged(path: Path) -> tuple[dict[str, list[tuple[int, float]]], list[str], 
             if "warning" in values:
                 warned.append(str(values["warning"]))
             for key, value in values.items() if values["stage"] == "grpo" else ():
-                name = "reward" if key == "reward" else key[len("rewards/") : -len("/mean")]
-                if (key == "reward" or fnmatchcase(key, "rewards/*/mean")) and math.isfinite(value):
+                name = _TOTALS.get(key, f"Reward part: {key[len('rewards/') : -len('/mean')]}")
+                if (key in _TOTALS or fnmatchcase(key, "rewards/*/mean")) and math.isfinite(value):
                     found[name][int(values["step"])] = float(value)  # a resumed run logs a step again: the later counts
         except (ValueError, TypeError, KeyError, AttributeError):
             skipped += number < len(lines)  # a run that was stopped leaves a torn last line
-    return {name: sorted(by_step.items()) for name, by_step in found.items()}, warned, skipped
+    names = (*_TOTALS.values(), *sorted(found.keys() - {*_TOTALS.values()}))
+    return {name: sorted(found[name].items()) for name in names if name in found}, warned, skipped
 
 
 def _moving_mean(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

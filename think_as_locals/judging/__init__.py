@@ -12,7 +12,7 @@ from think_as_locals.judging.prompt import (
     shuffle_responses,
 )
 from think_as_locals.judging.rewards import COMPONENTS, Component, Evidence, score
-from think_as_locals.judging.rubric import rubric_span
+from think_as_locals.judging.rubric import judges_nothing, rubric_span
 from think_as_locals.types import reorder_responses
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "RULES",
     "Component",
     "Evidence",
+    "judges_nothing",
     "label_place",
     "neutralise",
     "parse",

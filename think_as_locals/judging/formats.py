@@ -7,6 +7,7 @@ each prompt is read. Every reader is total and takes time linear in the text.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 
 from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Convention, Criterion, Judgement, Rubric, ThinkAsLocalsError
@@ -14,6 +15,7 @@ from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Convention, Criterion
 SECTIONS = ("rubric", "analysis", "verdict")
 MIN_CRITERIA, MAX_CRITERIA = 3, 7
 WEIGHT_TOTAL = 100
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # letters and symbols that are drawn as nothing
 
 RULES: Mapping[str, str] = {
     "finished": "the completion has to end by itself, not at the token limit",
@@ -77,7 +79,7 @@ def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> 
         broken.add("finished")
     bodies = _sections(text, broken)
     rubric = _rubric(bodies["rubric"], broken)
-    if not (bodies["analysis"] or "").strip():
+    if not _visible(bodies["analysis"] or ""):
         broken.add("analysis_text")
     label = bodies["verdict"]
     if label is None or len(label) != 1 or label not in offered:
@@ -130,7 +132,7 @@ def _rubric(body: str | None, broken: set[str]) -> Rubric | None:
         broken.add("criterion_count")
     if not criteria or sum(c.weight for c in criteria) != WEIGHT_TOTAL or any(c.weight < 1 for c in criteria):
         broken.add("criterion_weights")
-    if not criteria or len({c.name.casefold() for c in criteria}) != len(criteria):
+    if not criteria or len({_visible(c.name).casefold() for c in criteria}) != len(criteria):
         broken.add("criterion_names")
     return Rubric(criteria) if criteria and len(criteria) == len(lines) else None
 
@@ -138,13 +140,19 @@ def _rubric(body: str | None, broken: set[str]) -> Rubric | None:
 def _criterion(line: str) -> Criterion | None:
     """Parse `- weight | name | description`; `None` if it is not."""
     parts = [part.strip() for part in line.strip().removeprefix("- ").split("|")]
-    if not line.strip().startswith("- ") or len(parts) != 3 or not all(parts):
+    if not line.strip().startswith("- ") or len(parts) != 3 or not all(map(_visible, parts)):
         return None
     weight, name, description = parts
     # Three ASCII digits at most: `int` would take other scripts' digits, and time quadratic in a long string of them.
     if not (weight.isascii() and weight.isdecimal() and len(weight) <= 3):
         return None
-    return Criterion(int(weight), name, description)
+    return Criterion(0 if weight[0] == "0" else int(weight), name, description)  # `098` is no positive integer
+
+
+def _visible(text: str) -> str:
+    """Return a text without the characters that show nothing; white space and marks alone are nothing to see."""
+    shown = "".join(c for c in text if unicodedata.category(c)[0] != "C" and c not in _BLANK).strip()
+    return shown if any(unicodedata.category(c)[0] not in "ZM" for c in shown) else ""
 
 
 # Other people's formats: `[[A]]` and a closing rating of RewardBench 2 (arXiv 2506.01937, its generative judges) and

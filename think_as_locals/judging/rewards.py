@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from think_as_locals.judging.formats import RULES
 from think_as_locals.judging.prompt import shuffle_responses
-from think_as_locals.judging.rubric import OF_ITEM, distinct_share, rubric_span, script_share, used_share
+from think_as_locals.judging.rubric import OF_ITEM, criteria_share, rubric_span, script_share, weighed_share
 from think_as_locals.types import Item, Judgement, RewardBreakdown, ThinkAsLocalsError, reorder_responses
 
 T = TypeVar("T")
@@ -80,16 +80,18 @@ def structure(judgement: Judgement, presented: Item, evidence: Evidence) -> floa
 
 
 def rubric_quality(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-    """Distinct criteria x criteria that the analysis names x letters in the script of the language, as shares. Ours.
+    """Criteria that say something x responses that the analysis weighs x letters in the language's script. Ours.
 
-    0 without a parsed rubric of as many criteria as the grammar asks for.
+    All are shares; 0 without a parsed rubric of as many criteria as the grammar asks for.
     """
     rubric = judgement.rubric
     if rubric is None or "criterion_count" in judgement.issues:
         return 0.0
-    language = presented.language if evidence.rubric_language == OF_ITEM else evidence.rubric_language
-    in_script = 1.0 if language is None else script_share(rubric, language)
-    return distinct_share(rubric) * used_share(rubric, judgement.analysis) * in_script
+    asked = presented.language if evidence.rubric_language == OF_ITEM else evidence.rubric_language
+    language = asked or presented.language
+    in_script = 1.0 if asked is None else script_share(rubric, asked)
+    weighed = weighed_share(judgement.analysis, presented, language)
+    return criteria_share(rubric, presented, language) * weighed * in_script
 
 
 def consistency(judgement: Judgement, presented: Item, evidence: Evidence) -> float:

@@ -1,15 +1,22 @@
-"""What can be measured of a rubric without a model: the part that `criteria_gain` scores, overlap, use and script."""
+"""What can be measured of a judgement without a model: the part that `criteria_gain` scores, and whether it judges.
+
+A pure function cannot tell a true criterion from a false one. It can tell words from letters and stop words, one's own
+words from those of the item, and an analysis that says something of every response from one that does not.
+"""
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections import defaultdict
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 
 from babel import Locale
 from babel.core import UnknownLocaleError, get_global, parse_locale
 
 from think_as_locals.judging.formats import SECTIONS
+from think_as_locals.judging.prompt import culture_name
 from think_as_locals.types import LABELS, DataError, Item, Judgement, Rubric
 
 OF_ITEM = "item"
@@ -17,7 +24,25 @@ OF_ITEM = "item"
 
 _GRAM = 3  # characters: works alike with and without spaces between words
 _OVERLAP = 0.5
+_QUOTED = 0.7  # of a criterion's trigrams in the prompt or one response: it repeats them
+_LETTERS, _DISTINCT_LETTERS = 10, 5  # of the shortest criterion; an ideograph or a syllable counts as three letters
+_WORD = 3  # letters of the shortest word that says something
+_SPACELESS = ("Hans", "Hant", "Jpan", "Thai", "Khmr", "Laoo", "Mymr")
+_WORD_PIECE = dict.fromkeys(_SPACELESS, 3) | dict.fromkeys(("Hans", "Hant", "Jpan", "Kore"), 2)  # letters; elsewhere 4
 _OPENING, _CLOSING = "<rubric>", "</rubric>"
+_SPELLED = {  # in English, and in the spelling alphabet
+    **dict.fromkeys(("ay", "alpha", "alfa"), "A"),
+    **dict.fromkeys(("bee", "bravo"), "B"),
+    **dict.fromkeys(("cee", "charlie"), "C"),
+    **dict.fromkeys(("dee", "delta"), "D"),
+    **dict.fromkeys(("ee", "echo"), "E"),
+    **dict.fromkeys(("ef", "eff", "foxtrot"), "F"),
+    **dict.fromkeys(("gee", "golf"), "G"),
+    **dict.fromkeys(("aitch", "haitch", "hotel"), "H"),
+}
+_LATIN_NAME = re.compile(r"(?:LATIN|INDICATOR|MODIFIER).* LETTER (?:SMALL |CAPITAL )*([A-Z])(?: WITH .*)?$")
+_ONE_LETTER_WORDS = "aàáâãeéèêавсηή"  # that look like labels: English, Romance and Slavic languages, Greek
+_APOSTROPHES = ("'", "’", "ʼ")
 _SCRIPTS = {  # first words of Unicode's names, where the script's English name is another
     "Hans": ("CJK", "IDEOGRAPHIC"),
     "Hant": ("CJK", "IDEOGRAPHIC"),
@@ -31,9 +56,11 @@ _SCRIPTS = {  # first words of Unicode's names, where the script's English name 
 def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
     """Return the part of a completion that `criteria_gain` may score: its beginning, through `</rubric>`.
 
-    It ends before the first line that names a response: that contains one of the labels on offer as a word of its own,
-    in upper case (so a line with the article "A" ends it as well), or a tag of the grammar. So no rubric can raise the
-    probability of a verdict by naming it so; other references ("response b", "the second one") are not detected.
+    It ends before the first line that names a response: that contains a tag of the grammar or one of the labels on
+    offer as a word of its own, in either case (so the article "A" ends it as well), also with digits or marks on it, in
+    a letter of any script that looks like it, doubled, or spelled out in English. Words of one letter are read as such
+    where another word follows ("a bow", Russian "В Таиланде"). So no rubric can raise the probability of a verdict by
+    naming it so; other references ("the second one", a code of the policy's own) are not detected.
 
     `None` if there is nothing to score: no parsed rubric, text before it, or a response named in the first criterion.
     """
@@ -51,21 +78,57 @@ def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
     return text[: stop + len(_CLOSING)]
 
 
-def distinct_share(rubric: Rubric) -> float:
-    """Return the share of the criteria that share less than half of the shorter one's trigrams with any before."""
-    grams = [_grams(f"{criterion.name} {criterion.description}") for criterion in rubric.criteria]
-    distinct = [
-        one
-        for i, one in enumerate(grams)
-        if all(len(one & old) < _OVERLAP * min(len(one), len(old)) for old in grams[:i])
-    ]
-    return len(distinct) / len(grams)
+def criteria_share(rubric: Rubric, item: Item, language: str) -> float:
+    """Return the share of the criteria that say something, in words of their own.
+
+    One of stop words alone, or of less than about three words, says nothing; nor does one that repeats the prompt or a
+    response, or half of the trigrams of a criterion before it.
+    """
+    quotable = [_grams(text) for text in (item.prompt, *item.responses)]
+    kept: list[frozenset[str]] = []
+    for criterion in rubric.criteria:
+        text = f"{criterion.name} {criterion.description}"
+        grams = _grams(text)
+        if (
+            _size(text) >= _LETTERS
+            and len(set(filter(str.isalpha, text.casefold()))) >= _DISTINCT_LETTERS
+            and _content(text, language)
+            and all(len(grams & quote) < _QUOTED * len(grams) for quote in quotable)
+            and all(len(grams & old) < _OVERLAP * min(len(grams), len(old)) for old in kept)
+        ):
+            kept.append(grams)
+    return len(kept) / len(rubric.criteria)
 
 
-def used_share(rubric: Rubric, analysis: str | None) -> float:
-    """Return the share of the criteria whose name is in the analysis, up to case and white space."""
-    text = fold(analysis or "")
-    return sum(_contains_words(text, fold(criterion.name)) for criterion in rubric.criteria) / len(rubric.criteria)
+def weighed_share(analysis: str | None, item: Item, language: str) -> float:
+    """Return the share of the responses of which an analysis says something, under their labels.
+
+    That is more than stop words, or a quotation of the prompt or a response. The same remark counts once, and so does
+    what is the same of all, or stop words alone ("no"), beside quotations. An analysis in the script of the item
+    whose words share nothing with it is about something else: 0.
+    """
+    texts = " ".join((item.prompt, *item.responses))
+    remarks = [" ".join(_words(remark)) for remark in _remarks(analysis or "", len(item.responses))]
+    quoted, words = _grams(texts), frozenset(_words(texts))
+    weighing = [remark for remark in remarks if _content(remark, language) and not _grams(remark) <= quoted]
+    own: dict[str, set[str]] = defaultdict(set)  # what is said beside quotations -> the remarks that say it
+    for remark in weighing:
+        own[" ".join(word for word in remark.split() if word not in words)].add(remark)
+    apart = sum(len(said) if len(own) > 1 and _content(beside, language) else 1 for beside, said in own.items())
+    content = [word for remark in weighing for word in _content(remark, language)]
+    size = _WORD_PIECE.get(_writing(language), 4)
+    linked = not _pieces(content, size).isdisjoint(_pieces(_words(f"{texts} {culture_name(item.culture)}"), size))
+    linked |= _letter_kinds("".join(content)).isdisjoint(_letter_kinds(texts))
+    return apart / len(item.responses) if linked else 0.0
+
+
+def judges_nothing(judgement: Judgement, item: Item) -> bool:
+    """Return whether a completion has no verdict, no criterion that says something, or no response weighed."""
+    if judgement.verdict is None or judgement.rubric is None:
+        return True
+    return not (
+        criteria_share(judgement.rubric, item, item.language) and weighed_share(judgement.analysis, item, item.language)
+    )
 
 
 def script_share(rubric: Rubric, language: str) -> float:
@@ -116,24 +179,61 @@ def fold(text: str) -> str:
 
 
 def _names_response(line: str, labels: str) -> bool:
-    folded = line.casefold()
-    if any(f"{name}>" in folded for name in SECTIONS):
+    if any(f"{name}>" in line.casefold() for name in SECTIONS):
         return True
-    # Full-width, circled and mathematical letters become plain letters, one by one: normalising the whole line takes
-    # time quadratic in a run of combining marks.
-    plain = "".join(c if c.isascii() else unicodedata.normalize("NFKC", c) for c in line)
-    return any(_contains_words(plain, label) for label in labels)
-
-
-def _contains_words(text: str, words: str) -> bool:
-    """Return whether a text contains words, not as part of a longer word."""
-    start = text.find(words)
-    while start >= 0:
-        end = start + len(words)
-        if not (start and _joins(text[start - 1])) and not (end < len(text) and _joins(text[end])):
+    for word in _words(line):
+        doubled = len(word) > 1 and len(set(word)) == 1
+        if (word[0] if doubled else _SPELLED.get(word, " ")).upper() in labels:
             return True
-        start = text.find(words, end)
-    return False
+    return any(_names_label(line, place, labels) for place in range(len(line)))
+
+
+def _names_label(line: str, place: int, labels: str) -> bool:
+    """Return whether a character stands for a label, and for no word or part of a word."""
+    character = line[place]
+    letter = _latin(character)
+    if not letter or letter.upper() not in labels:
+        return False
+    before, after = place - 1, place + 1
+    while before >= 0 and line[before].isdigit():
+        before -= 1
+    while after < len(line) and (line[after].isdigit() or unicodedata.category(line[after])[0] == "M"):
+        after += 1
+    left, rest = line[before] if before >= 0 else " ", line[after:][:3]
+    if _joins(rest[:1] or " ") or (_joins(left) and not (left.islower() and letter.isupper())):  # "responseB" is one
+        return False
+    if letter.islower() and (left in _APOSTROPHES or (rest[:1] in _APOSTROPHES and rest[1:2].isalpha())):
+        return rest[1:2] == "s" and not rest[2:].isalpha()  # French "d'un", English "I'd"; but "b's"
+    is_word = character.lower() in _ONE_LETTER_WORDS and rest[:1].isspace() and rest[1:2].isalpha()
+    begins = line[: before + 1].rstrip()[-1:] in ("", *"|.!?…")
+    return not (is_word and (letter.islower() or (begins and not character.isascii())))
+
+
+@lru_cache(4096)
+def _latin(character: str) -> str:
+    """Return the Latin letter that a character is, is made of or looks like; empty if none."""
+    if character.isascii():
+        return character if character.isalpha() else ""
+    if found := _lookalikes().get(character):
+        return found
+    plain = [c for c in unicodedata.normalize("NFKD", character) if c.isascii() and c.isalpha()]
+    if len(plain) == 1:
+        return plain[0]
+    named = _LATIN_NAME.search(unicodedata.name(character, ""))
+    return named[1] if named else ""
+
+
+@cache
+def _lookalikes() -> dict[str, str]:
+    """Return the characters that Unicode lists as confusable with a label, in either case."""
+    from confusable_homoglyphs.confusables import is_confusable  # its table is read only where it is needed
+
+    found: dict[str, str] = {}
+    for shape in (*LABELS.lower(), *LABELS):
+        for entry in is_confusable(shape, greedy=True) or ():
+            for other in (homoglyph["c"] for homoglyph in entry["homoglyphs"] if len(homoglyph["c"]) == 1):
+                found |= {other.lower(): shape.lower(), other: shape} if shape.isupper() else {other: shape}
+    return found
 
 
 def _joins(neighbour: str) -> bool:
@@ -141,8 +241,68 @@ def _joins(neighbour: str) -> bool:
     return neighbour.isdigit() or neighbour.lower() != neighbour.upper() or unicodedata.combining(neighbour) > 0
 
 
-def _grams(text: str) -> frozenset[str]:
+def _remarks(analysis: str, num_responses: int) -> list[str]:
+    """Return what an analysis says of each response: after its label, up to the next one."""
+    remarks = dict.fromkeys(LABELS[:num_responses], "")
+    current, start = "", 0
+    for place, character in enumerate(analysis):
+        around = analysis[max(0, place - 1) : place] + analysis[place + 1 : place + 2]
+        if character in remarks and not any(map(_joins, around)):
+            said = analysis[start:place]
+            if not current or any(c.isalpha() for c in said):  # "B: A bow": an article, right behind a label
+                remarks |= {current: f"{remarks[current]} {said}"} if current else {}
+                current, start = character, place + 1
+    if current:
+        remarks[current] += f" {analysis[start:]}"
+    return list(remarks.values())
+
+
+def _content(text: str, language: str) -> list[str]:
+    """Return the words of a text that are no stop words; without spaces, all if there is more than stop words."""
+    words, stop = _words(text), _stop_words(language)
+    if _writing(language) in _SPACELESS:
+        rest = _stop_words_pattern(language).sub("", "".join(words)) if stop else "".join(words)
+        return words if _size(rest) >= _WORD else []
+    return [word for word in words if word not in stop and _size(word) >= _WORD]
+
+
+def _writing(language: str) -> str:
+    """Return the script of a language, "" where CLDR knows none: those are read as words between spaces."""
+    try:
+        return script(language)
+    except DataError:
+        return ""
+
+
+@cache
+def _stop_words_pattern(language: str) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(_stop_words(language), key=len, reverse=True))))
+
+
+@cache
+def _stop_words(language: str) -> frozenset[str]:
+    import stopwordsiso  # reads all its words, so only where they are needed
+
+    return frozenset(word.casefold() for word in stopwordsiso.stopwords(language.partition("-")[0]))
+
+
+def _size(text: str) -> int:
+    """Return the number of letters of a text, where an ideograph or a syllable counts as three."""
+    return sum(3 if "\u3040" <= c <= "\ud7ff" or c > "\uffff" else 1 for c in text if c.isalpha())
+
+
+def _letter_kinds(text: str) -> set[str]:
+    return {unicodedata.name(c, "").partition(" ")[0] for c in text if c.isalpha()}
+
+
+def _words(text: str) -> list[str]:
     # Letters, marks (vowels in Thai or Hindi) and numbers.
-    words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in text.casefold())
-    plain = " ".join(words.split())
-    return frozenset(plain[i : i + _GRAM] for i in range(max(1, len(plain) - _GRAM + 1)))
+    return "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in text.casefold()).split()
+
+
+def _grams(text: str) -> frozenset[str]:
+    return _pieces([" ".join(_words(text))], _GRAM)
+
+
+def _pieces(texts: Iterable[str], size: int) -> frozenset[str]:
+    return frozenset(text[i : i + size] for text in texts for i in range(max(1, len(text) - size + 1)))

@@ -94,6 +94,7 @@ _METRICS = {  # metric -> label and format
     "rewards/correctness/mean": ("correctness", "{:+.3f}"),
     "rewards/structure/mean": ("structure", "{:.3f}"),
     "rewards/criteria_gain/mean": ("criteria gain", "{:+.3f}"),
+    "reward/idle_share": ("paid for no judging", "{:.1%}"),
     "consistent_accuracy": ("both orders right", "{:.1%}"),
     "parse_failure": ("parse failures", "{:.1%}"),
     "frac_reward_zero_std": ("zero-variance groups", "{:.1%}"),

@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.engines import Chat
-from think_as_locals.judging import Component, Evidence, parse, rubric_span
+from think_as_locals.judging import Component, Evidence, judges_nothing, parse, rubric_span
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.criteria_gain import GainQuery, LogProbPair
 from think_as_locals.training.faults import ParseFailureGuard, RewardGuard
@@ -108,6 +108,7 @@ class Rewards:
         self._log_verdicts(everyones, log)
         self._log_sources(table, log)
         log("reward_faults", self.guard.settle(table, step + 1))
+        self._log_idle_share(judgements, items, log)
         share = sum(verdict is None for verdict, _ in everyones) / len(everyones)
         self._parse_failures.check(share, judgements, step + 1)
 
@@ -137,6 +138,20 @@ class Rewards:
             right, half = [right for _, right in verdicts], self._group // 2
             pairs = [p for p in range(len(right)) if p % self._group < half]
             log("consistent_accuracy", sum(right[p] and right[p + half] for p in pairs) / len(pairs))
+
+    def _log_idle_share(
+        self, judgements: Sequence[Judgement], items: Sequence[Item], log: Callable[[str, float], None]
+    ) -> None:
+        """Log which share of what is paid, as weighted parts above 0, goes to rollouts that judge nothing."""
+        paid = [
+            (sum(max(0.0, weight * breakdown.parts[name]) for name, weight in self.weights.items()), judgement, item)
+            for breakdown, judgement, item in zip(self._breakdowns, judgements, items, strict=True)
+            if breakdown
+        ]
+        shares = [(amount, amount > 0 and judges_nothing(judgement, item)) for amount, judgement, item in paid]
+        everyones: list[tuple[float, bool]] = gather_object(shares)
+        total = sum(amount for amount, _ in everyones)
+        log("reward/idle_share", sum(amount for amount, idle in everyones if idle) / total if total else 0.0)
 
     def _log_sources(self, table: list[dict[str, Any]], log: Callable[[str, float], None]) -> None:
         """Log what share of the rollouts each source has, how many are right and their mean reward, if of a mix."""

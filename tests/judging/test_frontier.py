@@ -1,0 +1,145 @@
+"""Rewards pay for judging only: the cheapest completions that judge nothing against mediocre honest ones.
+
+`tests/golden/frontier.json` is what each earns; `python tests/judging/test_frontier.py` writes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from judging.frontier import HONEST, STOP_WORDS, honest, idle, item_in
+
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.judging import COMPONENTS, RULES, Evidence, judges_nothing, parse
+from think_as_locals.types import RewardBreakdown
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "frontier.json"
+# The same for all, so that only the completion decides: right in both orders, with a rubric that helps.
+EVIDENCE = Evidence(
+    log_probabilities=(-0.1, -9.0),
+    gain_clip=(-1.0, 1.0),
+    rubric_language="item",
+    partner_right=True,
+    num_tokens=100,
+    length_cache=400,
+    max_completion_length=2048,
+)
+
+
+def paid(text: str, language: str, finish_reason: str = "stop") -> RewardBreakdown:
+    judgement, item = parse(text, 3, finish_reason), item_in(language)
+    return RewardBreakdown({name: component(judgement, item, EVIDENCE) for name, component in COMPONENTS.items()})
+
+
+def frontier() -> dict[str, Any]:
+    """What honest and idle completions earn of the components that differ, by language."""
+    names = ("criteria_gain", "structure", "rubric_quality")
+
+    def figures(text: str, language: str) -> list[float]:
+        return [round(paid(text, language).parts[name], 3) for name in names]
+
+    cheapest = {language: {name: figures(text, language) for name, text in idle(language)} for language in STOP_WORDS}
+    return {
+        "components": names,
+        "honest": {language: figures(honest(language), language) for language in HONEST},
+        "idle": {name: {each: rows[name] for each, rows in cheapest.items()} for name in cheapest["en"]},
+    }
+
+
+def written(found: Mapping[str, Any]) -> str:
+    rows = [f" {json.dumps(name)}: {json.dumps(row)}" for name, row in found["idle"].items()]
+    idle_rows = ",\n".join(rows)
+    return (
+        f'{{"components": {json.dumps(found["components"])},\n"honest": {json.dumps(found["honest"])},\n'
+        f'"idle": {{\n{idle_rows}\n}}}}\n'
+    )
+
+
+def test_what_the_frontier_earns_is_on_record() -> None:
+    found = frontier()
+    assert json.loads(GOLDEN.read_text(encoding="utf-8")) == json.loads(written(found))
+    assert len(found["idle"]) >= 40
+    assert len(STOP_WORDS) >= 6
+
+
+@pytest.mark.parametrize("language", HONEST)
+def test_a_mediocre_honest_judgement_earns_every_component(language: str) -> None:
+    judgement, item = parse(honest(language), 3), item_in(language)
+    assert not judges_nothing(judgement, item)
+    parts = paid(honest(language), language).parts
+    assert parts == dict.fromkeys(COMPONENTS, 1.0) | {"length": 0.0}
+
+
+@pytest.mark.parametrize("language", STOP_WORDS)
+def test_nothing_idle_earns_more_than_a_mediocre_honest_judgement(language: str) -> None:
+    """Not in any component, nor in the total of any shipped reward; and of rubric_quality not half of it."""
+    fair = paid(honest(language), language)
+    options = [path.stem for path in Path("conf/reward").glob("*.yaml")]
+    weights = {
+        option: load_recipe("recipes/tal_grpo.yaml", [f"reward={option}"]).reward.weighted() for option in options
+    }
+    assert "full" in weights
+    for name, text in idle(language):
+        earned = paid(text, language)
+        assert all(earned.parts[each] <= fair.parts[each] for each in COMPONENTS), name
+        assert earned.parts["rubric_quality"] < 0.5 * fair.parts["rubric_quality"], name
+        for option, weighted in weights.items():
+            assert earned.total(weighted) <= fair.total(weighted), (name, option)
+        assert earned.total(weights["full"]) < fair.total(weights["full"]), name
+
+
+@pytest.mark.parametrize("language", STOP_WORDS)
+def test_most_of_the_frontier_is_known_to_judge_nothing(language: str) -> None:
+    found = [name for name, text in idle(language) if not judges_nothing(parse(text, 3), item_in(language))]
+    partly = ("the same thrice", "one criterion thrice", "the verdict alone", "the responses and")
+    assert all(any(part in name for part in partly) for name in found), found
+
+
+# --- no component pays for what is absent ---
+
+SECTIONS = ("rubric", "analysis", "verdict")
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> tuple[str, set[str], str]:
+    """An honest completion of which sections are missing, empty or without a closing tag."""
+    language, absent = draw(st.sampled_from([*HONEST])), set[str]()
+    text = honest(language)
+    for section in draw(st.lists(st.sampled_from(SECTIONS), min_size=1, unique=True)):
+        opening, closing = f"<{section}>", f"</{section}>"
+        before, _, rest = text.partition(opening)
+        body, _, after = rest.partition(closing)
+        nothing = draw(st.sampled_from(["", " ", "\n", "\u200b", "\u3164\n", "\u0301"]))
+        left = draw(st.sampled_from(["", opening + nothing + closing, opening + body, body + closing, nothing]))
+        text = before + left + after
+        absent.add(section)
+    return language, text, absent
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(broken(), st.sampled_from(["stop", "length", None]))
+def test_no_component_pays_for_what_is_absent(case: tuple[str, str, set[str]], reason: str | None) -> None:
+    language, text, absent = case
+    fair, parts = paid(honest(language), language).parts, paid(text, language, reason).parts
+    judgement = parse(text, 3, reason)
+    assert judges_nothing(judgement, item_in(language))
+    assert parts["correctness"] == -1.0
+    assert parts["consistency"] == 0.0
+    assert parts["structure"] == pytest.approx(1 - len(judgement.issues) / len(RULES))
+    assert parts["structure"] < 1.0
+    if "rubric" in absent:
+        assert (parts["criteria_gain"], parts["rubric_quality"]) == (-1.0, 0.0)
+    if "analysis" in absent:
+        assert parts["rubric_quality"] == 0.0
+    assert parts["length"] == (0.0 if reason == "stop" else -1.0)
+    assert all(parts[name] <= fair[name] for name in COMPONENTS)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(written(frontier()), encoding="utf-8")
