@@ -84,6 +84,7 @@ def test_a_judge_measured_on_its_training_items_is_marked(words: list[str], tmp_
     compared = tal("compare", *[str(tmp_path / "seen" / "carb" / f"{name}.parquet") for name in ("constant", "mine")])
     assert f"B was {note}" in " ".join(compared.out.split())
     assert "A was" not in compared.out
+    assert {"A", "B †"} <= {heading.strip() for heading in compared.out.replace("┃", "\n").splitlines()}
 
 
 def test_probes_and_selections_stand_beside(evaluation: Path) -> None:
@@ -138,7 +139,7 @@ def test_an_evaluation_runs_in_one_process(tal: Tal, monkeypatch: pytest.MonkeyP
 
 
 def test_a_reward_model_that_is_nowhere_is_refused_before_a_folder_is_made(tmp_path: Path, tal: Tal) -> None:
-    words = [f"run.dir={tmp_path}", "rms.mine=judge", f"rms.mine.path={tmp_path / 'nowhere'}"]
+    words = [f"run.dir={tmp_path}", "~rms.constant", "rms.mine=judge", f"rms.mine.path={tmp_path / 'nowhere'}"]
     done = tal("run", "recipes/carb.yaml", *words)
     assert (done.status, "nowhere: no such directory, and no Hub id" in done.err) == (2, True)
     assert list(tmp_path.iterdir()) == []

@@ -158,6 +158,22 @@ def test_reward_models_that_fail_leave_the_others_on_the_leaderboard_and_are_tri
     assert "Failed" not in Page(evaluation.run / "leaderboard.html").text
 
 
+def test_a_reward_model_that_is_not_there_fails_alone(evaluation: Evaluation, tal: Tal) -> None:
+    gone = evaluation.folder / "gone"
+    typo = ["rms.typo=judge", f"rms.typo.path={gone}", "rms.keyless=server", "rms.keyless.url=http://127.0.0.1:9/v1"]
+    typo += ["rms.keyless.model=m", "rms.keyless.key_variable=NO_SUCH_KEY"]
+    done = tal(*evaluation.words, *typo, "eval.too_long=wrong")
+    assert (done.status, evaluation.ranked) == (1, [["constant", "good", "short"]])
+    assert evaluation.failed["typo"] == f"model: {gone}: no such directory, and no Hub id (owner/name)"
+    assert evaluation.failed["keyless"].startswith("server: NO_SUCH_KEY is not set")
+    assert evaluation.read("failed/typo.json")["traceback"] is None
+    others = [word for word in evaluation.words if not word.startswith(("rms.", "run.name"))]
+    done = tal(*others, *typo, "~rms.constant", "run.name=none")
+    assert done.status == 2
+    assert "no such directory, and no Hub id (owner/name)\n  - server: NO_SUCH_KEY is not set" in done.err
+    assert not (evaluation.folder / "none").exists()
+
+
 @pytest.mark.parametrize(("how", "n"), [("exclude", 10), ("wrong", 12)])
 def test_items_that_are_too_long_are_left_out_or_wrong_and_named(
     how: str, n: int, evaluation: Evaluation, tal: Tal
@@ -247,6 +263,16 @@ def test_prompts_that_a_server_finds_too_long_are_named_and_the_others_answered(
         assert tal(*words, "run.resume=auto", "eval.too_long=wrong").status == 0
     assert len(answered) == 10  # the journal has their answers
     assert evaluation.read("carb/served.json")["too_long"]["wrong"] == list(LONG)
+
+
+def test_a_part_of_published_rows_has_some_of_every_cell(tmp_path: Path, tal: Tal) -> None:
+    path = tmp_path / "carb.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in published_rows()))
+    words = ["run", "recipes/carb.yaml", "data=carb", f"data.path={path}", f"run.dir={tmp_path}", "run.name=part"]
+    assert tal(*words, "eval.max_items=50").status == 0
+    summary = json.loads((tmp_path / "part/carb/constant.json").read_text())
+    assert (summary["n"], summary["macro"]["cells"], summary["macro"]["missing"]) == (50, 40, [])
+    assert {part["n"] for part in summary["by_cell"].values()} == {1, 2}
 
 
 def test_published_rows_are_measured_over_forty_cells_and_a_part_of_them_with_a_warning(

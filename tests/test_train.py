@@ -25,6 +25,7 @@ from think_as_locals.data import load
 from think_as_locals.data.load import load_training_data
 from think_as_locals.data.sources import jsonl
 from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.report import FROM_SCRATCH
 from think_as_locals.hub.card import model_card
 from think_as_locals.hub.source_run import read_judge_run
@@ -195,7 +196,7 @@ def test_training_items_with_longer_prompts_are_left_out_of_both_stages_and_coun
     done = tal("run", recipe, *words, "run.name=short")
     assert done.status == 0, done.err
     config, run = load_recipe(recipe, words), tmp_path / "short"
-    chat, items = load_chat(config, str(run / "model")), load_training_data(config).train
+    chat, items = load_chat(config, str(run / "model")), load_training_data(config, BREAKDOWNS["cell"]).train
     prompts = {
         item.id: [render(item, "compact", config.seed, chat.special_tokens, reverse) for reverse in (False, True)]
         for item in items

@@ -18,24 +18,26 @@ from think_as_locals.data import load, read
 from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.downstream import best_scored, selection_quality, tournament, write_selections
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 from think_as_locals.evaluation.probes import probe
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.judging import shuffle_responses
+from think_as_locals.machine.preflight import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
 from think_as_locals.runtime.files import DISK_FAULTS, read_json, write_json
 from think_as_locals.runtime.output import progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import Item, ThinkAsLocalsError
+from think_as_locals.types import Item, PreflightError, ThinkAsLocalsError
 
 
 def items_of(config: EvaluationConfig) -> Sequence[Item]:
     """Load the items to evaluate on."""
     every = config.eval.items == "all"
     items = tuple(read(config.data, config.seed)) if every else load(config.data, config.seed).test
-    return select(items, config.eval.max_items)
+    return select(items, config.eval.max_items, BREAKDOWNS["cell"])
 
 
 def candidates_of(config: EvaluationConfig) -> Sequence[Candidates]:
@@ -102,7 +104,10 @@ class RewardModelEvaluation:
         missing = {stage: measure for stage, measure in stages.items() if measure and not self._done(stage)}
         if not missing:
             return
-        rm = load_reward_model(self.config.rms[self.name], self.config.seed)
+        section = self.config.rms[self.name]
+        if faults := reward_model_faults(section):
+            raise PreflightError("; ".join(faults))
+        rm = load_reward_model(section, self.config.seed)
         answers = self.folder / "journals" / f"{self.name}.jsonl"
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         bar = Progress(*columns, console=self.console)

@@ -141,6 +141,7 @@ def load_data(config: RunConfig | ScpoConfig) -> Any:
     from think_as_locals.data import read
     from think_as_locals.data.load import load_training_data
     from think_as_locals.data.splits import split_people
+    from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 
     if isinstance(config, ScpoConfig):
         people, by_country = read(config.data, config.seed), config.mode.split == "by_country"
@@ -149,7 +150,7 @@ def load_data(config: RunConfig | ScpoConfig) -> Any:
     from think_as_locals.judging.rubric import check_languages
 
     load_custom_rewards(config.reward.own)
-    data = load_training_data(config)
+    data = load_training_data(config, BREAKDOWNS["cell"])
     if "rubric_quality" in config.reward.weighted():
         check_languages(config.reward.rubric_quality.language, data.train)
     return data

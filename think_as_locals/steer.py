@@ -17,6 +17,7 @@ from think_as_locals.data import Splits
 from think_as_locals.data.rows import path_of
 from think_as_locals.data.sources.globalopinionqa import others_reference, read_questions
 from think_as_locals.data.splits import select, shuffle_labels
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.journal import by_response
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
@@ -75,7 +76,7 @@ class ScpoRun:
         """Prepare, train every variant, report."""
         config, main = self.config, PartialState().is_main_process
         train = shuffle_labels(pairs.train, config.seed) if config.data.shuffle_labels else pairs.train
-        test = select(pairs.test, config.eval.max_items)
+        test = select(pairs.test, config.eval.max_items, BREAKDOWNS["cell"])
         self.bar.console.print(f"{config.run.name}: {len(train):,} training pairs, {len(test):,} test pairs")
         prepared = self._prepare(train, test)
         specs = variant_specs(config, sorted({str(item.culture) for item in prepared.held_out.items}))

@@ -20,6 +20,7 @@ from think_as_locals.config.schema import DataSection, RunConfig
 from think_as_locals.data import load, read
 from think_as_locals.data.load import Candidates, TrainingData, check_leaks, load_training_data, read_candidates
 from think_as_locals.data.sources import jsonl
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.types import DataError, DataWarning, Item
 
 GROUPS = [
@@ -234,7 +235,7 @@ def two_sets(tmp_path: Path) -> tuple[RunConfig, TrainingData]:
     sets = [word for place in places for word in (f"{place}=jsonl", f"{place}.data.path={file}")]
     mine = ["data=jsonl", f"data.path={file}", "data.split=group", "data.validation_share=null"]
     config = load_recipe("recipes/quickstart.yaml", [*mine, *sets, "eval.sets.same.items=test"])
-    return config, load_training_data(config)
+    return config, load_training_data(config, BREAKDOWNS["cell"])
 
 
 def test_a_set_that_holds_training_items_is_refused_or_warned_of(two_sets: tuple[RunConfig, TrainingData]) -> None:

@@ -272,6 +272,34 @@ def test_select_takes_whole_flip_sets_first(item: Item) -> None:
     assert len(select([single, *flips], None)) == 5
 
 
+def one_cell_of(item: Item) -> str:
+    return f"{item.culture}/{item.domain}"
+
+
+@quick
+@given(st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=60), st.integers(1, 60), st.randoms())
+def test_select_takes_as_many_of_each_cell_as_it_can(domains: list[str], limit: int, rng: random.Random) -> None:
+    items = [an_item(0, id=f"{i}", domain=domain) for i, domain in enumerate(domains)]
+    chosen = select(items, limit, one_cell_of)
+    assert len(chosen) == min(limit, len(items))
+    counted, available = Counter(item.domain for item in chosen), Counter(domains)
+    most = max(counted.values())
+    assert all(counted[domain] >= min(available[domain], most - 1) for domain in available)
+    assert set(chosen) == set(select(rng.sample(items, len(items)), limit, one_cell_of))
+
+
+def test_select_draws_flip_sets_evenly_from_the_cells_of_their_items() -> None:
+    def flip_set(group: str, number: int, domain: str) -> list[Item]:
+        texts = tuple(f"{text} {group} {number}" for text in ("tea", "soup", "bread"))
+        return [an_item(i, texts, id=f"{group}-{number}-{i}", domain=domain, group=group) for i in range(3)]
+
+    many = [item for number in range(40) for item in flip_set("many", number, "food")]
+    few = [item for number in range(3) for item in flip_set("few", number, "manners")]
+    chosen = select([*many, *few], 19, one_cell_of)
+    assert Counter(item.domain for item in chosen) == {"food": 10, "manners": 9}
+    assert len(flip_sets(chosen)) == 6
+
+
 @quick
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),

@@ -76,7 +76,7 @@ def test_it_says_what_was_measured_and_counts_a_parse_failure_as_wrong_and_apart
     assert "listwise" in FOUND["protocol"]
     assert {*KEYS, "trained_on"} == set(FOUND)  # which older files lack: unknown
     assert part(FOUND) == (8, 5 / 8)
-    assert FOUND["ci_method"] == "cluster_bootstrap"
+    assert FOUND["ci_method"] == "cluster_wilson"
     low, high = FOUND["parse_failure_ci95"]
     assert 0 <= low < FOUND["parse_failure"] == 1 / 8 < high <= 1
 

@@ -27,6 +27,7 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import read
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb as ours
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.integrations.inspect_tasks import carb, judge_duel
 from think_as_locals.judging import CHAT_TOKENS, parse, render, shuffle_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -54,7 +55,7 @@ def mock_model(answer: Callable[[list[dict[str, str]]], Answer]) -> Model:
 @cache
 def some_items() -> tuple[Item, ...]:
     config = load_recipe("recipes/tal_grpo.yaml", ["data=culture_cards"])
-    return select(list(read(config.data, config.seed)), N)
+    return select(list(read(config.data, config.seed)), N, BREAKDOWNS["cell"])
 
 
 def right_or_wrong(i: int, presented: Item) -> Answer:
@@ -221,7 +222,12 @@ def test_a_parse_failure_is_unscored(tmp_path: Path, picks: Picks, reason: str) 
 
 def test_a_provider_must_say_how_a_completion_ended(tmp_path: Path) -> None:
     for silent in (
-        run_carb(carb(max_items=4), select(some_items(), 4), lambda i, presented: ("...", "unknown"), tmp_path),
+        run_carb(
+            carb(max_items=4),
+            select(some_items(), 4, BREAKDOWNS["cell"]),
+            lambda i, presented: ("...", "unknown"),
+            tmp_path,
+        ),
         run_duel(tmp_path, ["longer than the target"], longest, "unknown"),
     ):
         assert silent.status == "error"

@@ -159,6 +159,8 @@ def idle(language: str) -> Iterator[tuple[str, str]]:
         "the responses": _each(item.responses),
         "the prompt": _each((item.prompt,) * 3),
         "the same thrice": _each((weighed[2],) * 3),
+        "the responses and no": _each(tuple(f"{text} {no}" for text in item.responses)),
+        "the responses and a word": _each(tuple(f"{text} {rubric[0][0]}" for text in item.responses)),
         "the rubric": " ".join(name for name, _ in rubric),
         "pairs of letters": _each(tuple(letters[i : i + 2] for i in (0, 3, 6))),
         "the verdict alone": f"C: {weighed[2]}",

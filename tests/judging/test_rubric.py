@@ -335,7 +335,12 @@ def test_quotations_weigh_nothing() -> None:
     asked = item_in("en")
     quotes = [text for label, response in zip("ABC", asked.responses, strict=True) for text in (label, response)]
     assert weighed_share(" ".join(quotes), asked, "en") == 0.0
-    assert weighed_share(" ".join(quotes).replace(".", ". Wrong there, Chinese."), asked, "en") == 1.0
+    for said, weighed in (("Chinese.", 1 / 3), ("Chinese{n}.", 1.0)):
+        remarks = [
+            f"{label}: {text} {said.format(n=n)}"
+            for n, (label, text) in enumerate(zip("ABC", asked.responses, strict=True))
+        ]
+        assert weighed_share(" ".join(remarks), asked, "en") == pytest.approx(weighed)
     assert weighed_share(None, asked, "en") == 0.0
 
 

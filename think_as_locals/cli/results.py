@@ -60,13 +60,14 @@ def _compare(arguments: Namespace) -> None:
     runs = {"A": Path(arguments.a), "B": Path(arguments.b)}
     a, b = map(read, runs.values())
     warning = macro_warning(macro_cells(c.item for c in a))
-    warnings = [*([f"Warning: {warning}"] if warning else []), *trained_on_notes(runs)]
+    trained = trained_on_notes(runs)
+    warnings = [*([f"Warning: {warning}"] if warning else []), *trained.values()]
     found = compare(a, b, arguments.by)
     if arguments.json:
         named = {name: str(run) for name, run in zip("ab", runs.values(), strict=True)}
         print(json.dumps({**named, "warnings": warnings, "comparisons": [as_dict(each) for each in found]}))
         return
-    _print([table(found).terminal(f"A: {arguments.a}\nB: {arguments.b}", "\n".join([CAPTION, *warnings]))])
+    _print([table(found, trained).terminal(f"A: {arguments.a}\nB: {arguments.b}", "\n".join([CAPTION, *warnings]))])
 
 
 def _leaderboard(arguments: Namespace) -> None:

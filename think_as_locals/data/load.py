@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -62,8 +62,11 @@ class TrainingData:
     sets: Mapping[str, EvalSet]
 
 
-def load_training_data(config: RunConfig) -> TrainingData:
-    """Read and split the sources of a run, mix their training items, and read the sets that it measures."""
+def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> TrainingData:
+    """Read and split the sources of a run, mix their training items, and read the sets that it measures.
+
+    Where `eval.max_items` takes a part of a set, it takes as many items from each `cell`.
+    """
     splits = {name: load(data, config.seed) for name, data in config.sources.items()}
     weights = config.data.weights if config.data.source == "mix" else None
     mixed = mix({name: sides.train for name, sides in splits.items()}, weights)
@@ -71,7 +74,7 @@ def load_training_data(config: RunConfig) -> TrainingData:
     by = " and ".join(sorted({data.split for data in config.sources.values()}))
     own_set, sets = partial(EvalSet, protocol="listwise", orders=1), dict[str, EvalSet]()
     for side in (VALIDATION, TEST):
-        own = {name: select(getattr(sides, side), limit) for name, sides in splits.items()}
+        own = {name: select(getattr(sides, side), limit, cell) for name, sides in splits.items()}
         if any(own.values()):
             sets[side] = own_set(items=tuple(chain.from_iterable(own.values())), dataset=dataset, split=by)
         if side == TEST and config.data.source == "mix":
@@ -81,7 +84,7 @@ def load_training_data(config: RunConfig) -> TrainingData:
         data, every = section.data, section.items == "all"
         items = tuple(read(data, config.seed)) if every else getattr(load(data, config.seed), section.items)
         sets[name] = EvalSet(
-            items=select(items, limit),
+            items=select(items, limit, cell),
             dataset=data.title,
             split="all" if every else data.split,
             protocol=section.protocol,

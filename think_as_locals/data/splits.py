@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
@@ -190,17 +190,36 @@ def split_people(items: Iterable[Item], share: float, seed: int, *, by_country: 
     return Splits.by_unit(items, [item.group for item in items], test=test)
 
 
-def select(items: Sequence[Item], limit: int | None) -> tuple[Item, ...]:
-    """Return at most `limit` items, complete flip sets first, drawn evenly from all questions."""
+def select(items: Sequence[Item], limit: int | None, cell: Callable[[Item], str] = lambda _: "") -> tuple[Item, ...]:
+    """Return at most `limit` items, complete flip sets first, drawn evenly from all cells and questions."""
     if limit is None or len(items) <= limit:
         return tuple(items)
+    taken: Counter[str] = Counter()
+    chosen = _draw_evenly(flip_sets(items), limit, cell, taken)
+    ids = {item.id for item in chosen}
+    rest = [[item] for item in items if item.id not in ids]
+    return tuple(chosen + _draw_evenly(rest, limit - len(chosen), cell, taken))
+
+
+def _draw_evenly(
+    sets: Iterable[list[Item]], limit: int, cell: Callable[[Item], str], taken: Counter[str]
+) -> list[Item]:
+    """Return the items of whole sets, each of those from whose cells fewest items are `taken`; a hash decides ties."""
+    queues: dict[tuple[str, ...], list[tuple[float, list[Item]]]] = defaultdict(list)
+    hashed = [(hash_fraction(members[0].id), members) for members in sets]
+    for place, members in sorted(hashed, key=lambda each: -each[0]):
+        queues[tuple(sorted(map(cell, members)))].append((place, members))
     chosen: list[Item] = []
-    for members in sorted(flip_sets(items), key=lambda members: hash_fraction(members[0].id)):
-        if len(chosen) + len(members) <= limit:
-            chosen += members
-    taken = {item.id for item in chosen}
-    chosen += sorted((item for item in items if item.id not in taken), key=lambda item: hash_fraction(item.id))
-    return tuple(chosen[:limit])
+    while queues and len(chosen) < limit:
+        cells = min(queues, key=lambda cells: (sum(taken[c] for c in cells) / len(cells), queues[cells][-1][0]))
+        if len(chosen) + len(cells) <= limit:
+            chosen += queues[cells].pop()[1]
+            taken.update(cells)
+        else:
+            queues[cells].clear()
+        if not queues[cells]:
+            del queues[cells]
+    return chosen
 
 
 def mix(parts: Mapping[str, Sequence[Item]], weights: Mapping[str, float] | None) -> list[tuple[str, Item]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -135,11 +135,11 @@ def _last(run: Path) -> Path:
     return steps[max(steps)].with_suffix(".parquet")
 
 
-def trained_on_notes(runs: Mapping[str, Path]) -> list[str]:
-    """Return a sentence for each run whose model was trained on some of the items that it was measured on."""
+def trained_on_notes(runs: Mapping[str, Path]) -> dict[str, str]:
+    """Return a sentence for each of the runs whose model was trained on some of the items that it was measured on."""
     files = {name: _last(run).with_suffix(".json") for name, run in runs.items()}
     notes = {name: carb.trained_on_note(read_json(file)) for name, file in files.items() if file.is_file()}
-    return [f"Warning: {name} was {note}" for name, note in notes.items() if note]
+    return {name: f"Warning: {name} was {note}" for name, note in notes.items() if note}
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
@@ -150,9 +150,9 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     return {"name": c.name, **estimates, "p": c.difference.p, "p_mcnemar": c.p_mcnemar, "smallest": c.smallest}
 
 
-def table(comparisons: Sequence[Comparison]) -> Table:
-    """Return comparisons as a table, a row each, in per cent."""
-    rows = []
+def table(comparisons: Sequence[Comparison], trained: Collection[str] = ()) -> Table:
+    """Return comparisons as a table, a row each, in per cent; † marks the runs that `trained` on some of the items."""
+    headings, rows = [f"{name} †" if name in trained else name for name in _HEADINGS], []
     for c in comparisons:
         name, baseline = max(c.baselines.items(), key=lambda named: named[1].value)
         rows.append(
@@ -171,4 +171,4 @@ def table(comparisons: Sequence[Comparison]) -> Table:
     sections = [
         number for number, c in enumerate(comparisons, start=1) if c.name in (_ALL, _FLIPS) or c.p_mcnemar is None
     ]
-    return Table(_HEADINGS, rows, sections=sections)
+    return Table(headings, rows, sections=sections)

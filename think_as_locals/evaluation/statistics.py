@@ -1,7 +1,7 @@
 """Means that never stand without their n and their interval; differences of two runs; calibration.
 
 Items of one question group are not independent, so intervals come from a cluster bootstrap over whole groups, with
-expanded percentiles, as plain ones are too narrow for few groups (Hesterberg 2015, The American Statistician 69(4)), or
+expanded percentiles (Hesterberg 2015, The American Statistician 69(4)), or, with few groups, where it is too narrow,
 from the jackknife over groups (CV3 of MacKinnon, Nielsen and Webb 2023) and Student's t.
 """
 
@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, ndtr, stdtr, stdtrit
 
-MIN_CLUSTERS = 5  # with fewer question groups a bootstrap has too few distinct draws
+FEW_GROUPS = 50  # with fewer, the jackknife holds the truth more often than a bootstrap (tests/benchmarks/intervals.py)
 BINS = 10
+_MIN_GROUPS = 5  # with fewer, no draws can tell a calibration error from noise
+_BLOCK = 2**22  # numbers of draws that are multiplied at once
 
 Values = Sequence[float] | NDArray[np.float64]
 Floats = NDArray[np.float64]
@@ -67,7 +69,8 @@ def accuracy(
     """Return the mean of scores in [0, 1] with a 95 % interval; with `cells` the mean over cells of their means.
 
     Where `cluster_bootstrap` has no interval, it is Wilson's for as many independent items as have the variance that
-    the jackknife finds between groups (Korn and Graubard 1998), n at most, with Student's t for the normal quantile.
+    the jackknife finds between groups (Korn and Graubard 1998), and no less than that of the scores, with Student's t
+    for the normal quantile.
     """
     values, group, cell = _columns(scores, groups, cells)
     n, mean = len(values), _mean(values, cell)
@@ -75,7 +78,8 @@ def accuracy(
     if not ci95:
         variance, freedom = _jackknife(values, group, cell)
         method = "wilson" if math.isinf(freedom) else "cluster_wilson"
-        effective = min(n, mean * (1 - mean) / variance) if variance else n
+        variance = max(variance, float(values.var()) / n)
+        effective = mean * (1 - mean) / variance if variance else n
         quantile = float(stdtrit(freedom, 0.975))
         weight = quantile**2 / effective
         centre = (mean + weight / 2) / (1 + weight)
@@ -135,19 +139,20 @@ def difference(
 def cluster_bootstrap(values: Floats, group: Codes, cell: Codes, samples: int, seed: int) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean over cells, by expanded percentiles of a bootstrap over groups.
 
-    It is `None` where a bootstrap is not informative: with fewer than `MIN_CLUSTERS` groups, with a cell of a single
+    It is `None` where a bootstrap is not to be trusted: with fewer than `FEW_GROUPS` groups, with a cell of a single
     group, or where every draw has the same mean.
     """
     groups, cells = int(group.max()) + 1, int(cell.max()) + 1
+    if groups < FEW_GROUPS:
+        return None
     place = group * cells + cell
     sums, sizes = (
         np.bincount(place, weights, groups * cells).reshape(groups, cells) for weights in (values, np.ones(len(values)))
     )
-    if groups < MIN_CLUSTERS or (sizes > 0).sum(axis=0).min() == 1:
+    if (sizes > 0).sum(axis=0).min() == 1:
         return None
-    counts = _draws(groups, samples, seed)
-    drawn = counts @ sizes
-    means = (counts @ sums / np.maximum(drawn, 1)).sum(axis=1) / (drawn > 0).sum(axis=1)
+    drawn_sums, drawn = (_resample(each, samples, seed) for each in (sums, sizes))
+    means = (drawn_sums / np.maximum(drawn, 1)).sum(axis=1) / (drawn > 0).sum(axis=1)
     if np.ptp(means) < 1e-9:
         return None
     tail = _expanded_tail(groups)
@@ -201,15 +206,19 @@ def calibration(
     Beside them stand `brier_constant`, of a judge that always states this accuracy, and `ece_calibrated`, which a
     perfectly calibrated judge as sure as this one would show on n judgements, since the error is never negative.
     `margins` are log-odds that the choice of each judgement is the best response, `scores` the credits of the choices.
+    A tie is broken at random, so that its credit is the probability of being right: figures are expected values.
     """
     confidence, credit = expit(np.asarray(margins, float)), np.asarray(scores, float)
     right = accuracy(credit, groups, samples, seed)
-    brier = accuracy((confidence - credit) ** 2, groups, samples, seed)
+    luck = credit * (1 - credit)  # the variance of breaking ties
+    brier = accuracy((confidence - credit) ** 2 + luck, groups, samples, seed)
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     members = [np.flatnonzero(bins == place) for place in np.unique(bins)]
-    ece, interval = _calibration_error(confidence - credit, bins, groups, samples, seed)
+    gaps, certain = confidence - credit, confidence * (1 - confidence)
+    ece = sum(_mean_size(gaps[index].sum(), luck[index].sum()) for index in members) / len(credit)
     # The mean distance between confidence and right answers, summed over a bin, where confidence is the truth.
-    noise = sum(math.sqrt(2 / math.pi * float((c * (1 - c)).sum())) for c in (confidence[index] for index in members))
+    noise = sum(_mean_size(0.0, certain[index].sum()) for index in members)
+    low, high = _calibration_interval(gaps, bins, groups, samples, seed)
     return {
         **right.as_dict(),
         "confidence": float(confidence.mean()),
@@ -217,7 +226,7 @@ def calibration(
         "brier_ci95": list(brier.ci95),
         "brier_constant": right.value * (1 - right.value),
         "ece": ece,
-        "ece_ci95": interval,
+        "ece_ci95": [min(low, ece), max(high, ece)],
         "ece_calibrated": noise / len(credit),
         "bins": [
             {
@@ -229,29 +238,38 @@ def calibration(
     }
 
 
-def _calibration_error(
+def _mean_size(mean: float, variance: float) -> float:
+    """Return the mean distance from 0 of a normal variable."""
+    if variance == 0:
+        return abs(mean)
+    steep = mean / math.sqrt(2 * variance)
+    return math.sqrt(2 * variance / math.pi) * math.exp(-(steep**2)) + mean * math.erf(steep)
+
+
+def _calibration_interval(
     gaps: Floats, bins: Codes, groups: Sequence[str], samples: int, seed: int
-) -> tuple[float, list[float]]:
-    """Return the expected calibration error, and an interval for that of the bins' true means: a bootstrap over groups.
+) -> tuple[float, float]:
+    """Return an interval for the calibration error of the bins' true means: a bootstrap over groups.
 
     Noise enlarges what is never negative, in the error found and again in every draw of it. So the expanded percentiles
     are moved: the upper one by what drawing adds, the lower one by twice as much (in simulation once is too little); it
     is 0 where draws with no bin off on average reach the error. With too few groups the interval is [0, 1].
     """
     names, group = np.unique(groups, return_inverse=True)
+    if len(names) < _MIN_GROUPS:
+        return 0.0, 1.0
     sums = np.bincount(group * BINS + bins, gaps, minlength=len(names) * BINS).reshape(-1, BINS)
     error = float(np.abs(sums.sum(axis=0)).sum() / len(gaps))
-    if len(names) < MIN_CLUSTERS:
-        return error, [0.0, 1.0]
-    counts = _draws(len(names), samples, seed)
-    drawn, sizes = counts @ sums, (counts @ np.bincount(group))
+    # Of few groups, which cost little, more draws, so that the ends hang less on the seed.
+    samples *= max(1, 4 * FEW_GROUPS // len(names))
+    drawn, sizes = (_resample(each, samples, seed) for each in (sums, np.bincount(group)))
     errors = np.abs(drawn).sum(axis=1) / sizes
     without_gap = np.abs(drawn - sums.sum(axis=0)).sum(axis=1) / sizes
     tail, added = _expanded_tail(len(names)), errors.mean() - error
     low, high = np.quantile(errors, [tail, 1 - tail]) - [2 * added, added]
     if error <= np.quantile(without_gap, 1 - tail):
         low = 0.0
-    return error, [float(np.clip(low, 0, error)), float(np.clip(high, error, 1))]
+    return float(np.clip(low, 0, error)), float(np.clip(high, error, 1))
 
 
 def _jackknife(values: Floats, group: Codes, cell: Codes) -> tuple[float, float]:
@@ -293,11 +311,26 @@ def _expanded_tail(groups: int) -> float:
     return float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
 
 
+def _resample(of_groups: NDArray[Any], samples: int, seed: int) -> Floats:
+    """Return the sums over each resample of what groups (first dimension) have."""
+    counts = _draws(len(of_groups), samples, seed)
+    return np.concatenate([counts[rows].astype(float) @ of_groups for rows in _blocks(samples, len(of_groups))])
+
+
 @lru_cache(maxsize=1)  # what is measured on the same items is measured on the same draws
-def _draws(groups: int, samples: int, seed: int) -> Floats:
-    """Return how often each resample holds each group, of shape (samples, groups)."""
-    shares = np.full(groups, 1 / groups)
-    return np.random.default_rng(seed).multinomial(groups, shares, size=samples).astype(float)
+def _draws(groups: int, samples: int, seed: int) -> NDArray[np.uint8]:
+    """Return how often each resample holds each group, of shape (samples, groups); counts fit a byte."""
+    rng, shares = np.random.default_rng(seed), np.full(groups, 1 / groups)
+    counts = np.empty((samples, groups), np.uint8)
+    for rows in _blocks(samples, groups):
+        counts[rows] = rng.multinomial(groups, shares, size=rows.stop - rows.start)
+    return counts
+
+
+def _blocks(samples: int, groups: int) -> list[slice]:
+    """Return slices of resamples that together take little memory as floating-point numbers."""
+    step = max(1, _BLOCK // groups)
+    return [slice(start, min(start + step, samples)) for start in range(0, samples, step)]
 
 
 def _columns(scores: Values, groups: Sequence[str], cells: Sequence[str] | None = None) -> tuple[Floats, Codes, Codes]:

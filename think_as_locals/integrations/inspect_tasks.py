@@ -47,7 +47,7 @@ def carb(
         data: A source: an option of `conf/data`.
         path: Where its rows are, for a source that reads files.
         items: `test` leaves out the items that our judges are trained on.
-        max_items: Takes complete flip sets first; inspect's own `--limit` takes the first items.
+        max_items: Takes complete flip sets first, evenly from all cells; inspect's own `--limit` takes the first items.
         prompt: Name of the template.
     """
     overrides = [f"data={data}"]
@@ -61,7 +61,7 @@ def carb(
     prompt = prompt or load_recipe(RECIPE).prompt.template
     LISTWISE.format(prompt)
     samples = []
-    for item in select(found, max_items):
+    for item in select(found, max_items, BREAKDOWNS["cell"]):
         presented = shuffle_responses(item, config.seed)
         metadata = {
             "group": item.group,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache, lru_cache
 
@@ -102,18 +103,23 @@ def criteria_share(rubric: Rubric, item: Item, language: str) -> float:
 def weighed_share(analysis: str | None, item: Item, language: str) -> float:
     """Return the share of the responses of which an analysis says something, under their labels.
 
-    That is more than stop words, a quotation of the prompt or a response, or what it says of another response. An
-    analysis in the script of the item whose words share nothing with it is about something else: 0.
+    That is more than stop words, or a quotation of the prompt or a response. The same remark counts once, and so does
+    what is the same of all, or stop words alone ("no"), beside quotations. An analysis in the script of the item
+    whose words share nothing with it is about something else: 0.
     """
     texts = " ".join((item.prompt, *item.responses))
-    said = {" ".join(_words(remark)) for remark in _remarks(analysis or "", len(item.responses))}
-    quoted = _grams(texts)
-    own = [remark for remark in said if _content(remark, language) and not _grams(remark) <= quoted]
-    content = [word for remark in own for word in _content(remark, language)]
+    remarks = [" ".join(_words(remark)) for remark in _remarks(analysis or "", len(item.responses))]
+    quoted, words = _grams(texts), frozenset(_words(texts))
+    weighing = [remark for remark in remarks if _content(remark, language) and not _grams(remark) <= quoted]
+    own: dict[str, set[str]] = defaultdict(set)  # what is said beside quotations -> the remarks that say it
+    for remark in weighing:
+        own[" ".join(word for word in remark.split() if word not in words)].add(remark)
+    apart = sum(len(said) if len(own) > 1 and _content(beside, language) else 1 for beside, said in own.items())
+    content = [word for remark in weighing for word in _content(remark, language)]
     size = _WORD_PIECE.get(_writing(language), 4)
     linked = not _pieces(content, size).isdisjoint(_pieces(_words(f"{texts} {culture_name(item.culture)}"), size))
     linked |= _letter_kinds("".join(content)).isdisjoint(_letter_kinds(texts))
-    return len(own) / len(item.responses) if linked else 0.0
+    return apart / len(item.responses) if linked else 0.0
 
 
 def judges_nothing(judgement: Judgement, item: Item) -> bool:

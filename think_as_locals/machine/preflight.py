@@ -6,6 +6,7 @@ import os
 import re
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -36,7 +37,12 @@ _SERVER_TIMEOUT = 3.0  # seconds
 
 def preflight(config: Config | ServeConfig) -> None:
     """Raise a `PreflightError` that lists what machine and launch lack, how to mend it, and which recipes run here."""
-    missing = missing_for(config)
+    if isinstance(config, EvaluationConfig):
+        of_models = [reward_model_faults(rm) for rm in config.rms.values()]
+        # One that lacks something fails alone.
+        missing = [*_shared(config), *(chain.from_iterable(of_models) if all(of_models) else ())]
+    else:
+        missing = missing_for(config)
     if isinstance(config, RunConfig | ScpoConfig):
         missing += launch_faults(config)
     if isinstance(config, EvaluationConfig) and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
@@ -58,15 +64,11 @@ def _runs_here(recipe: Path, kind: type[Config | ServeConfig]) -> bool:
 
 def missing_for(config: Config | ServeConfig) -> list[str]:
     """Return what is missing, a sentence each; cheap checks first, nothing is downloaded."""
-    missing = packages("train")
     if isinstance(config, ServeConfig):
-        return missing + packages("serve") + _reward_model(config.judge)
-    sections = config.data_sections if isinstance(config, RunConfig) else {"data": config.data}
-    for place, data in sections.items():
-        if data.path is not None and not (Path(data.path).expanduser().exists() or hub_id(data.path)):
-            missing.append(f"data: {data.path} does not exist; set {place}.path")
+        return packages("train") + packages("serve") + reward_model_faults(config.judge)
+    missing = _shared(config)
     if isinstance(config, EvaluationConfig):
-        return missing + [fault for rm in config.rms.values() for fault in _reward_model(rm)]
+        return missing + [fault for rm in config.rms.values() for fault in reward_model_faults(rm)]
     if isinstance(config, RunConfig):
         missing += packages("vllm") if config.rollout.backend == "vllm_colocate" else []
         if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
@@ -86,7 +88,17 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
     return missing
 
 
-def _reward_model(rm: RewardModelSection) -> list[str]:
+def _shared(config: Config) -> list[str]:
+    """Return what is missing of packages and data, without which nothing can be done."""
+    missing = packages("train")
+    sections = config.data_sections if isinstance(config, RunConfig) else {"data": config.data}
+    for place, data in sections.items():
+        if data.path is not None and not (Path(data.path).expanduser().exists() or hub_id(data.path)):
+            missing.append(f"data: {data.path} does not exist; set {place}.path")
+    return missing
+
+
+def reward_model_faults(rm: RewardModelSection) -> list[str]:
     """Return what one reward model of an evaluation lacks."""
     missing = packages("vllm") if isinstance(rm, JudgeSection) and rm.backend == "vllm" else []
     models = []
