@@ -17,11 +17,12 @@ import torch
 import yaml
 from conftest import QUICK, SMALL, TRACKED, Tal, command, launch
 from items import make_item
+from rich.console import Console
 
 from think_as_locals import train
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.schema import RunConfig
-from think_as_locals.data import load
+from think_as_locals.data import load, read
 from think_as_locals.data.load import load_training_data
 from think_as_locals.data.sources import jsonl
 from think_as_locals.evaluation import carb
@@ -210,6 +211,21 @@ def test_training_items_with_longer_prompts_are_left_out_of_both_stages_and_coun
     assert trained <= short
     with pytest.raises(DataError, match=r"data\.max_prompt_tokens: leaves no training item; the shortest prompt has "):
         start(recipe, [*words, "run.name=none", "data.max_prompt_tokens=9"])
+
+
+def test_a_limit_of_tokens_is_that_of_its_source_in_a_mix(small_run: Path, tmp_path: Path) -> None:
+    theirs = load_recipe("recipes/quickstart.yaml", ["data.groups=[idiom_heavy_rain]", "data.sets_per_group=12"])
+    jsonl.write(read(theirs.data), tmp_path / "mine.jsonl")
+    cards = ["groups=[gift_taboo]", "sets_per_group=12", "test_share=0.25", "max_prompt_tokens=9"]
+    words = ["data=mix", "data.mix.cards=quickstart_cards", "data.mix.mine=jsonl"]
+    words += [f"data.mix.cards.{word}" for word in cards]
+    words += [f"data.mix.mine.path={tmp_path / 'mine.jsonl'}", "data.mix.mine.split=pairing"]
+    words += ["data.mix.mine.test_share=0.25", "data.mix.mine.validation_share=null"]
+    config = load_recipe("recipes/quickstart.yaml", words)
+    data = load_training_data(config, BREAKDOWNS["cell"])
+    left_out = train.over_long(config, str(small_run / "model"), data, Console())
+    limited = {item for item, name in zip(data.train, data.sources, strict=True) if name == "cards"}
+    assert left_out == limited != set(data.train)
 
 
 def test_the_cultures_of_a_table_of_pairs_are_in_the_report_and_on_the_card(small_run: Path, tmp_path: Path) -> None:
