@@ -292,11 +292,14 @@ def test_a_line_of_many_fields_is_read_in_linear_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.json.gz", "rows.csv.gz"])
-def test_a_compressed_file_that_expands_without_end_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_compressed_file_that_expands_without_end_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("think_as_locals.data.rows._MIN_EXPANSION", 1024**2)
     path = tmp_path / name
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        for _ in range(100):
-            file.write(b" " * 1024**2)
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        for _ in range(20):
+            file.write((b" " * 1023 + b"\n") * 1024)
     with pytest.raises(DataError, match=rf"{name}: expands to more than 200 times its size"):
         list(read_rows(str(path)))
 

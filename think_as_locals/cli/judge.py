@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from think_as_locals.types import ConfigError, DataError, Item, PreflightError
+from think_as_locals.types import ConfigError, Item, PreflightError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -100,9 +100,7 @@ def _items(arguments: Namespace) -> list[Item]:
         rows: Iterable[Row] = [Row("your item", 1, asked | defaults, "")]
     else:
         rows = (replace(row, defaults=defaults) for row in read_rows(arguments.items))
-    if not (items := list(valid_items(mark_repeats(map(jsonl.asked, rows))))):
-        raise DataError(f"{arguments.items}: got no items; expected one as a JSON object on each line")
-    return items
+    return list(valid_items(mark_repeats(map(jsonl.asked, rows))))
 
 
 def _load_reader(model: str, backend: Any) -> Read:
