@@ -36,10 +36,10 @@ def test_what_it_makes_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_rewards.py"]
     assert subprocess.run(tests, check=False, capture_output=True).returncode == 0
     small = [word for word in SMALL if not word.startswith("data.")]
-    with pytest.warns(DataWarning, match="own: 13 items are training items too"):
+    with pytest.warns(DataWarning, match="own: 14 items are training items too"):
         done = tal("run", "judge.yaml", "run.name=first", *small)
     assert done.status == 0, done.out + done.err
-    assert "warning: own at step 2 was trained on 13 of these 16 items" in done.err
+    assert "warning: own at step 2 was trained on 14 of these 16 items" in done.err
     steps = [f"runs/first/eval/own/step-{step}.parquet" for step in (0, 2)]
     assert tal("compare", *steps, "--by", "culture").status == 0
     assert tal("judge", "runs/first/model", "runs/first/examples.jsonl", "--json").out

@@ -205,7 +205,7 @@ def test_training_items_with_longer_prompts_are_left_out_of_both_stages_and_coun
     short = {name for name, orders in prompts.items() if max(map(len, chat.encode(orders))) <= limit}
     assert 0 < len(short) < len(items)
     message = f"left out of training: {len(items) - len(short)} of {len(items)} items, whose prompts have more than"
-    assert " ".join(done.out.split()).count(message) == 2  # the cold start's and GRPO's
+    assert " ".join(done.err.split()).count(message) == 2  # the cold start's and GRPO's
     trained = {row["id"] for path in run.glob("completions/*.parquet") for row in parquet.read_table(path).to_pylist()}
     assert trained
     assert trained <= short

@@ -142,13 +142,18 @@ def test_a_job_that_waits_for_gpus_does_not_start_once_the_sweep_stops(tmp_path:
 def test_a_signal_asks_jobs_to_stop_and_the_previous_handler_is_restored(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    before = signal.getsignal(number)
-    with stop_signals(tmp_path) as received:
-        assert not (tmp_path / STOP).exists()
-        os.kill(os.getpid(), number)
-        assert received == [number]
-        assert (tmp_path / STOP).exists()
-    assert signal.getsignal(number) == before
+    def handler(*_: object) -> None: ...
+
+    before = signal.signal(number, handler)  # this test may itself run under nohup
+    try:
+        with stop_signals(tmp_path) as received:
+            assert not (tmp_path / STOP).exists()
+            os.kill(os.getpid(), number)
+            assert received == [number]
+            assert (tmp_path / STOP).exists()
+        assert signal.getsignal(number) == handler
+    finally:
+        signal.signal(number, before)
 
 
 def test_under_nohup_a_sweep_outlives_its_terminal(tmp_path: Path) -> None:
