@@ -68,11 +68,18 @@ def test_the_recipe_is_of_the_source_that_the_columns_tell(
     jsonl.write(ITEMS, Path("mine.jsonl"))
     assert tal("init", "mine", "--from", "mine.jsonl").status == 0
     assert load_recipe("mine/judge.yaml").data.source == "jsonl"
+    write(Path("ab.csv"), [{"prompt": f"{i}?", "response_a": "a", "response_b": "b", "preference": "B"} for i in "123"])
+    assert tal("init", "ab", "--from", "ab.csv").status == 0
+    assert load_recipe("ab/judge.yaml").data.source == "preferences"
 
 
 RENAMED = [
     ({"question": "a?", "preferred": "b", "rejected": "c"}, "rename 'question' to 'prompt'; rename 'preferred' to"),
-    ({"question": "a?", "response_a": "b", "response_b": "c"}, "'question' to 'prompt'; add 'chosen', 'rejected'"),
+    ({"question": "a?", "response_a": "b", "response_b": "c"}, "'question' to 'prompt'; add 'preference'"),
+    (
+        {"prompt": "a?", "answer_a": "b", "answer_b": "c", "Winner": "A"},
+        "preference): rename 'answer_a' to 'response_a'",
+    ),
     ({"prompt": "a?", "chosen": "", "rejected": "c"}, "no row can be imported"),
 ]
 

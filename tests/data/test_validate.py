@@ -154,6 +154,7 @@ def test_a_quarantine_overwrites_nothing(planted: Path, tal: Tal) -> None:
 ROWS: dict[str, dict[str, Any]] = {
     "carb": carb_rows()[0],
     "pairs": {"prompt": "?", "chosen": "a", "rejected": "b", "language": "en", "subset": "s", "id": 1},
+    "preferences": {"prompt": "?", "response_a": "a", "response_b": "b", "winner": "model_a", "model_a": "m"},
     "m_rewardbench": {"prompt": "?", "chosen": "a", "rejected": "b", "language": "deu_Latn", "source": "s", "id": 1}
     | {"category": "Chat", "chosen_model": "m", "rejected_model": "n"},
     "crisp_rm": {

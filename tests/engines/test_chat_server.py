@@ -292,6 +292,13 @@ def test_where_nobody_listens_it_ends_at_once() -> None:
     assert time.monotonic() - started < 5
 
 
+def test_a_server_without_tls_is_not_called_absent(loopback: Loopback) -> None:
+    url = loopback.url.replace("http://", "https://")
+    message = fault(client(url, key_variable=None, timeout_s=60, deadline_s=60))[0]
+    assert "SSL" in message
+    assert "it speaks no TLS (then the url begins with http://)" in message
+
+
 def test_where_a_server_was_it_is_waited_for() -> None:
     for limits, got in (({"timeout_s": 0.6}, "no answer for 0.6 s"), ({"deadline_s": 0.6}, "tries for conversation 0")):
         server = client(NOBODY, key_variable=None, **limits)

@@ -18,12 +18,21 @@ from think_as_locals.types import ConfigError, DataError
 
 _SAMPLE = "pairs.csv"
 _SAMPLED = ["data=quickstart_cards", "data.languages=[own]", "data.num_responses=2", "data.max_items=300"]
-_OTHER_NAMES = {
-    "prompt": ("question", "instruction", "query", "input"),
-    "chosen": ("preferred", "better", "winner", "response_chosen", "chosen_response"),
-    "rejected": ("dispreferred", "worse", "loser", "response_rejected", "rejected_response"),
+_PROMPT = ("question", "instruction", "query", "input")
+_OTHER_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
+    "pairs": {
+        "prompt": _PROMPT,
+        "chosen": ("preferred", "better", "winner", "response_chosen", "chosen_response"),
+        "rejected": ("dispreferred", "worse", "loser", "response_rejected", "rejected_response"),
+    },
+    "preferences": {
+        "prompt": _PROMPT,
+        "response_a": ("answer_a", "completion_a", "output_a", "response_1", "response1"),
+        "response_b": ("answer_b", "completion_b", "output_b", "response_2", "response2"),
+        "preference": ("winner", "preferred", "label", "choice", "better"),
+    },
 }
-"""What other data sets call the columns of pairs."""
+"""What other data sets call the columns of two responses."""
 _SHOWN = 6  # cultures and languages that are named
 
 
@@ -93,17 +102,21 @@ def _source_of(path: Path) -> str:
         return recognise(str(path))
     except DataError as error:
         row = next(iter(read_rows(str(path))), None)
-        given = {str(name).lower(): name for name in row.value} if row and isinstance(row.value, dict) else {}
-        renamed = {
-            wanted: given[name]
-            for wanted, others in _OTHER_NAMES.items()
-            for name in (wanted, *others)
-            if name in given and given[name] != wanted
-        }
-        lacking = [name for name in _OTHER_NAMES if name not in {*renamed, *given.values()}]
-        advice = [f"rename {got!r} to {wanted!r}" for wanted, got in renamed.items()]
-        advice += [f"add {', '.join(map(repr, lacking))}"] if lacking else []
-        raise DataError(f"{error}\nFor pairs (prompt, chosen, rejected): {'; '.join(advice)}") from None
+        given = {str(name).lower(): str(name) for name in row.value} if row and isinstance(row.value, dict) else {}
+        advice = {name: _renamed(given, columns) for name, columns in _OTHER_NAMES.items()}
+        source = min(advice, key=lambda name: len(advice[name][1]))
+        renamed, lacking = advice[source]
+        changes = [f"rename {got!r} to {wanted!r}" for wanted, got in renamed.items()]
+        changes += [f"add {', '.join(map(repr, lacking))}"] if lacking else []
+        raise DataError(f"{error}\nFor {source} ({', '.join(_OTHER_NAMES[source])}): {'; '.join(changes)}") from None
+
+
+def _renamed(given: dict[str, str], columns: dict[str, tuple[str, ...]]) -> tuple[dict[str, str], list[str]]:
+    """Return which given columns to rename for which, and those that are lacking."""
+    found = {
+        wanted: given[name] for wanted, others in columns.items() for name in (*others[::-1], wanted) if name in given
+    }
+    return {wanted: got for wanted, got in found.items() if got != wanted}, [n for n in columns if n not in found]
 
 
 def _found(source: str, path: Path) -> str:

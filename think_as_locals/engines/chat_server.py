@@ -28,6 +28,11 @@ _TOO_LONG = re.compile(
     r"context.(length|window|size)|maximum model length|prompt is too long|exceeds the maximum number of tokens", re.I
 )
 """What vLLM, SGLang, llama.cpp and hosted models say of a prompt that is too long for them."""
+_NOBODY = "nothing answers there: start the server, or correct the url"
+_NO_TLS = (
+    "it speaks no TLS (then the url begins with http://), or its certificate is not known here: "
+    "SSL_CERT_FILE may name a file that holds it"
+)
 _REMEDIES = {
     401: "put a valid key into the environment variable that key_variable names",
     403: "put a key that may use this model into the environment variable that key_variable names",
@@ -122,9 +127,12 @@ class _Requests:
     async def send_all(self, conversations: Sequence[Messages]) -> None:
         """Send all requests; the first error cancels the rest."""
         left, concurrency = iter(enumerate(conversations)), self._server.concurrency
+        certificates = httpx.create_ssl_context(trust_env=False)
+        certificates.load_default_certs()  # beside the public ones those of this machine and of SSL_CERT_FILE
         client = httpx.AsyncClient(
             headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+            verify=certificates,
             timeout=httpx.Timeout(None, connect=10),  # the deadline bounds everything else
             trust_env=False,
             follow_redirects=False,
@@ -179,7 +187,7 @@ class _Requests:
             except httpx.RequestError as error:
                 got = f"{type(error).__name__}: {error}"
                 if isinstance(error, httpx.ConnectError) and not self._server.reached:
-                    raise self._error(got, "nothing answers there: start the server, or correct the url") from None
+                    raise self._error(got, _NO_TLS if "SSL" in got else _NOBODY) from None
             else:
                 self._server.reached.add(self._route)
                 if response.is_success or (response.is_client_error and _TOO_LONG.search(response.text)):

@@ -41,6 +41,7 @@ _DATA: Mapping[str, str] = {
     "m_rewardbench": "M-RewardBench, arXiv 2410.15522",
     "crisp_rm": "CRISP-RM, arXiv 2609.34345",
     "pairs": "pairs of chosen and rejected responses",
+    "preferences": "pairs of responses, one of them preferred",
     "jsonl": "the authors' own items",
 }
 

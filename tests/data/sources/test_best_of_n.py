@@ -34,6 +34,9 @@ OPEN = (
 PAIR: dict[str, Any] = {"id": 31, "prompt": "How do I boil an egg?", "subset": "alpacaeval-easy"} | (
     {"chosen": "In boiling water.", "rejected": "I do not know."}
 )
+AB = {"prompt": "How do I boil an egg?", "response_a": "In boiling water.", "response_b": "I do not know."} | (
+    {"winner": "model_a", "culture": "Thailand", "id": 5, "domain": "food"}
+)
 HELPSTEER: dict[str, Any] = {"domain": "multilingual", "language": "korean", "overall_preference": -2} | (
     {"context": [{"role": "user", "content": "한국의 아침 식사는?"}]}
     | {"response1": "밥과 국입니다.", "response2": "모르겠습니다."}
@@ -58,6 +61,7 @@ READERS = {
     "rewardbench2": (rewardbench2.outcome, RB2),
     "ties": (rewardbench2.outcome, TIES),
     "pairs": (pairs.outcome, PAIR),
+    "preferences": (pairs.preference_outcome, AB),
     "helpsteer3": (helpsteer3.outcome, HELPSTEER),
 }
 BOWL, NOT_KNOWN = HELPSTEER["response1"], HELPSTEER["response2"]
@@ -97,6 +101,15 @@ def read(source: str, **changes: Any) -> Outcome:
         # A translation is in the question group of its original.
         ("pairs", {"language": "deu_Latn"}, {"id": "pairs/de/alpacaeval-easy/31", "group": "alpacaeval-easy/31"}),
         ("pairs", {"id": None, "subset": None}, {"id": "pairs/rows.jsonl-7", "domain": "pairs"}),
+        ("preferences", {}, {"id": "preferences/en/food/5", "culture": "TH", "domain": "food", "group": "food/5"}),
+        *(
+            ("preferences", {"winner": None, name: value}, {"responses": (AB["response_a"], AB["response_b"])})
+            for name, value in (("preference", "A"), ("preferred", " response_a "), ("label", "Answer_A"))
+        ),
+        *(
+            ("preferences", {"winner": value}, {"responses": (AB["response_b"], AB["response_a"]), "best": 0})
+            for value in ("B", "b", "model_b", "Response_B")
+        ),
         (
             "m_rewardbench",
             {},
@@ -189,6 +202,12 @@ def test_a_suspicious_row_is_an_item_all_the_same(source: str, changes: dict[str
         ("pairs", {"prompt": ["a"], "rejected": ""}, ["wrong_type", "empty_response"]),
         ("pairs", {"language": "xx_Xxxx"}, ["unknown_language"]),
         ("pairs", {"chosen": None, "prompt": None}, ["missing_field", "missing_field"]),
+        # Some count responses from 0, some from 1.
+        *(("preferences", {"winner": value}, ["bad_rating"]) for value in ("1", "0", "first", "C")),
+        ("preferences", {"winner": 1}, ["wrong_type"]),
+        ("preferences", {"winner": "tie (bothbad)"}, ["tie"]),
+        ("preferences", {"winner": "A", "response_b": ""}, ["empty_response"]),
+        ("preferences", {"winner": None}, ["missing_field"]),
         ("m_rewardbench", {"id": None, "rejected": ""}, ["missing_field", "empty_response"]),
         ("m_rewardbench", {"language": None}, ["missing_field"]),
         ("crisp_rm", {"opposite": None, "culture": "Thialand"}, ["unknown_culture", "missing_field"]),

@@ -78,6 +78,7 @@ SOURCES: dict[str, Source] = {
         fields=globalopinionqa.OpinionRow.FIELDS,
     ),
     "pairs": row_by_row(pairs.outcome, pairs.PairRow),
+    "preferences": row_by_row(pairs.preference_outcome, pairs.PreferenceRow),
     "m_rewardbench": row_by_row(pairs.m_rewardbench_outcome, pairs.MRewardBenchRow),
     "crisp_rm": row_by_row(crisp_rm.outcome, crisp_rm.CrispRow),
 }

@@ -1,16 +1,52 @@
-"""Rows of a chosen and a rejected response: RewardBench, M-RewardBench, your own."""
+"""Rows of two responses, chosen and rejected, or A and B with a preference: RewardBench, M-RewardBench, your own."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasChoices, Field
 
-from think_as_locals.data.fields import Culture, Identifier, Language, Prompt, Response, RowModel, Text, question_group
-from think_as_locals.data.rows import Outcome, Row
+from think_as_locals.data.fields import (
+    Culture,
+    Identifier,
+    Language,
+    Prompt,
+    Response,
+    RowModel,
+    Text,
+    check_text,
+    field,
+    question_group,
+    shown,
+)
+from think_as_locals.data.rows import Defect, Fault, Outcome, Row
+
+_PREFERRED = {
+    **{f"{prefix}{label}": label for label in "ab" for prefix in ("", "response_", "answer_", "model_")},
+    **dict.fromkeys(("tie", "both", "neither", "same", "tie (bothbad)"), "tie"),
+}
 
 
-class PairRow(RowModel):
+class _OwnRow(RowModel):
+    """What rows of two responses may say beside them."""
+
+    DEFAULTS: ClassVar = ("culture", "language", "domain")
+    prompt: Prompt
+    culture: Culture = Field(None, validation_alias=AliasChoices("culture", "country"))
+    language: Language = "en"
+    domain: Text = Field("pairs", validation_alias=AliasChoices("domain", "subset"))
+    id: Identifier = ""
+    group: Identifier = ""
+
+    def pair(self, source: str, better: str, worse: str) -> Outcome:
+        """Return one pair, the better response the best."""
+        key = f"{self.domain}/{self.id}" if self.id else ""
+        name = f"{source}/{self.language}/{key}" if key else f"{source}/{self.row.name}"
+        group = self.group or key or question_group(self.prompt)
+        return self.outcome(*self.best_first(better, [worse], id=name, group=group, source=source))
+
+
+class PairRow(_OwnRow):
     """RewardBench (arXiv 2403.13787, HF allenai/reward-bench), or any chosen and rejected; English if they do not say.
 
     The culture is a code of ISO 3166 (`TH`, `CA-QC`), a country's name, or a free name ("Quebec"). A domain may also be
@@ -19,25 +55,48 @@ class PairRow(RowModel):
     """
 
     FIELDS: ClassVar = ("prompt", "chosen", "rejected")
-    DEFAULTS: ClassVar = ("culture", "language", "domain")
     UNREAD: ClassVar = ("chosen_model", "rejected_model")
-    prompt: Prompt
     chosen: Response
     rejected: Response
-    culture: Culture = Field(None, validation_alias=AliasChoices("culture", "country"))
-    language: Language = "en"
-    domain: Text = Field("pairs", validation_alias=AliasChoices("domain", "subset"))
-    id: Identifier = ""
-    group: Identifier = ""
 
 
 def outcome(row: Row) -> Outcome:
     """Return one pair, the chosen response the best."""
     fields = PairRow.read(row)
-    key = f"{fields.domain}/{fields.id}" if fields.id else ""
-    name = f"pairs/{fields.language}/{key}" if key else f"pairs/{row.name}"
-    group = fields.group or key or question_group(fields.prompt)
-    return fields.outcome(*fields.best_first(fields.chosen, [fields.rejected], id=name, group=group, source="pairs"))
+    return fields.pair("pairs", fields.chosen, fields.rejected)
+
+
+def _check_preference(name: str, value: Any, faults: list[Fault]) -> str:
+    """Read which response is preferred, `a` or `b`; no number, since both 0 and 1 are in use for the first."""
+    given = check_text(name, value, faults).strip().casefold()
+    preferred = _PREFERRED.get(given, "")
+    if given and not preferred:
+        faults.append(Fault(Defect.BAD_RATING, f"{name} must be A, B or tie, got {shown(value)}"))
+    elif preferred == "tie":
+        faults.append(Fault(Defect.TIE, f"{name} is {shown(value)}"))
+    return preferred
+
+
+class PreferenceRow(_OwnRow):
+    """Two responses, and which one a person prefers: `A`, `B`, `response_a`, `model_b`, `tie`, in any case.
+
+    The other columns are those of `PairRow`. A tie makes no item.
+    """
+
+    FIELDS: ClassVar = ("prompt", "response_a", "response_b")
+    UNREAD: ClassVar = ("model_a", "model_b")
+    response_a: Response
+    response_b: Response
+    preference: Annotated[str, field(_check_preference, "")] = Field(
+        validation_alias=AliasChoices("preference", "winner", "preferred", "label")
+    )
+
+
+def preference_outcome(row: Row) -> Outcome:
+    """Return one pair, the preferred response the best."""
+    fields = PreferenceRow.read(row)
+    pair = (fields.response_a, fields.response_b)
+    return fields.pair("preferences", *(pair if fields.preference == "a" else pair[::-1]))
 
 
 class MRewardBenchRow(RowModel):
