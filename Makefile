@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test bench soak lint format clean
+.PHONY: help install quickstart test bench soak attack lint format clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -28,6 +28,9 @@ bench: .venv/.vllm  ## Compare updates with TRL, judging with RewardBench 2; tab
 
 soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 290 times; tests/benchmarks/soak.json
 	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
+
+attack: .venv/.vllm  ## Attack parser, data, recipes, server, checkpoints a million times; tests/benchmarks/attack.json
+	PYTHONPATH=tests $(BIN)/python -P tests/benchmarks/attack.py $(ARGS)
 
 lint: .venv/.dev  ## Style, strict types, layers
 	$(BIN)/ruff check .
