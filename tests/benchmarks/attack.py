@@ -506,7 +506,9 @@ def checkpoints(count: int, rng: Rng) -> Outcomes:
         with tempfile.TemporaryDirectory() as folder:
 
             def trainer(folder: str = folder, overrides: list[str] = overrides) -> Any:
-                return tiny_trainer(Path(folder), "grpo.save_steps=1", *overrides)
+                return tiny_trainer(
+                    Path(folder), "grpo.save_steps=1", "grpo.report_to=[]", "grpo.disable_tqdm=true", *overrides
+                )
 
             trainer().train_from(None)
             (made,) = Path(folder, "checkpoints").glob("step-*")

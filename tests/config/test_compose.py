@@ -180,7 +180,10 @@ def test_a_faulty_override_is_named_with_a_remedy(override: str, expected: str) 
     assert expected in message(GRPO, override)
 
 
-@pytest.mark.parametrize("override", ["seed", "", "a b=3", "seed='", "run.name=${nope}", "data.languages=[en"])
+UNREADABLE = ["seed", "", "a b=3", "seed='", "run.name=${nope}", "data.languages=[en", f"seed={'9' * 5000}"]
+
+
+@pytest.mark.parametrize("override", [*UNREADABLE, f"seed={'[' * 2000}"], ids=lambda text: text[:20])
 def test_an_override_that_cannot_be_read_is_an_error(override: str) -> None:
     assert message(GRPO, override)
 

@@ -132,7 +132,7 @@ def read_override(text: str, parser: OverridesParser | None = None) -> Override:
 
     try:
         return (parser or OverridesParser.create()).parse_overrides([text])[0]
-    except HydraException as error:
+    except (HydraException, ValueError, RecursionError) as error:
         key, message = text.partition("=")[0], reason(error).partition(" See https")[0]
         raise ConfigError(
             f"override {key}: cannot be read ({message}); a value with commas, '=', brackets or letters beyond ASCII "
