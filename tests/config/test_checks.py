@@ -32,7 +32,6 @@ RM_NEEDS = {
     "constant": [],
 }
 NEEDS["data", "mix"] = ["data.mix.cards=culture_cards"]
-NEEDS["reward", "full"] = ["reward.length.cache=60"]  # the cold start's completions are shorter than its default
 
 
 def scpo_config(path: Path, overrides: Sequence[str] = ()) -> ScpoConfig:
@@ -255,7 +254,7 @@ def test_data_alone_is_composed_without_a_run() -> None:
         ("data.groups", [7], "data.groups.0: got 7, expected a valid string"),
         ("data.split", "grouped", "data.split: got 'grouped', expected 'group' or 'pairing'"),
         ("data.shuffle_labels", "yes", "data.shuffle_labels: got 'yes', expected a valid boolean"),
-        ("model.dtype", "fp32", "model.dtype: got 'fp32', expected 'float32', 'bfloat16' or 'float16'"),
+        ("model.dtype", "float16", "model.dtype: got 'float16', expected 'float32' or 'bfloat16'"),
         ("rollout.backend", "vLLM", "got 'vLLM', expected 'transformers', 'vllm_colocate' or 'vllm_server'"),
         ("run.resume", "always", "run.resume: got 'always', expected 'never' or 'auto'"),
         ("prompt.template", "listwize", "no 'listwize'; did you mean 'listwise'?; available: compact"),
@@ -281,7 +280,7 @@ def test_a_fault_is_named_with_what_was_got_and_expected(place: str, value: Any,
         *(("data.sets_per_group", 0), ("eval.bootstrap_samples", -2000), ("eval.max_items", 0), ("data.max_items", 0)),
         *(("model.scratch.num_hidden_layers", 0), ("rollout.gpu_memory_utilization", 1.5), ("reward.weights", {})),
         *(("reward.criteria_gain.clip", [1.0, -1.0]), ("reward.criteria_gain.clip", [1.0]), ("reward.timeout_s", 0.0)),
-        *(("reward.fault_window", 0), ("reward.length.cache", 0)),
+        *(("reward.fault_window", 0), ("reward.length.share", 0.0)),
     ],
 )
 def test_a_value_beyond_its_bounds_or_of_another_type_is_named(place: str, value: Any) -> None:
@@ -296,10 +295,6 @@ def test_a_value_beyond_its_bounds_or_of_another_type_is_named(place: str, value
         ({"reward.criteria_gain.scorer": "judge"}, "expected 'policy' or 'reference'"),
         ({"reward.max_fault_share": 1.0}, "reward.max_fault_share: got 1.0, expected less than 1"),
         ({"reward.timeout_s": float("inf")}, "reward.timeout_s: got inf, expected a finite number"),
-        (
-            {"reward.weights": {"length": 1.0}, "reward.length.cache": 73},
-            "reward.length.cache: got 73, expected at most grpo.max_completion_length (72)",
-        ),
         ({"reward.weights": {"consistency": 0.1}}, "set reward.both_orders=true"),
         (
             {"reward.weights": {"criteria_gain": 0.5}, "reward.criteria_gain.scorer": "reference"},

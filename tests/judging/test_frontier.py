@@ -27,7 +27,7 @@ EVIDENCE = Evidence(
     rubric_language="item",
     partner_right=True,
     num_tokens=100,
-    length_cache=400,
+    length_share=0.2,
     max_completion_length=2048,
 )
 

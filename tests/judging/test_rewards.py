@@ -121,14 +121,14 @@ def test_consistency_is_one_only_where_both_orders_are_right() -> None:
     ("tokens", "paid"), [(1, 0.0), (800, 0.0), (801, -0.005), (850, -0.25), (900, -0.5), (1000, -1.0), (1200, -1.0)]
 )
 def test_length_is_the_soft_overlong_penalty_of_dapo(tokens: int, paid: float) -> None:
-    evidence = Evidence(num_tokens=tokens, length_cache=200, max_completion_length=1000)
+    evidence = Evidence(num_tokens=tokens, length_share=0.2, max_completion_length=1000)
     assert part("length", completion(0), evidence) == pytest.approx(paid)
     assert part("length", completion(0), evidence, finish_reason="length") == -1.0
 
 
-@given(st.integers(1, 4000), st.integers(1, 2000), st.integers(0, 2000))
-def test_length_falls_within_its_range(tokens: int, cache: int, more: int) -> None:
-    limits = {"length_cache": cache, "max_completion_length": cache + more}
+@given(st.integers(1, 4000), st.floats(0.01, 1), st.integers(1, 4000))
+def test_length_falls_within_its_range(tokens: int, share: float, longest: int) -> None:
+    limits = {"length_share": share, "max_completion_length": longest}
     shorter, longer = (part("length", "", Evidence(num_tokens=n, **limits)) for n in (tokens, tokens + 1))
     assert -1.0 <= longer <= shorter <= 0.0
 
@@ -140,7 +140,7 @@ def test_length_falls_within_its_range(tokens: int, cache: int, more: int) -> No
         ("criteria_gain", GAIN, "log_probabilities"),
         ("consistency", Evidence(), "partner_right"),
         ("length", Evidence(), "num_tokens"),
-        ("length", Evidence(num_tokens=3, length_cache=2), "max_completion_length"),
+        ("length", Evidence(num_tokens=3, length_share=0.2), "max_completion_length"),
     ],
 )
 def test_a_component_without_its_evidence_says_what_to_pass(name: str, evidence: Evidence, needs: str) -> None:
@@ -157,7 +157,7 @@ def test_with_the_weights_of_every_option_abstaining_pays_less_than_guessing(opt
         log_probabilities=(0.0, high - low),
         partner_right=False,
         num_tokens=100,
-        length_cache=reward.length.cache,
+        length_share=reward.length.share,
         max_completion_length=2048,
     )
     weights = reward.weighted()

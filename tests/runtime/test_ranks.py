@@ -169,7 +169,7 @@ def test_ranks_wait_longer_for_the_main_process_than_that_for_its_server(overrid
 @pytest.mark.slow
 def test_zero3_shards_a_whole_run_and_saves_a_plain_model(tmp_path: Path) -> None:
     overrides = ["sft.gradient_checkpointing=true", "grpo.gradient_checkpointing=true", "grpo.max_steps=6"]
-    rewards = ["reward=full", "reward.length.cache=16", "grpo.save_steps=100"]
+    rewards = ["reward=full", "grpo.save_steps=100"]
     uneven = ["eval.every_steps=100", "eval.max_items=17", "eval.batch_size=8"]  # two batches on rank 0, one on rank 1
     done = launch(
         *[command("accelerate"), "launch", "--config_file", "launch/cpu_zero3.yaml", "recipes/quickstart.yaml"],

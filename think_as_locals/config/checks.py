@@ -350,8 +350,6 @@ def _reward_faults(reward: RewardSection, grpo: GrpoSection) -> list[str]:
         faults.append(f"reward.criteria_gain.clip: got [{low}, {high}], expected a low end below the high one")
     if "criteria_gain" in weighted and reward.criteria_gain.scorer == "reference" and not grpo.beta:
         faults.append("reward.criteria_gain.scorer: no reference model with grpo.beta=0: raise it, or set policy")
-    if "length" in weighted and (cache := reward.length.cache) > (most := grpo.max_completion_length):
-        faults.append(f"reward.length.cache: got {cache}, expected at most grpo.max_completion_length ({most})")
     if "consistency" in weighted and not reward.both_orders:
         faults.append("reward.weights.consistency: compares both orders of an item: set reward.both_orders=true")
     if reward.both_orders and (got := grpo.num_generations) % 2:

@@ -52,7 +52,7 @@ class ModelSection(Section):
     path: str | None
     revision: str | None
     scratch: ScratchSection | None
-    dtype: Dtype
+    dtype: Literal["float32", "bfloat16"]  # float16 would need its loss scaled
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
     chat_template_kwargs: TemplateKwargs
     requires_gpu: bool
@@ -137,9 +137,9 @@ class RubricQualitySection(Section):
 
 
 class LengthSection(Section):
-    """The number of tokens below the maximum length over which the overlong penalty grows."""
+    """The share of the maximum length, at its end, over which the overlong penalty grows."""
 
-    cache: PositiveInt
+    share: Annotated[float, Field(gt=0, le=1)]
 
 
 class RewardSection(Section):

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig, set_seed
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine, eos_token_ids, require_chat_template
 from think_as_locals.types import ModelError
@@ -46,10 +47,11 @@ class TransformersEngine(TokenEngine):
     ) -> list[list[float]]:
 
         def score(indices: Sequence[int]) -> list[list[float]]:
-            batch = self._padded([contexts[i] for i in indices])
-            positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+            ids, mask = (rows.to(self.model.device) for rows in padded([contexts[i] for i in indices], "left"))
             with torch.inference_mode():
-                output = self.model(**batch, position_ids=positions, logits_to_keep=1, use_cache=False)
+                output = self.model(
+                    input_ids=ids, attention_mask=mask, position_ids=positions(mask), logits_to_keep=1, use_cache=False
+                )
                 log_probs = output.logits[:, -1].float().log_softmax(-1)
             return [row[list(candidates[i])].tolist() for row, i in zip(log_probs, indices, strict=True)]
 
@@ -68,17 +70,8 @@ class TransformersEngine(TokenEngine):
             self.model.train(was_training)
         return [found[i] for i in range(len(rows))]
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-        """Return input ids and attention mask (B, L)."""
-        filled = {"input_ids": [torch.tensor(row) for row in rows]}
-        filled["attention_mask"] = [torch.ones_like(row) for row in filled["input_ids"]]
-        return {
-            name: pad_sequence(of, batch_first=True, padding_side="left").long().to(self.model.device)
-            for name, of in filled.items()
-        }
-
     def _sample(self, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
-        batch = self._padded(prompts)
+        ids, mask = (rows.to(self.model.device) for rows in padded(prompts, "left"))
         greedy = sampling.temperature == 0
         limit, positions = sampling.max_completion_length, self.chat.positions
         rooms = [limit if positions is None else min(limit, positions - len(prompt)) for prompt in prompts]
@@ -95,9 +88,61 @@ class TransformersEngine(TokenEngine):
             set_seed(sampling.seed)
         with torch.inference_mode(), _default_generation_config(self.model.generation_config):
             # Synced, under ZeRO-3, every rank would need as many batches as the others.
-            output = self.model.generate(**batch, generation_config=config, synced_gpus=False)
-        completions: list[list[int]] = output[:, batch["input_ids"].shape[1] :].tolist()
+            output = generate(
+                self.model, input_ids=ids, attention_mask=mask, generation_config=config, synced_gpus=False
+            )
+        completions: list[list[int]] = output[:, ids.shape[1] :].tolist()
         return [completion[:room] for completion, room in zip(completions, rooms, strict=True)]
+
+
+def padded(rows: Sequence[Sequence[int]], side: str) -> tuple[Tensor, Tensor]:
+    """Return rows of token ids as one tensor, (B, L), and a mask of its tokens; padded on the left or right."""
+    tensors = [torch.tensor(row).long() for row in rows]
+    ids = pad_sequence(tensors, batch_first=True, padding_side=side)
+    return ids, pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)
+
+
+def positions(mask: Tensor) -> Tensor:
+    """Return the place of each token in its row, (B, L), given which are tokens; 0 for padding before them."""
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def generate(
+    model: Any, *, input_ids: Tensor, attention_mask: Tensor, generation_config: GenerationConfig, **options: Any
+) -> Tensor:
+    """Return what `model.generate` returns, (B, L + C), but read a prompt that several rows share only once.
+
+    The same random numbers give the same tokens, but for the rounding of a batch of another size.
+
+    Args:
+        model: A language model, or an adapter around one.
+        input_ids: Prompts, padded left, (B, L).
+        attention_mask: 0 where they are padded, (B, L).
+        generation_config: How to sample.
+        options: The model's own arguments of `generate`.
+
+    Example:
+        generate(model, input_ids=ids.repeat_interleave(8, 0), attention_mask=mask.repeat_interleave(8, 0),
+                 generation_config=GenerationConfig(do_sample=True, max_new_tokens=64))
+    """
+    rows = {"input_ids": input_ids, "attention_mask": attention_mask, "generation_config": generation_config}
+    prompts, row_prompts = torch.unique(torch.cat([input_ids, attention_mask], 1), dim=0, return_inverse=True)
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    attends = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    if len(prompts) < len(input_ids) and input_ids.shape[1] > 1 and cache.layers and attends:
+        ids, mask = (part[:, :-1] for part in prompts.chunk(2, 1))  # `generate` reads the last token itself
+        with torch.no_grad():
+            model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions(mask),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        cache.batch_select_indices(row_prompts)
+        options["past_key_values"] = cache
+    return model.generate(**rows, **options)  # type: ignore[no-any-return]
 
 
 def load_language_model(path: str, dtype: str, revision: str | None) -> Any:

@@ -38,7 +38,7 @@ class Evidence:
         rubric_language: For `rubric_quality`: a BCP-47 tag, `"item"` for the language of the item, `None` for any.
         partner_right: For `consistency`: whether the verdict for the other order is right.
         num_tokens: For `length`: tokens of the completion.
-        length_cache: For `length`: the number of tokens over which the penalty grows.
+        length_share: For `length`: the share of the maximum length, at its end, over which the penalty grows.
         max_completion_length: For `length`: the length of the full penalty, in tokens.
     """
 
@@ -47,7 +47,7 @@ class Evidence:
     rubric_language: str | None = None
     partner_right: bool | None = None
     num_tokens: int | None = None
-    length_cache: int | None = None
+    length_share: float | None = None
     max_completion_length: int | None = None
 
 
@@ -103,15 +103,15 @@ def consistency(judgement: Judgement, presented: Item, evidence: Evidence) -> fl
 def length(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
     """Soft overlong penalty (DAPO, arXiv 2503.14476, eq. 13).
 
-    0 up to `max_completion_length - length_cache` tokens, then falling linearly to -1 at `max_completion_length`; -1
-    beyond and for a completion that was cut off.
+    0 up to `(1 - length_share) * max_completion_length` tokens, then falling linearly to -1 at `max_completion_length`;
+    -1 beyond and for a completion that was cut off.
     """
     tokens = _needed("length", "num_tokens", evidence.num_tokens)
-    cache = _needed("length", "length_cache", evidence.length_cache)
+    share = _needed("length", "length_share", evidence.length_share)
     longest = _needed("length", "max_completion_length", evidence.max_completion_length)
     if "finished" in judgement.issues:
         return -1.0
-    return -min(1.0, max(0.0, (tokens - (longest - cache)) / cache))
+    return -min(1.0, max(0.0, 1 - (1 - tokens / longest) / share))
 
 
 _COMPONENTS = (correctness, criteria_gain, structure, rubric_quality, consistency, length)

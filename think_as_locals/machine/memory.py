@@ -22,7 +22,7 @@ GB = 1e9
 PROMPT_TOKENS = 1024
 """Assumed length of a prompt (an item of four responses of 150 words), or in SCPO of a prompt with its response."""
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES = {"float32": 4, "bfloat16": 2}
 _ADAM_COPIES = 12  # bytes of each parameter: a float32 copy and two moments
 _ACTIVATIONS = 17  # numbers of each token, unit of width and layer
 _SCORES = 4  # numbers of each head and two tokens where attention is eager: DeBERTa keeps 3.8 at 512 tokens (measured)
@@ -108,7 +108,7 @@ def estimate(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> 
 def _states(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
     """Return the bytes of weights, gradients and optimizer before they are divided among processes."""
     size, lora = _BYTES[config.model.dtype], config.lora is not None
-    if not (launch.kind == "DEEPSPEED" or lora or config.model.dtype == "float16"):
+    if not (launch.kind == "DEEPSPEED" or lora):
         size = 4
     if launch.kind == "FSDP":  # accelerate has it train float32 weights wherever it computes in half precision
         size = 4

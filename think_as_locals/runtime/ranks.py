@@ -18,7 +18,7 @@ from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.types import PreflightError
 
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+_MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16"}
 _AFTER_SERVER_S = 60.0  # how much longer ranks wait for the main process than it waits for the vLLM server
 
 

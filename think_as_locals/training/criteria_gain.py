@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
 from think_as_locals.engines import Chat
+from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.judging.formats import forced_verdict
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 from think_as_locals.types import LABELS
@@ -118,10 +118,3 @@ def force(tokenizer: PreTrainedTokenizerBase, rubric: str, verdict: int) -> list
     through = next(i for i, (_, end) in enumerate(encoded["offset_mapping"]) if end > label)
     ids: list[int] = encoded["input_ids"]
     return ids[: through + 1]
-
-
-def padded(rows: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
-    """Return rows of token ids as one tensor, and a mask of its tokens."""
-    tensors = [torch.tensor(row) for row in rows]
-    ids = pad_sequence(tensors, batch_first=True, padding_side=side)
-    return ids, pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)

@@ -50,7 +50,7 @@ class Rewards:
         self._evidence = Evidence(
             gain_clip=(low, high),
             rubric_language=config.reward.rubric_quality.language,
-            length_cache=config.reward.length.cache,
+            length_share=config.reward.length.share,
             max_completion_length=config.grpo.max_completion_length,
         )
         self._breakdowns: list[RewardBreakdown | None] = []

@@ -28,7 +28,7 @@ from trl.trainer import grpo_trainer
 
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.engines import Chat, Engine, Messages, vllm_engine
-from think_as_locals.engines.transformers_engine import TransformersEngine
+from think_as_locals.engines.transformers_engine import TransformersEngine, padded
 from think_as_locals.engines.vllm_engine import VLLMEngine
 from think_as_locals.engines.vllm_server import START, OtherWeightsError, SampledTokens, ServerEngine, VLLMServer
 from think_as_locals.runtime.run_folder import RunFolder
@@ -39,7 +39,6 @@ from think_as_locals.training.adapters import (
     merged_parameters,
     save_adapter,
 )
-from think_as_locals.training.criteria_gain import padded
 from think_as_locals.training.faults import run_with_timeout
 from think_as_locals.types import ServerError, TrainingError
 

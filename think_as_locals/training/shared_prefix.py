@@ -1,8 +1,9 @@
 """A GRPOTrainer that computes the prompt of a group once: TRL's loss, several times faster for long prompts.
 
 TRL repeats a group's prompt for each of its G rollouts in every pass, and pads all rows to the longest of the
-generation batch. `SharedPrefixTrainer` overrides three of its methods, none of which holds its loss:
+generation batch. `SharedPrefixTrainer` overrides four of its methods, none of which holds its loss:
 
+- `_generate_single_turn` has transformers read a prompt once for all of its rollouts;
 - `_prepare_inputs` keeps groups together in micro-batches and trims their padding;
 - `_get_per_token_logps_and_entropies`, which every pass (old, reference, loss) calls, packs what it computes;
 - `_compute_loss` notes which rollouts carry no gradient, so that they are left out of the pass.
@@ -20,8 +21,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PretrainedConfig, PreTrainedModel
 from trl import GRPOTrainer
+from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import nanmax, nanmin
 
+from think_as_locals.engines.transformers_engine import generate, padded
 from think_as_locals.training import packing
 
 _logger = logging.getLogger(__name__)
@@ -73,6 +76,26 @@ class SharedPrefixTrainer(GRPOTrainer):
                 self._old_log_probs = None
             self._buffered_inputs = micro_batches(batch, parts)
         return self._buffered_inputs[self._step % parts]
+
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, fields: Any, num_generations: int, *tools: Any, **more: Any
+    ) -> Any:
+        """Return completions as TRL samples them; transformers reads a prompt once for all of its rollouts."""
+        whole = self.args.ds3_gather_for_generation and not self._dist.is_fsdp  # else layers are gathered as they run
+        if self.use_vllm or self.use_transformers_continuous_batching or self._is_vlm or not whole:
+            return super()._generate_single_turn(prompt_ids, images, fields, num_generations, *tools, **more)
+        ids, mask = (tensor.to(self.accelerator.device) for tensor in padded(prompt_ids, "left"))
+        settings = {
+            "gather_deepspeed3_params": True,
+            "generation_kwargs": self.generation_kwargs,
+            "gradient_checkpointing_kwargs": self.args.gradient_checkpointing_kwargs,
+        }
+        with unwrap_model_for_generation(self.model_wrapped, self.accelerator, **settings) as model, torch.no_grad():
+            output = generate(model, input_ids=ids, attention_mask=mask, generation_config=self.generation_config)
+        ends = set(self.eos_token_ids)
+        completions = output[:, ids.shape[1] :].tolist()
+        lengths = [next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in completions]
+        return [row[:length] for row, length in zip(completions, lengths, strict=True)], None
 
     @property
     def wants_old_log_probs(self) -> bool:
