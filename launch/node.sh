@@ -1,18 +1,32 @@
 #!/usr/bin/env bash
-# accelerate launch with a clean stop: SIGUSR1 or SIGTERM is passed to the workers alone, which save and stop; exit status 75.
-# Otherwise accelerate's own status. (accelerate itself would orphan its workers on SIGUSR1, kill them half a minute after
-# SIGTERM, and return 1 whatever their status: workers that have saved and stopped write so to the file TAL_STOPPED.)
-set -u
+# accelerate launch with a clean stop: after SIGINT (Ctrl-C), SIGTERM, SIGUSR1 or SIGHUP the workers save and stop; exit status
+# 75. A second signal ends them at once; 128 and its number (Ctrl-C: 130). Otherwise accelerate's own status. (accelerate itself
+# would orphan its workers on SIGUSR1, kill them half a minute after the others, and return 1 whatever their status: workers
+# that have saved and stopped write so to the file TAL_STOPPED.)
+set -um # -m: the launcher has a process group of its own, and what a terminal sends reaches this script alone
 TAL_STOPPED=$(mktemp) || exit
 export TAL_STOPPED
-accelerate launch "$@" &
-launcher=$! waiting=1 workers=
-trap 'waiting=1; workers=$(cat /proc/$launcher/task/*/children); kill -USR1 ${workers:-$launcher}' USR1 TERM
+accelerate launch "$@" </dev/null &
+launcher=$! waiting=1 signals=0
+# shellcheck disable=SC2086,SC2329 # several words; the traps call it
+stop() {
+    waiting=1 signals=$((signals + 1)) last=$1 workers=$(cat /proc/$launcher/task/*/children)
+    kill -USR1 ${workers:-$launcher}
+}
+trap 'stop 1' HUP
+trap 'stop 2' INT
+trap 'stop 10' USR1
+trap 'stop 15' TERM
 while [ -n "$waiting" ]; do # a signal interrupts the wait
     waiting=
     wait "$launcher"
     status=$?
 done
-if [ -s "$TAL_STOPPED" ]; then status=75; fi
+if [ -s "$TAL_STOPPED" ]; then
+    cat "$TAL_STOPPED" >&2 # how to continue, once more below what accelerate prints
+    status=75
+elif [ "$signals" -gt 1 ]; then
+    status=$((128 + last))
+fi
 rm "$TAL_STOPPED"
 exit "$status"

@@ -19,6 +19,7 @@ from items import make_item
 from loopback import Answer, Received, answering
 from reward_models.scripted import judged
 from reward_models.tiny import write_classifier
+from safetensors import SafetensorError
 
 from think_as_locals import evaluate
 from think_as_locals.reward_models.scalar import ScalarRM
@@ -231,15 +232,24 @@ def test_if_all_fail_the_leaderboard_says_so(evaluation: Evaluation, tal: Tal, m
     assert Page(evaluation.run / "leaderboard.html").row("good evaluation ").endswith("KeyError: 'weights'")
 
 
-def test_a_full_disk_or_ctrl_c_ends_the_evaluation(
-    evaluation: Evaluation, tal: Tal, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left"), 2, "No space left: free the disk; then"),
+        (OSError(errno.EROFS, "Read-only", "a"), 2, "a: Read-only: choose a folder that can be written to"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), 2, "free the disk; then"),
+        (KeyboardInterrupt(), 75, "mine was asked to stop, and what it has is kept:"),
+    ],
+)
+def test_a_full_disk_or_a_signal_ends_the_evaluation_and_says_how_to_continue(
+    evaluation: Evaluation, tal: Tal, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, message: str
 ) -> None:
-    for name, error, status in (("disk", OSError(errno.ENOSPC, "full"), 2), ("ctrl-c", KeyboardInterrupt(), 130)):
-        with monkeypatch.context() as patched:
-            raising({"good": error}, patched)
-            assert tal(*evaluation.words, f"run.name={name}").status == status
-        assert [path.name for path in (evaluation.folder / name / "carb").glob("*.json")] == ["constant.json"]
-        assert not (evaluation.folder / name / "failed").exists()
+    raising({"good": error}, monkeypatch)
+    done = tal(*evaluation.words, "run.name=mine")
+    assert (done.status, message in done.err) == (status, True), done.err
+    assert done.err.endswith(" continue it with run.name=mine run.resume=auto\n")
+    assert [path.name for path in (evaluation.folder / "mine" / "carb").glob("*.json")] == ["constant.json"]
+    assert not (evaluation.folder / "mine" / "failed").exists()
 
 
 def test_prompts_that_a_server_finds_too_long_are_named_and_the_others_answered(

@@ -95,12 +95,13 @@ def test_a_fault_in_the_data_ends_a_run_before_it_has_a_folder(tmp_path: Path, t
         (
             OSError(28, "No space left on device", "metrics.jsonl"),
             2,
-            "free the disk, then continue with run.resume=auto",
+            "tal: metrics.jsonl: No space left on device: free the disk",
         ),
+        (OSError(30, "Read-only file system", "runs"), 2, "tal: runs: Read-only file system: choose a folder that can"),
         (RunStoppedError("mine was asked to stop"), 75, "tal: mine was asked to stop"),
         (KeyboardInterrupt(), 130, "tal: interrupted"),
     ],
-    ids=["full disk", "stopped", "interrupted"],
+    ids=["full disk", "read-only", "stopped", "interrupted"],
 )
 def test_what_ends_a_run_has_a_status_and_one_line(
     monkeypatch: pytest.MonkeyPatch, tal: Tal, tmp_path: Path, fault: BaseException, status: int, expected: str

@@ -51,25 +51,39 @@ def test_a_signal_to_a_node_saves_and_a_second_launch_goes_on(tmp_path: Path) ->
     assert (run / "model" / "model.safetensors").is_file()
 
 
+SAVES = 'echo "saved after step 3" > "$TAL_STOPPED"; exit 75'
+
+
 @pytest.mark.parametrize(
-    ("end", "status"),
-    [('echo "saved after step 3" > "$TAL_STOPPED"; exit 75', 75), ("exit 3", 1), ("exit 0", 0)],
-    ids=["saved and stopped", "failed after the signal", "was done already"],
+    ("end", "signals", "status"),
+    [
+        *((SAVES, [number], 75) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)),
+        ("exit 3", [signal.SIGTERM], 1),
+        ("exit 0", [signal.SIGTERM], 0),
+        ("trap - USR1", [signal.SIGINT, signal.SIGINT], 130),
+        ("trap - USR1", [signal.SIGTERM, signal.SIGTERM], 143),
+    ],
 )
-def test_a_node_returns_75_only_where_its_workers_have_saved_and_stopped(tmp_path: Path, end: str, status: int) -> None:
+def test_a_node_returns_75_only_where_its_workers_have_saved_and_stopped(
+    tmp_path: Path, end: str, signals: list[signal.Signals], status: int
+) -> None:
     worker, launcher, heeds = tmp_path / "worker", tmp_path / "accelerate", tmp_path / "heeds"
-    worker.write_text(f"#!/bin/bash\ntrap '{end}' USR1\ntouch {heeds}\nwhile sleep 0.02; do :; done\n")
+    worker.write_text(f"#!/bin/bash\ntrap 'rm {heeds}; {end}' USR1\ntouch {heeds}\nwhile sleep 0.02; do :; done\n")
     launcher.write_text(f"#!/bin/bash\n{worker} & wait $! || exit 1\n")  # whatever the worker's status is
     for script in (worker, launcher):
         script.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
-    node = subprocess.Popen(["launch/node.sh", "RECIPE"], cwd=ROOT, env=environment)
+    words = ["env", "--default-signal=INT,HUP", "launch/node.sh", "RECIPE"]
+    node = subprocess.Popen(words, cwd=ROOT, env=environment, start_new_session=True, stderr=subprocess.PIPE)
     until = time.monotonic() + 60
-    while not heeds.is_file() and time.monotonic() < until:
-        time.sleep(0.02)
-    node.send_signal(signal.SIGTERM)
-    assert node.wait(timeout=60) == status
-    assert {path.name for path in tmp_path.iterdir()} == {"worker", "accelerate", "heeds"}
+    for place, number in enumerate(signals):
+        while heeds.is_file() == bool(place) and time.monotonic() < until:
+            time.sleep(0.02)
+        os.killpg(node.pid, number)  # as a terminal does: to all that it has in the foreground
+    _, message = node.communicate(timeout=60)
+    assert node.returncode == status
+    assert (b"saved after step 3" in message) == (status == 75)
+    assert {path.name for path in tmp_path.iterdir()} == {"worker", "accelerate"}
 
 
 def test_a_slurm_job_that_was_stopped_is_queued_again(tmp_path: Path) -> None:

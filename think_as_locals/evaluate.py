@@ -27,7 +27,7 @@ from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.machine.preflight import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
-from think_as_locals.runtime.files import DISK_FAULTS, read_json, write_json
+from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
 from think_as_locals.runtime.output import progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import Item, PreflightError, ThinkAsLocalsError
@@ -61,7 +61,7 @@ def run(config: EvaluationConfig, items: Sequence[Item], candidates: Sequence[Ca
             RewardModelEvaluation(config, name, folder.path, console).run(items, candidates)
             record.unlink(missing_ok=True)
         except Exception as error:  # a bug as well: the other reward models do not depend on it
-            if isinstance(error, OSError) and error.errno in DISK_FAULTS:
+            if (fault := file_fault(error)) and fault.errno in DISK_FAULTS:
                 raise
             failed.append(name)
             message = record_failure(error, record)

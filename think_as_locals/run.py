@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from think_as_locals.config.schema import EvaluationConfig, RunConfig, ScpoConfig
+from think_as_locals.runtime.signals import interrupt, on_signals
 from think_as_locals.runtime.startup import loading
 from think_as_locals.types import ConfigError, DataWarning, Item
 
@@ -23,10 +24,13 @@ def start(recipe: str, overrides: Sequence[str]) -> None:
 
     The main process alone composes the recipe, and sends it to the others, so that no two processes can differ.
     """
+    from think_as_locals.runtime.run_folder import resumable
+
     with ExitStack() as lock:
         with loading():
-            program = _prepare(recipe, overrides, lock)
-        program()
+            program, run = _prepare(recipe, overrides, lock)
+        with resumable(run.path), on_signals(interrupt):
+            program()
 
 
 def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
@@ -92,8 +96,8 @@ def _described(items: Sequence[Item]) -> str:
     )
 
 
-def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> Callable[[], None]:
-    """Return the program of a recipe with all it needs: configuration, items and the locked folder of the run."""
+def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
+    """Return the program of a recipe with all it needs (configuration, items), and the locked folder of the run."""
     config: RunConfig | ScpoConfig | None = None
     data = run = None
     if int(os.environ.get("RANK", "0")) == 0:
@@ -119,13 +123,13 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> Callable
     if isinstance(config, ScpoConfig):
         from think_as_locals import steer
 
-        return partial(steer.run, config, data, run)
+        return partial(steer.run, config, data, run), run
     from think_as_locals import train
 
-    return partial(train.run, config, data, run)
+    return partial(train.run, config, data, run), run
 
 
-def _evaluation(config: EvaluationConfig, lock: ExitStack) -> Callable[[], None]:
+def _evaluation(config: EvaluationConfig, lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
     from think_as_locals import evaluate
     from think_as_locals.runtime.run_folder import lock_run_dir, open_run
 
@@ -133,7 +137,7 @@ def _evaluation(config: EvaluationConfig, lock: ExitStack) -> Callable[[], None]
     items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
-    return partial(evaluate.run, config, items, candidates, run)
+    return partial(evaluate.run, config, items, candidates, run), run
 
 
 def load_data(config: RunConfig | ScpoConfig) -> Any:

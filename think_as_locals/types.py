@@ -85,6 +85,10 @@ class TrainingError(ThinkAsLocalsError, RuntimeError):
     """Training cannot continue: the message names the fault, its step, its saved batch and a remedy."""
 
 
+class FileError(ThinkAsLocalsError):
+    """A disk or a path does not take what is to be written; the message says how to mend it and to continue."""
+
+
 class RunStoppedError(ThinkAsLocalsError):
     """A signal asked a run to stop; it has saved what it needs to continue."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.evaluation import carb
 from think_as_locals.runtime import run_folder
-from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run, rewind
-from think_as_locals.types import ConfigError
+from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run, resumable, rewind
+from think_as_locals.types import ConfigError, DataError, FileError, RunStoppedError
 
 
 def config(folder: Path, *overrides: str, resume: str = "auto") -> RunConfig:
@@ -45,6 +47,76 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
         open_run(config(tmp_path, resume="never"))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("resume", ["never", "auto"])
+def test_of_two_processes_that_start_a_run_at_once_the_later_one_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str
+) -> None:
+    def made_meanwhile(path: Path, text: str) -> None:
+        path.write_text(text)
+        shutil.copytree(path.parent, tmp_path / "mine")
+
+    monkeypatch.setattr(run_folder, "write_text", made_meanwhile)
+    if resume == "never":
+        with pytest.raises(ConfigError, match=r"mine exists: choose another run\.name, or continue it"):
+            open_run(config(tmp_path, resume=resume))
+    else:
+        open_run(config(tmp_path, resume=resume))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("below", "reason"),
+    [
+        ("file", "Not a directory: a file is where a folder is needed, or a folder where a file is"),
+        ("/dev/null", "Not a directory: a file is where"),
+        ("/proc/none", "No such file or directory: choose another folder (run.dir)"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_starts_nothing(tmp_path: Path, below: str, reason: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as caught:
+        open_run(config(tmp_path / below))
+    assert reason in str(caught.value)
+    assert str(caught.value).endswith("; nothing was started")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_that_is_full_at_the_start_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        open_run(config(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "ends_with", "message"),
+    [
+        (KeyboardInterrupt(), RunStoppedError, "was asked to stop, and what it has is kept: continue it with"),
+        (OSError(errno.ENOSPC, "full", "a"), FileError, "a: full: free the disk; then continue it with"),
+        (OSError(errno.EROFS, "ro", "a"), FileError, "choose a folder that can be written to (of runs: run.dir); then"),
+        (FileNotFoundError(errno.ENOENT, "none", "a"), FileNotFoundError, "none"),
+        (DataError("row 3"), DataError, "row 3"),
+    ],
+)
+def test_what_ends_a_run_says_how_to_continue(
+    tmp_path: Path, error: BaseException, ends_with: type[BaseException], message: str
+) -> None:
+    with pytest.raises(ends_with) as caught, resumable(tmp_path):
+        raise error
+    assert message in str(caught.value)
+    continued = f"continue it with run.name={tmp_path.name} run.resume=auto"
+    assert (continued in str(caught.value)) == (ends_with in (RunStoppedError, FileError))
+
+
+def test_a_run_that_was_removed_while_it_was_in_use_is_not_continued(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with pytest.raises(FileError, match="gone was removed while it was in use: start it anew"), resumable(gone):
+        (gone / "metrics.jsonl").open("a")
 
 
 def test_two_processes_cannot_use_one_folder(tmp_path: Path) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from think_as_locals.config.checks import load_recipe
+from think_as_locals.runtime.run_folder import lock_run_dir
 from think_as_locals.sweeps.jobs import (
     JOBS,
     LOG,
@@ -164,3 +169,48 @@ def test_under_nohup_a_sweep_outlives_its_terminal(tmp_path: Path) -> None:
         assert (received, signal.getsignal(signal.SIGHUP)) == ([], signal.SIG_IGN)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+JOB = """
+import os, signal, sys, time
+from pathlib import Path
+
+def save(*_):
+    Path(os.environ["TAL_STOPPED"]).write_text("saved")
+    sys.exit(75)
+
+signal.signal(signal.SIGUSR1, save)
+Path(__file__).with_name("started").touch()
+time.sleep(300)
+"""
+SWEEP = """
+import sys
+from pathlib import Path
+from think_as_locals.runtime.run_folder import lock_run_dir
+from think_as_locals.sweeps.jobs import launch
+from think_as_locals.sweeps.settings import load_settings
+
+folder = Path(sys.argv[1])
+with lock_run_dir(folder) as lock:
+    launch(["mine", "next"], folder, load_settings([]), [], lock, print)
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_takes_its_jobs_along_and_keeps_others_out_until_then(tmp_path: Path) -> None:
+    for name in ("mine", "next"):
+        (tmp_path / JOBS / name).mkdir(parents=True)
+        (tmp_path / JOBS / name / f"{name}.yaml").write_text(JOB)
+    sweeping = subprocess.Popen([sys.executable, "-c", SWEEP, str(tmp_path)])
+    started, until = tmp_path / JOBS / "mine" / "started", time.monotonic() + 100
+    while not started.is_file() and time.monotonic() < until:
+        time.sleep(0.1)
+    processes = psutil.Process(sweeping.pid).children(recursive=True)
+    sweeping.kill()
+    sweeping.wait()
+    with pytest.raises(ConfigError, match="in use by another process"), lock_run_dir(tmp_path):
+        pass
+    assert len(processes) >= 4  # Hydra's launcher, node.sh, accelerate, the job
+    assert not psutil.wait_procs(processes, timeout=60)[1]
+    with lock_run_dir(tmp_path):
+        assert [read_status(tmp_path / JOBS / name) for name in ("mine", "next")] == [75, None]

@@ -88,7 +88,7 @@ def test_a_terminal_that_is_gone_takes_no_job_along(tmp_path: Path, number: int)
         def write(self, text: str) -> int:
             raise OSError(number, "gone")
 
-    this = Sweep(QUICKSTART, parse(["seed=1"]), load_settings([]), tmp_path, [], Console(file=Gone()))
+    this = Sweep(QUICKSTART, parse(["seed=1"]), load_settings([]), tmp_path, [], -1, Console(file=Gone()))
     this.combinations["mine"] = ("seed=1",)
     (tmp_path / "jobs" / "mine").mkdir(parents=True)
     this.print_end("mine")

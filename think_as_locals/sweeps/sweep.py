@@ -14,9 +14,9 @@ from rich.console import Console
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.tables import Table, escape_markdown
 from think_as_locals.machine.preflight import packages
-from think_as_locals.runtime.files import read_json, write_json, write_text
+from think_as_locals.runtime.files import probe, read_json, write_json, write_text
 from think_as_locals.runtime.output import progress_console
-from think_as_locals.runtime.run_folder import RunFolder, check_resumable, lock_run_dir
+from think_as_locals.runtime.run_folder import RunFolder, check_resumable, lock_run_dir, make_folder, resumable
 from think_as_locals.sweeps.jobs import (
     JOBS,
     LOG,
@@ -51,23 +51,29 @@ def sweep(recipe: str, overrides: Sequence[str]) -> bool:
         raise ConfigError(f"{folder} exists: choose another run.name, or continue it with run.resume=auto")
     if folder.exists() and not (folder / JOBS).is_dir():
         raise ConfigError(f"{folder} exists and is not the folder of a sweep: choose another run.name")
-    (folder / JOBS).mkdir(parents=True, exist_ok=True)
+    make_folder(folder / JOBS)
     progress, console = progress_console(), Console(markup=False, highlight=False)
-    with lock_run_dir(folder), stop_signals(folder) as received:
-        this = Sweep(recipe, space, settings, folder, received, progress)
+    again = f"run.name={folder.name} run.resume=auto"
+    with resumable(folder), lock_run_dir(folder) as lock, stop_signals(folder) as received:
+        this = Sweep(recipe, space, settings, folder, received, lock, progress)
         if section.search == "grid":
             this.run(possible)
         else:
             suggest(space, this.score, section.num_trials, section.trials_at_once, section.seed)
-    metric, rows = read_rows(folder, this.combinations, bool(received))
-    table, caption = write_summary(folder, metric, rows)
-    console.print(table.terminal(folder.name, caption))
-    for row in rows:
-        if row.state == "failed":
-            console.print(f"failed: {' '.join(row.combination)}: {folder / row.log}", soft_wrap=True)
-    console.print(f"table {folder / 'sweep.md'}", soft_wrap=True)
+        if len(received) > 1:
+            progress.print(f"{folder.name}: its jobs were ended at once: continue it with {again}", markup=False)
+            raise SystemExit(128 + received[-1])
+        metric, rows = read_rows(folder, this.combinations, bool(received))
+        table, caption = write_summary(folder, metric, rows)
+        console.print(table.terminal(folder.name, caption))
+        for row in rows:
+            if row.state == "failed":
+                console.print(f"failed: {' '.join(row.combination)}: {folder / row.log}", soft_wrap=True)
+        console.print(f"table {folder / 'sweep.md'}", soft_wrap=True)
+        if any(row.state == "failed" for row in rows):
+            probe(folder)  # on a full disk, jobs cannot write why they failed
     if received or any(row.state == "stopped" for row in rows):
-        raise RunStoppedError(f"{folder.name} was stopped: continue it with run.name={folder.name} run.resume=auto")
+        raise RunStoppedError(f"{folder.name} was stopped: continue it with {again}")
     return all(row.state == "done" for row in rows)
 
 
@@ -80,6 +86,7 @@ class Sweep:
     settings: Settings
     folder: Path
     received: Sequence[int]  # signals
+    lock: int  # the sweep's, as a file descriptor
     progress: Console
     combinations: dict[str, Combination] = field(default_factory=dict)  # by the name of a job
 
@@ -96,7 +103,8 @@ class Sweep:
         if skipped := len(jobs) - len(pending):
             self.progress.print(f"{skipped} of {len(jobs)} jobs are done already")
         if pending:
-            launch([job.name for job in pending], self.folder, self.settings, self.received, self.print_end)
+            names = [job.name for job in pending]
+            launch(names, self.folder, self.settings, self.received, self.lock, self.print_end)
 
     def score(self, combinations: list[Combination]) -> list[float | None] | None:
         """Run proposals and return the score of each, or `None` where the sweep is to stop."""

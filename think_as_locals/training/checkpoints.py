@@ -19,9 +19,10 @@ import pickle
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,11 @@ from transformers.integrations import deepspeed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from think_as_locals.config.schema import ModelSection
-from think_as_locals.runtime.files import flush, write_json, write_text
+from think_as_locals.runtime.files import explain, file_fault, flush, probe, write_json, write_text
 from think_as_locals.runtime.ranks import shards
 from think_as_locals.runtime.run_folder import RunFolder, rewind
-from think_as_locals.types import ConfigError, RunStoppedError, TrainingError
+from think_as_locals.runtime.signals import STOP_SIGNALS, end_at_next, on_signals
+from think_as_locals.types import ConfigError, RunStoppedError, ThinkAsLocalsError, TrainingError
 
 _MANIFEST = "manifest.json"
 _LATEST = "LATEST"
@@ -49,7 +51,8 @@ _UNFINISHED = "checkpoint-"  # transformers' name
 _NAME = "step-"
 _REPLACED = ".step-"
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_MAX_REASON = 300  # characters of a library's message
+_FORWARDED_S = 1.0  # within which torchrun sends its workers what Ctrl-C has sent them already
 
 _logger = logging.getLogger(__name__)
 
@@ -75,8 +78,8 @@ class Checkpoints:
         state = PartialState()
         unfinished, named = self.folder / f"{_UNFINISHED}{step}", self.folder / f"{_NAME}{step}"
         last = max(self._committed(), key=step_of, default=None)
-        remedy = f"run.resume=auto continues from {last}" if last else "there is none before it"
-        together = partial(_write_together, f"the checkpoint of step {step}", remedy)
+        then = f"continues from {last}" if last else "starts this stage over: there is no checkpoint before it"
+        together = partial(_write_together, f"the checkpoint of step {step}", self.folder, then)
         if state.is_main_process:
             self._clear()
         state.wait_for_everyone()
@@ -150,17 +153,27 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _write_together(target: str, remedy: str, work: Callable[[], Any]) -> list[Any]:
+def _write_together(target: str, folder: Path, then: str, work: Callable[[], Any]) -> list[Any]:
     """Return every rank's result of `work`; where one fails, all raise TrainingError."""
     result, fault = None, None
     try:
         result = work()
     except Exception as error:  # torch, safetensors and DeepSpeed each have errors of their own for a full disk
-        fault = f"{type(error).__name__}: {error}"
+        fault = _reason(error, folder)
     ranks = gather_object([(result, fault)])
     if bad := [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(ranks) if fault]:
-        raise TrainingError(f"{target} could not be written ({'; '.join(bad)}): {remedy}")
+        raise TrainingError(f"{target} could not be written ({'; '.join(bad)}); run.resume=auto then {then}")
     return [result for result, _ in ranks]
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    """Return why a folder did not take a file, and what mends it, where that can be found out."""
+    try:
+        if not (fault := file_fault(error)):
+            probe(folder)
+    except OSError as found:
+        fault = file_fault(found)
+    return explain(fault) if fault else f"{type(error).__name__}: {error}"
 
 
 def _launch() -> str:
@@ -223,10 +236,11 @@ class CheckpointedTrainer(Trainer):
         super().__init__(**settings)
         self.checkpoints = checkpoints
         self.resumed_from: Path | None = None
+        self.is_restored = False  # from that checkpoint, but for the random numbers, which are restored last
         self.add_callback(_Restore(self))
 
     def train_from(self, checkpoint: Path | None) -> None:
-        """Train from a committed checkpoint, or from the start; TrainingError where a file of it holds code."""
+        """Train from a committed checkpoint, or from the start; TrainingError where it cannot be loaded as data."""
         self.resumed_from = checkpoint
         if checkpoint is None:
             self.train()
@@ -234,10 +248,19 @@ class CheckpointedTrainer(Trainer):
         try:
             with _pickles_as_data():
                 self.train(resume_from_checkpoint=str(checkpoint))
-        except pickle.UnpicklingError as error:
+        except (ThinkAsLocalsError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if isinstance(error, pickle.UnpicklingError):
+                fault = "a file of it holds code, or no tensors and numbers at all, and was not loaded"
+            elif not self.is_restored:
+                reason = " ".join(str(error).split())[:_MAX_REASON]
+                fault = f"cannot be loaded, though it is as its manifest says ({type(error).__name__}: {reason})"
+            else:
+                raise
+            before = "run.resume=auto continues from the checkpoint before it, or starts this stage over"
             raise TrainingError(
-                f"{checkpoint}: a file of it holds code where tensors and numbers are expected, and was not loaded. "
-                f"Find out who wrote it; without this folder, run.resume=auto continues from the checkpoint before it"
+                f"{checkpoint}: {fault}. Find out who wrote it; without this folder, {before}"
             ) from error
 
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
@@ -269,7 +292,7 @@ class CheckpointedTrainer(Trainer):
             if self.accelerator.distributed_type not in (DistributedType.DEEPSPEED, DistributedType.FSDP):
                 raise
             # Their saves hold collectives: this rank can only end, and the launcher then ends those that wait for it.
-            message = f"tal: a checkpoint could not be written: {type(error).__name__}: {error}"
+            message = f"tal: a checkpoint could not be written: {_reason(error, self.checkpoints.folder)}"
             print(message, file=sys.stderr, flush=True)
             os._exit(2)
         stem = self.checkpoints.folder / f"{_UNFINISHED}{self.state.global_step}" / f"rank-{self.args.process_index}"
@@ -312,10 +335,11 @@ class _Restore(TrainerCallback):
             values = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
             tensors = load_file(stem.with_suffix(".safetensors"))
             self._trainer.load_rank_state(values, {name: value.to(args.device) for name, value in tensors.items()})
+            self._trainer.is_restored = True
 
 
 class StopSignals(TrainerCallback):
-    """Turns the first SIGTERM or SIGUSR1 of any rank into a checkpoint and a stop; a second one ends the process.
+    """Turns the first SIGINT, SIGTERM or SIGUSR1 of any rank into a checkpoint and a stop; a second one ends it.
 
     All ranks stop together at the end of the step. A signal before a stage is handled at the end of its first step.
     As a context it listens; `stopped` then tells, alike on all ranks, whether training ended early.
@@ -323,25 +347,35 @@ class StopSignals(TrainerCallback):
 
     def __init__(self) -> None:
         self.stopped = False
-        self._received = False
-        self._handlers: dict[signal.Signals, Any] = {}
+        self._received = 0.0  # when, by the monotonic clock
+        self._context = ExitStack()
 
     def __enter__(self) -> StopSignals:
-        self._handlers = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+        self._context.enter_context(on_signals(self._receive))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._context.close()
 
-    def _receive(self, number: int, frame: Any) -> None:
-        self._received = True
-        for each in _SIGNALS:  # the next one ends the process, even one that hangs outside of Python
-            signal.signal(each, signal.SIG_DFL)
+    def _receive(self, number: int) -> None:
+        now = time.monotonic()
+        if not self._received:
+            self._received = now
+            # torchrun (accelerate, with several processes) forwards these two; from others the next one is the second.
+            twice = (signal.SIGINT, signal.SIGTERM) if "TORCHELASTIC_RUN_ID" in os.environ else ()
+            end_at_next([each for each in STOP_SIGNALS if each not in twice])
+            if PartialState().is_main_process:
+                show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a second signal leaves no time for it
+                message = f"{show_cursor}tal: asked to stop: saves at the end of this step; once more ends it at once\n"
+                with suppress(OSError):
+                    os.write(2, message.encode())  # `print` may be at work below this handler
+        elif now - self._received > _FORWARDED_S:
+            end_at_next()
+            os.kill(os.getpid(), number)
 
     def asked(self) -> bool:
         """Return whether any rank has a signal; all call this together."""
-        here = torch.tensor([int(self._received)], device=PartialState().device)
+        here = torch.tensor([int(self._received > 0)], device=PartialState().device)
         return bool(gather(here).any())
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -392,7 +426,7 @@ def save_model_atomically(write: Callable[[str], None], finish: Callable[[Path],
     if state.is_main_process:
         shutil.rmtree(unfinished, ignore_errors=True)
     state.wait_for_everyone()
-    together = partial(_write_together, str(folder), "free the disk, then go on with run.resume=auto")
+    together = partial(_write_together, str(folder), folder.parent, "continues from the last checkpoint")
     together(lambda: write(str(unfinished)))
     together(lambda: name() if state.is_main_process else None)
 

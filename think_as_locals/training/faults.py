@@ -6,7 +6,6 @@ Every decision is taken by all ranks together: a rank that raised alone would le
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import traceback
 import warnings
@@ -25,7 +24,7 @@ from transformers import TrainerCallback, TrainerState
 
 from think_as_locals.config.schema import RewardSection, RunConfig
 from think_as_locals.judging import RULES
-from think_as_locals.runtime.files import parquet, write_bytes, write_json
+from think_as_locals.runtime.files import append_json, parquet, write_bytes, write_json
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import Judgement, RewardBreakdown, TrainingError, TrainingWarning
 
@@ -109,8 +108,7 @@ class ParseFailureGuard:
             raise TrainingError(f"{message} Or let it go on: reward.on_parse_failure=warn.")
         if PartialState().is_main_process:
             warnings.warn(message, TrainingWarning, stacklevel=2)
-            with self._run.metrics.open("a", encoding="utf-8") as file:  # for the report
-                file.write(json.dumps({"stage": "grpo", "step": step, "warning": message}) + "\n")
+            append_json(self._run.metrics, {"stage": "grpo", "step": step, "warning": message})  # for the report
 
     def _causes(self, judgements: Sequence[Judgement]) -> str:
         """Return in plain words which rules are broken most, the likely causes, and what to change."""

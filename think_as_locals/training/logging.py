@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import defaultdict
@@ -24,7 +23,7 @@ from transformers.integrations import TensorBoardCallback
 from trl import GRPOTrainer
 
 from think_as_locals.config.schema import RunConfig
-from think_as_locals.runtime.files import parquet, read_json, read_parquet, write_bytes, write_json
+from think_as_locals.runtime.files import append_json, parquet, read_json, read_parquet, write_bytes, write_json
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.types import TEST
@@ -39,8 +38,7 @@ class MetricsWriter(TrainerCallback):
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"stage": self._stage, "step": state.global_step, **logs}) + "\n")
+            append_json(self._path, {"stage": self._stage, "step": state.global_step, **logs})
 
 
 class CompletionsWriter(TrainerCallback):

@@ -1,0 +1,81 @@
+"""A disk or a path that does not take a file is named with what mends it, whichever library met it."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from think_as_locals.runtime.files import append_json, explain, file_fault, probe, write_json
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond so many bytes: a disk that is full, as far as a program can tell."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: append_json(Path("/dev/full"), {}), "/dev/full: No space left on device: free the disk"),
+        (lambda path: save_file({"a": torch.zeros(9_000)}, path / "a"), "File too large: raise the limit on"),
+        (lambda path: write_json(path / "big", "x" * 10_000), "{path}/big: File too large: raise the limit on"),
+        (lambda path: (path / "file" / "below").mkdir(), "{path}/file/below: Not a directory: a file is where"),
+        (lambda path: (path / "file").mkdir(), "{path}/file: File exists: a file is where a folder is needed"),
+        (lambda path: path.write_text("x"), "{path}: Is a directory: a file is where a folder is needed"),
+        (lambda path: write_json(path / ("x" * 300), {}), "File name too long: choose a shorter name"),
+    ],
+)
+def test_what_a_disk_or_a_path_does_not_take_is_named_with_its_remedy(
+    tmp_path: Path, write: Callable[[Path], object], message: str
+) -> None:
+    (tmp_path / "file").touch()
+    with file_size_limit(5_000), pytest.raises(Exception) as caught:  # noqa: PT011
+        write(tmp_path)
+    fault = file_fault(caught.value)
+    assert fault is not None
+    assert message.format(path=tmp_path) in explain(fault)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (OSError(errno.EROFS, "Read-only file system", "/data/runs"), "choose a folder that can be written to"),
+        (PermissionError(errno.EACCES, "Permission denied", "/data/runs"), "have access granted"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "free some of your quota"),
+        (OSError(errno.EMFILE, "Too many open files", "/data/runs"), "ulimit -n"),
+        (PermissionError(errno.EACCES, "Permission denied"), None),  # a connection, perhaps
+        (OSError("no such model"), None),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), None),
+        (ValueError("a bug"), None),
+    ],
+)
+def test_the_fault_is_found_below_what_it_led_to_and_bugs_have_none(error: Exception, remedy: str | None) -> None:
+    try:
+        try:
+            raise error
+        finally:
+            raise RuntimeError("unexpected pos 5952 vs 5844")
+    except RuntimeError as outer:
+        fault = file_fault(outer)
+    assert (fault and remedy and remedy in explain(fault)) or fault is remedy is None
+
+
+def test_a_folder_is_probed(tmp_path: Path) -> None:
+    probe(tmp_path)
+    with file_size_limit(500_000), pytest.raises(OSError, match=f"File too large: .{tmp_path}"):
+        probe(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,38 @@
+"""Signals that ask a program to stop: SIGINT (Ctrl-C), SIGTERM and SIGUSR1 do the same everywhere.
+
+The first one stops in order, with what is needed to continue; the next ends the process at once.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@contextmanager
+def on_signals(receive: Callable[[int], None], numbers: Iterable[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
+    """Call a function with each of these signals, except those that this process ignores (nohup, a job of a script)."""
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda received, _: receive(received)) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_at_next(numbers: Iterable[signal.Signals] = STOP_SIGNALS) -> None:
+    """Have the next of these signals end the process, even one that hangs outside of Python."""
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def interrupt(_: int) -> NoReturn:
+    """Stop what can be interrupted anywhere, as Ctrl-C does."""
+    end_at_next()
+    raise KeyboardInterrupt
