@@ -579,6 +579,10 @@ def named(recipe: Path, key: str, value: Any) -> str:
             for section in ("grpo", "sft")
             for field in ("push_to_hub", "hub_model_id", "hub_always_push")
         ),
+        ("grpo.save_strategy", "best", "set save_steps of this section instead"),
+        ("sft.packing", True, "set data (demonstrations come as tokens) instead"),
+        ("sft.assistant_only_loss", True, "set nothing (the completion alone is trained on) instead"),
+        ("sft.eos_token", "<nope>", "set model (its texts are read as it was made for) instead"),
         ("sft.max_length", 512, "set data (no demonstration is cut) instead"),
         ("global_rm.max_length", 9, "set scpo.max_length instead"),
         ("global_rm.num_train_epochs", 3.0, "set max_steps of this section instead"),
@@ -628,6 +632,12 @@ def test_scpo_decides_the_same_fields_by_other_keys(section: str, field: str, in
         ("grpo.num_iterations", 0, "expected at least 1"),
         ("grpo.steps_per_generation", 0, "expected at least 1"),
         ("grpo.epsilon", -0.1, "expected at least 0"),
+        ("grpo.top_k", -5, "got -5, expected at least 0"),
+        ("grpo.top_p", 2.0, "got 2.0, expected at least 0 and at most 1"),
+        ("grpo.min_p", 2.0, "got 2.0, expected at least 0 and at most 1"),
+        ("grpo.repetition_penalty", 0.0, "got 0.0, expected at least 1e-12"),
+        ("sft.adam_epsilon", 0.0, "got 0.0, expected at least 1e-12"),
+        ("sft.weight_decay", -1.0, "got -1.0, expected at least 0"),
         ("grpo.max_steps", 0, "expected at least 1, or -1 for as many as grpo.num_train_epochs takes"),
         ("grpo.num_generation", 4, "no such field of TRL's GRPOConfig; did you mean 'num_generations'?"),
         ("grpo.packing", True, "no such field of TRL's GRPOConfig"),

@@ -49,6 +49,18 @@ def test_a_base_model_without_system_turn_or_generation_config_is_asked_all_the_
         ("quickstart", "sft.lr_scheduler_type=linaer", "sft.*: linaer is not a valid SchedulerType"),
         ("quickstart", "grpo.lr_scheduler_type=reduce_lr_on_plateau", "grpo.*: .* requires an eval strategy"),
         ("scpo_quickstart", "scpo.optim=adam", "scpo.*: adam is not a valid OptimizerNames"),
+        # What libraries check only when the model is there.
+        ("quickstart", "sft.optim=adamw_bnb_8bit", "sft.*: You need to install `bitsandbytes`"),
+        ("quickstart", "sft.adam_beta1=1.5", "sft.*: Invalid beta parameter"),
+        ("quickstart", "sft.lr_scheduler_type=cosine_with_min_lr", "sft.*: One of min_lr or min_lr_rate"),
+        ("quickstart", "grpo.lr_scheduler_type=warmup_stable_decay", "grpo.*: get_wsd_schedule.*num_decay_steps"),
+        ("quickstart", "sft.lr_scheduler_kwargs={a: 1}", "sft.*: .* unexpected keyword argument 'a'"),
+        ("quickstart", "sft.dataloader_persistent_workers=true", "sft.*: persistent_workers .* num_workers > 0"),
+        ("quickstart", "grpo.log_level=nope", "grpo.*: 'nope'"),
+        ("quickstart", "grpo.use_liger_kernel=true", "grpo.*: use_liger_kernel: the package liger-kernel"),
+        ("quickstart", "sft.activation_offloading=true", "sft.*: activation_offloading: needs a GPU"),
+        ("quickstart", "grpo.cache_implementation=nope", "grpo.*: Invalid `cache_implementation`"),
+        ("quickstart", "grpo.generation_kwargs={nope: 1}", "grpo.*: generation_kwargs: transformers has no nope"),
     ],
 )
 def test_what_trl_does_not_take_ends_a_run_before_it_has_a_folder(

@@ -370,6 +370,7 @@ _SET_ELSEWHERE = {  # fields of TRL's that other keys determine
     "reward_weights": "reward.weights",
     "hub_token": "HF_TOKEN in the environment (a run's config.yaml is shown to others)",
     "save_only_model": "grpo.save_steps (a run could not be continued from a model alone)",
+    **dict.fromkeys(("save_strategy", "metric_for_best_model", "greater_is_better"), "save_steps of this section"),
     "save_on_each_node": "run.dir to a folder that all nodes share",
     "ignore_data_skip": "run.resume (a run would go on with other items)",
     "resume_from_checkpoint": "run.resume",
@@ -401,7 +402,12 @@ _OF_REWARD_MODELS = {
 
 _OF_COLD_STARTS = {
     "max_length": "data (no demonstration is cut)",
-    "dataset_kwargs": "data (demonstrations come as tokens)",
+    **dict.fromkeys(
+        ("dataset_kwargs", "dataset_text_field", "dataset_num_proc", "packing", "eval_packing"),
+        "data (demonstrations come as tokens)",
+    ),
+    **dict.fromkeys(("assistant_only_loss", "completion_only_loss"), "nothing (the completion alone is trained on)"),
+    **dict.fromkeys(("chat_template_path", "eos_token", "pad_token"), "model (its texts are read as it was made for)"),
 }
 
 _TRL: dict[str, tuple[type[TrlSection], dict[str, str]]] = {  # sections with TRL's fields, and what else decides these
@@ -427,7 +433,12 @@ _CHOICES = {  # of fields that TRL types as `str` and reads only with the first 
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 
-_LEAST = {**dict.fromkeys(("num_iterations", "steps_per_generation", "generation_batch_size"), 1), "epsilon": 0}
+_BOUNDS = {  # (least, most) of fields that TRL reads only with the first rollouts, or takes as they are
+    **dict.fromkeys(("num_iterations", "steps_per_generation", "generation_batch_size"), (1, math.inf)),
+    **dict.fromkeys(("epsilon", "top_k", "weight_decay", "max_grad_norm"), (0, math.inf)),
+    **dict.fromkeys(("top_p", "min_p"), (0, 1)),
+    **dict.fromkeys(("adam_epsilon", "repetition_penalty"), (1e-12, math.inf)),
+}
 
 
 def _trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
@@ -467,8 +478,9 @@ def _value_fault(key: str, value: Any, kind: Any) -> str:
         return f"got {value!r}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
     if key in _CHOICES and value not in _CHOICES[key]:
         return f"got {value!r}, expected {' or '.join(_CHOICES[key])}"
-    if key in _LEAST and value is not None and value < _LEAST[key]:
-        return f"got {value}, expected at least {_LEAST[key]}"
+    least, most = _BOUNDS.get(key, (-math.inf, math.inf))
+    if value is not None and key in _BOUNDS and not least <= value <= most:
+        return f"got {value}, expected at least {least:g}{f' and at most {most:g}' if most < math.inf else ''}"
     return ""
 
 

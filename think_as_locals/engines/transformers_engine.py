@@ -129,6 +129,7 @@ def generate(
     prompts, row_prompts = torch.unique(torch.cat([input_ids, attention_mask], 1), dim=0, return_inverse=True)
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     attends = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    attends &= generation_config.cache_implementation is None and generation_config.use_cache is not False
     if len(prompts) < len(input_ids) and input_ids.shape[1] > 1 and cache.layers and attends:
         ids, mask = (part[:, :-1] for part in prompts.chunk(2, 1))  # `generate` reads the last token itself
         with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from torch import Tensor
-from transformers import AutoTokenizer
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import AutoTokenizer, GenerationConfig, Trainer, TrainingArguments, get_scheduler
 from trl import GRPOConfig, RewardConfig, SFTConfig
 from trl.trainer.utils import RepeatSampler
 
@@ -186,8 +188,33 @@ def check_arguments(config: RunConfig | ScpoConfig) -> None:
     for name, kind in kinds.items():
         if (section := getattr(config, name, None)) is not None:
             try:
-                kind(**trl_arguments(config, section, Path(config.run.dir)))  # it makes no folder
-            except (ValueError, TypeError, ImportError) as error:
-                faults.append(f"\n  - {name}.*: {error}")
+                try_arguments(kind(**trl_arguments(config, section, Path(config.run.dir))))  # it makes no folder
+            except Exception as error:  # of whatever kind: libraries check their own settings
+                faults.append(f"\n  - {name}.*: {error}" if str(error) else f"\n  - {name}.*: {type(error).__name__}")
     if faults:
         raise ConfigError(f"TRL does not take this configuration:{''.join(faults)}")
+
+
+def try_arguments(arguments: TrainingArguments) -> None:
+    """Make what a trainer makes only when its model is loaded: optimizer, schedule, data loader, way of sampling."""
+    arguments.get_process_log_level()
+    workers = {name: getattr(arguments, f"dataloader_{name}") for name in ("num_workers", "prefetch_factor")}
+    DataLoader(TensorDataset(torch.zeros(1)), persistent_workers=arguments.dataloader_persistent_workers, **workers)
+    if arguments.use_liger_kernel and not find_spec("liger_kernel"):
+        raise ModuleNotFoundError("use_liger_kernel: the package liger-kernel is not installed")
+    if getattr(arguments, "activation_offloading", False) and not torch.cuda.is_available():
+        raise ValueError("activation_offloading: needs a GPU")
+    if isinstance(arguments, GRPOConfig):
+        known = vars(GenerationConfig(cache_implementation=arguments.cache_implementation))
+        if not arguments.use_vllm and (unknown := set(arguments.generation_kwargs or {}).difference(known)):
+            raise ValueError(f"generation_kwargs: transformers has no {', '.join(sorted(unknown))}")
+    if not arguments.optim_target_modules:  # of a model that is not there
+        parameters = [torch.nn.Parameter(torch.zeros(1))]
+        kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
+        get_scheduler(
+            arguments.lr_scheduler_type,
+            optimizer=kind(parameters, **settings),
+            num_warmup_steps=0,
+            num_training_steps=1,
+            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
+        )
