@@ -38,7 +38,7 @@ from think_as_locals.scpo.results import VariantResult, read_result
 from think_as_locals.scpo.scores import fitting_requests, score_responses
 from think_as_locals.scpo.select import minority_ids, select_pairs
 from think_as_locals.scpo.trainer import make_trainer
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import DataError, Item, RunStoppedError
 
 pytestmark = pytest.mark.slow
 
@@ -395,7 +395,7 @@ def test_a_released_run_trains_on_the_joined_text_and_scoring_with_dropout_may_b
 
     with monkeypatch.context() as patch:
         patch.setattr(steering, "score_responses", cut_off)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(RunStoppedError, match=r"continue it with run\.name=run run\.resume=auto"):
             steer(tmp_path / "cut", *overrides, recipe="recipes/scpo_prism.yaml")
     cut = steer(tmp_path / "cut", *overrides, recipe="recipes/scpo_prism.yaml")
     assert (cut / "scpo.json").read_bytes() == (whole / "scpo.json").read_bytes()
