@@ -69,7 +69,7 @@ class ResponseScorer(ABC):
         return [ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, margin=margin(scores))]
 
     def sort_key(self, request: Request) -> str:
-        return f"{len(request.item.prompt):09}"  # not of the response: those to one prompt are cheaper together
+        return f"{len(request.item.prompt):09}{request.item.prompt}"  # those to one prompt are cheaper together
 
     score_requests = requests
 
