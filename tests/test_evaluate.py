@@ -10,6 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import Tal, command, launch
 
+from think_as_locals import evaluate
+from think_as_locals.reward_models.scalar import ConstantRM
+
 pytestmark = pytest.mark.slow
 
 ROWS = [
@@ -49,6 +52,32 @@ def evaluation(words: list[str]) -> Path:
 
 def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_a_model_is_closed_before_the_next_is_loaded(
+    words: list[str], tal: Tal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    class Closing(ConstantRM):
+        def close(self) -> None:
+            opened.append("closed")
+
+    def load(section: Any, seed: int) -> ConstantRM:
+        opened.append("loaded")
+        return Closing(seed=seed)
+
+    monkeypatch.setattr(evaluate, "load_reward_model", load)
+    assert tal(*[word for word in words if not word.startswith("run.name")], "run.name=closed").status == 0
+    assert opened == ["loaded", "closed"] * 3
+
+
+def test_a_vllm_judge_is_gone_when_the_evaluation_ends(words: list[str], small_run: Path) -> None:
+    judge = ["rms.vllm=judge", f"rms.vllm.path={small_run / 'model'}", "rms.vllm.backend=vllm", "eval.max_items=4"]
+    # Its output ends with its last process: one that stayed would have it wait until the time is over.
+    done = launch(command("tal"), *words[:8], *judge, "run.name=vllm", timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "leaked" not in done.stderr
 
 
 def test_a_constant_gets_exactly_what_chance_gets(evaluation: Path) -> None:

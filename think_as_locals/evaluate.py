@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -107,11 +108,10 @@ class RewardModelEvaluation:
         section = self.config.rms[self.name]
         if faults := reward_model_faults(section):
             raise PreflightError("; ".join(faults))
-        rm = load_reward_model(section, self.config.seed)
         answers = self.folder / "journals" / f"{self.name}.jsonl"
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         bar = Progress(*columns, console=self.console)
-        with Journal(answers, rm.identity) as journal, bar:
+        with closing(load_reward_model(section, self.config.seed)) as rm, Journal(answers, rm.identity) as journal, bar:
             for stage, measure in missing.items():
                 task = bar.add_task(f"{self.name}: {stage}", total=None)
                 self._result(stage).parent.mkdir(exist_ok=True)

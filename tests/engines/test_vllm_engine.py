@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from conftest import ROOT, SMALL, command, launch
@@ -18,9 +20,9 @@ from think_as_locals.data.sources import jsonl
 pytestmark = pytest.mark.slow
 
 
-def measured(task: str, argument: Path, output: Path) -> dict[str, Any]:
+def measured(task: str, argument: Path, output: Path, status: int = 0) -> dict[str, Any]:
     done = launch(sys.executable, str(ROOT / "tests" / "engines" / "vllm_process.py"), task, str(argument), str(output))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     found: dict[str, Any] = json.loads(output.with_suffix(".result.json").read_text())
     return found
 
@@ -29,11 +31,24 @@ def share_alike(texts: list[str], others: list[str]) -> float:
     return sum(a == b for a, b in zip(texts, others, strict=True)) / len(texts)
 
 
-def test_vllm_writes_what_transformers_writes_and_is_as_sure_of_its_verdicts(small_run: Path, tmp_path: Path) -> None:
+def gone(process: int) -> bool:
+    """Whether a process has ended, or will have within seconds."""
+    try:
+        psutil.Process(process).wait(timeout=20)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def test_vllm_writes_what_transformers_writes_and_ends_with_a_killed_owner(small_run: Path, tmp_path: Path) -> None:
     config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
     splits = load(config.data, config.seed)
     jsonl.write([*splits.test, *splits.train][:100], tmp_path / "items.jsonl")
-    found = measured("compare", small_run / "model", tmp_path / "items.jsonl")
+    found = measured("killed", small_run / "model", tmp_path / "items.jsonl", status=-signal.SIGKILL)
+    assert len(found["processes"]) >= 2  # the engine core and its worker
+    assert all(map(gone, found["processes"]))
     texts, labels = found["texts"], found["labels"]
     assert len(texts["vllm"]) == min(100, len(splits.test) + len(splits.train))
     # Two kernels may round a tie differently; a wrong weight or prompt would change nearly all.

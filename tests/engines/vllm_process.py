@@ -1,16 +1,20 @@
 """What the vLLM tests measure, in a process of its own: the engine changes thread and rank settings of its process.
 
 python vllm_process.py compare MODEL ITEMS.jsonl     texts and labels' log-probabilities of vLLM and of transformers
+python vllm_process.py killed MODEL ITEMS.jsonl      the same, and it ends by SIGKILL while vLLM's processes run
 python vllm_process.py sync RUN SCRATCH              texts before and after the policy's weights changed
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, get_args
 
+import psutil
 import torch
 import yaml
 
@@ -39,7 +43,10 @@ def compare(model: str, items: str) -> dict[str, Any]:
     sampling = Sampling(max_completion_length=settings.max_completion_length)
     rollouts = sample_all(engines["vllm"], conversations, sampling)
     labels = {name: label_log_probs(one, one.chat.encode(conversations), rollouts) for name, one in engines.items()}
-    return {"texts": texts, "labels": labels}
+    children = [child.pid for child in psutil.Process().children(recursive=True)]
+    if task == "compare":
+        judges["vllm"].close()
+    return {"texts": texts, "labels": labels, "processes": children}
 
 
 def sync(run: str, scratch: str) -> dict[str, Any]:
@@ -68,5 +75,7 @@ def sync(run: str, scratch: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     task, *arguments = sys.argv[1:]
-    result = {"compare": compare, "sync": sync}[task](*arguments)
+    result = {"compare": compare, "killed": compare, "sync": sync}[task](*arguments)
     Path(arguments[-1]).with_suffix(".result.json").write_text(json.dumps(result))
+    if task == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from conftest import launch
 from reward_models.tiny import write_language_model
@@ -162,6 +163,19 @@ def _answer_to_endless_headers(port: int) -> bytes:
             if select.select([client], [], [], 0.05)[0]:
                 return client.recv(100)
     return b"none after 160 kB"
+
+
+@pytest.mark.slow
+def test_with_vllm_sigterm_ends_all_processes(small_run: Path) -> None:
+    with tal_serve(str(small_run / "model"), "judge.backend=vllm", key=KEY) as (process, url):
+        engine = psutil.Process(process.pid).children(recursive=True)
+        asked = {"items": [{"prompt": "How do they greet?", "responses": ["A bow.", "A wai."], "culture": "TH"}]}
+        answer = httpx.post(f"{url}/judge", json=asked, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+    assert len(answer.json()["judgements"]) == 1
+    assert len(engine) >= 2
+    assert not psutil.wait_procs(engine, timeout=5)[1]
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,12 +55,13 @@ def _judge(arguments: Namespace) -> None:
     from think_as_locals.runtime.startup import loading
 
     items = _items(arguments)
-    with loading():
-        read = _load_reader(arguments.model, arguments.backend)
     out = Console(markup=False, highlight=False, emoji=False)
     beside = out if out.is_terminal else progress_console()
     shown = len(items) > 1 and beside.is_terminal and not beside.quiet
-    with Progress(console=beside, transient=True, disable=not shown) as progress:
+    with ExitStack() as stack:
+        with loading():
+            read = stack.enter_context(_reader(arguments.model, arguments.backend))
+        progress = stack.enter_context(Progress(console=beside, transient=True, disable=not shown))
         task, failures = progress.add_task("judging", total=len(items)), 0
         for first in range(0, len(items), _CHUNK):
             for view, record in read(items[first : first + _CHUNK]):
@@ -103,8 +105,9 @@ def _items(arguments: Namespace) -> list[Item]:
     return list(valid_items(mark_repeats(map(jsonl.asked, rows))))
 
 
-def _load_reader(model: str, backend: Any) -> Read:
-    """Load a judge or a classifier; a PreflightError if there is no such model."""
+@contextmanager
+def _reader(model: str, backend: Any) -> Iterator[Read]:
+    """Load a judge or a classifier, and close it; a PreflightError if there is no such model."""
     from transformers import AutoConfig
 
     from think_as_locals.evaluation import judgement_views as views
@@ -119,14 +122,15 @@ def _load_reader(model: str, backend: Any) -> Read:
         from think_as_locals.reward_models.scalar import ScalarRM
 
         rm = ScalarRM.load(model)
-        return lambda items: [
+        yield lambda items: [
             (views.scores_view(item, scores), views.scores_record(item, scores))
             for item, scores in zip(items, rm.score(items), strict=True)
         ]
+        return
     from think_as_locals.reward_models.judge import Judge
 
-    judge = Judge.load(model, backend=backend)
-    return lambda items: [(views.judgement_view(s), s.record()) for s in judge.predict(items)]
+    with closing(Judge.load(model, backend=backend)) as judge:
+        yield lambda items: [(views.judgement_view(s), s.record()) for s in judge.predict(items)]
 
 
 def _serve(arguments: Namespace) -> None:

@@ -76,6 +76,9 @@ class ChatServer:
     def check_texts(self, items: Iterable[Item]) -> None:
         """Check nothing: the server's tokenizer is not known."""
 
+    def close(self) -> None:
+        """As `Engine.close`: it holds no connection between calls."""
+
     def key(self) -> str | None:
         """Return the key from the environment."""
         if self.key_variable is None:

@@ -48,6 +48,9 @@ class Engine(Protocol):
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         """Sample one rollout for each conversation and deliver each as soon as it is there, in any order."""
 
+    def close(self) -> None:
+        """End processes and connections of its own, and free their memory; it samples no more."""
+
 
 def sample_all(engine: Engine, conversations: Sequence[Messages], sampling: Sampling) -> list[Rollout]:
     """Return one rollout for each conversation, in their order."""
@@ -70,6 +73,9 @@ class TokenEngine(ABC):
     ) -> list[list[float]]:
         """Return the log-probabilities, in nats at temperature 1, of each context's candidates for the next token."""
         raise ModelError(f"{type(self).__name__} gives no log-probabilities of labels: set margins to false")
+
+    def close(self) -> None:  # noqa: B027  # most have nothing to end
+        """As `Engine.close`: an engine that is nothing but a model goes with its last reference."""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:

@@ -1,11 +1,13 @@
-"""Rollouts from a vLLM engine in this process: loaded for an evaluation, or shared with a trainer."""
+"""Rollouts from a vLLM engine: loaded for an evaluation, or in this process, shared with a trainer."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from threading import Thread
 from typing import Any, TypedDict
 
 import torch
@@ -13,17 +15,32 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine, eos_token_ids, model_file, require_chat_template
 
+_CLOSING_S = 20.0  # for vLLM's processes to end by themselves: killed, they leave shared memory behind
+
 
 def prepare() -> None:
     """Set what has to be set before vLLM is imported; variables of the environment are left as they are."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if find_spec("vllm") and not torch.cuda.is_available():
-        # The engine lives in this process, where weights can be synchronised; bound threads would starve the trainer.
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        # Bound threads would starve the other processes on these cores.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
         keep_weights_plain()
+
+
+def end_with_owner() -> None:
+    """End a process of vLLM's when the one that started it has ended, even by SIGKILL; it would stay and hold a GPU.
+
+    vLLM calls it in every process it starts, as its plugin of this package (pyproject.toml).
+    """
+    if owner := multiprocessing.parent_process():
+
+        def wait() -> None:
+            owner.join()
+            os._exit(1)
+
+        Thread(target=wait, name="owner", daemon=True).start()
 
 
 def keep_weights_plain() -> None:
@@ -72,6 +89,10 @@ class VLLMEngine(TokenEngine):
         llm = LLM(model=path, revision=revision, dtype=dtype, enforce_eager=eager, disable_log_stats=True)
         ends, positions = eos_token_ids(tokenizer, config), llm.model_config.max_model_len
         return cls(llm, Chat(tokenizer, template_kwargs, ends, positions))
+
+    def close(self) -> None:
+        """End vLLM's engine core, a process that holds the model, and wait until it is gone."""
+        self.llm.llm_engine.engine_core.shutdown(_CLOSING_S)
 
     def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[Sequence[int]]:
         from vllm import SamplingParams

@@ -230,6 +230,10 @@ class Judge:
         """The format in which the answers to its prompt are read."""
         return self.protocol.format(self.settings.prompt)
 
+    def close(self) -> None:
+        """As `RewardModel.close`: with vLLM, its engine core is a process that holds the model."""
+        self.engine.close()
+
     def requests(self, item: Item) -> list[Request]:
         return self.protocol.requests(item, self.settings.seed)
 

@@ -63,6 +63,9 @@ class RewardModel(Protocol):
     def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
         """Return the score of each response from the answers to `score_requests(item)`; NaN without one."""
 
+    def close(self) -> None:
+        """End what it runs beside this process, such as vLLM's engine core; it answers no more."""
+
 
 def ask_all(rm: RewardModel, requests: Sequence[Sequence[Request]], fitting: bool = False) -> list[list[Answer]]:
     """Return the answers to the requests about each item, from one call of `ask`; `fitting`: of `ask_fitting`."""

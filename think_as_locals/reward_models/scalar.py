@@ -55,6 +55,9 @@ class ResponseScorer(ABC):
     def ask(self, requests: Sequence[Request], keep: Keep) -> None:
         """As `RewardModel.ask`."""
 
+    def close(self) -> None:  # noqa: B027  # most have nothing to end
+        """As `RewardModel.close`: it goes with its last reference."""
+
     def requests(self, item: Item) -> list[Request]:
         return [Request(item, (i,)) for i in range(len(item.responses))]
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -53,17 +54,18 @@ def serve(config: ServeConfig) -> None:
     _check_address(config.host, config.port)  # before the model, which may take minutes to load
     # Uvicorn raises the signal again at its end; this ends the whole process, engines included.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    uvicorn.run(
-        create_app(load_judge(config.judge, config.seed), config, key),
-        host=config.host,
-        port=config.port,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # else a client could claim another address
-        http=partial(BoundedConnection, limits=config.limits),  # type: ignore[arg-type]  # it makes one
-        ws="none",
-        timeout_graceful_shutdown=math.ceil(config.grace_s),
-    )
+    with closing(load_judge(config.judge, config.seed)) as judge:
+        uvicorn.run(
+            create_app(judge, config, key),
+            host=config.host,
+            port=config.port,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # else a client could claim another address
+            http=partial(BoundedConnection, limits=config.limits),  # type: ignore[arg-type]  # it makes one
+            ws="none",
+            timeout_graceful_shutdown=math.ceil(config.grace_s),
+        )
 
 
 class BoundedConnection(H11Protocol):
