@@ -640,3 +640,36 @@ def test_figures_lie_in_0_to_1_within_their_intervals_in_any_order(rows: list[tu
         assert -1e-9 <= low <= there[name] + 1e-9 <= high + 2e-9 <= 1 + 3e-9
         assert there[name] == pytest.approx(back[name])
         assert there[f"{name}_ci95"] == pytest.approx(back[f"{name}_ci95"])
+
+
+# --- what is drawn once ---
+
+
+def scores_of(groups: int, seed: int) -> tuple[list[float], list[str]]:
+    rng = np.random.default_rng(seed)
+    return rng.choice([0, 0.25, 1 / 3, 1], 3 * groups).tolist(), [f"g{i // 3}" for i in range(3 * groups)]
+
+
+def test_several_scores_of_the_same_items_have_the_estimates_of_each() -> None:
+    (one, groups), (other, _) = scores_of(70, 0), scores_of(70, 1)
+    cells = [f"c{i % 2}" for i in range(len(one))]
+    for of_cells in (None, cells):
+        expected = [accuracy(scores, groups, 200, 0, of_cells) for scores in (one, other)]
+        assert statistics.accuracies([one, other], groups, 200, 0, of_cells) == expected
+    with pytest.raises(ValueError, match="as many scores in each column"):
+        statistics.accuracies([one, other[1:]], groups, 200, 0)
+
+
+def test_groups_are_drawn_once_for_all_parts_of_as_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    make = np.random.default_rng
+    monkeypatch.setattr(statistics, "_draws_kept", {})
+    monkeypatch.setattr(statistics.np.random, "default_rng", lambda seed: drawn.append(seed) or make(seed))
+    data = [scores_of(groups, seed) for groups, seed in ((60, 0), (80, 1), (60, 2), (80, 3))]
+    drawn.clear()
+    first = [accuracy(*each, 200, 7) for each in data]
+    assert drawn == [7, 7]
+    monkeypatch.setattr(statistics, "_MAX_KEPT", 0)
+    statistics._resampled.cache_clear()
+    assert [accuracy(*each, 200, 7) for each in data] == first
+    assert [groups for groups, *_ in statistics._draws_kept] == [80]

@@ -19,7 +19,7 @@ from think_as_locals.evaluation.scored import (
     slot_bias,
     too_long_note,
 )
-from think_as_locals.evaluation.statistics import Estimate, calibration
+from think_as_locals.evaluation.statistics import Estimate, accuracies, calibration
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
 from think_as_locals.runtime.files import parquet, read_json, write_bytes, write_json
@@ -68,7 +68,7 @@ def summarise(
     scored = sorted(scored, key=lambda s: (s.item.id, s.presented.responses))
     credited = item_credits(scored)
     items, estimate = tuple(c.item for c in credited), partial(estimate_credits, samples=bootstrap_samples, seed=seed)
-    measure = partial(_measure, estimate=estimate, baselines=baseline_credits(items))
+    measure = partial(_measure, baselines=baseline_credits(items), samples=bootstrap_samples, seed=seed)
     failures = estimate([ItemCredit(s.item, float(s.parse_failure)) for s in scored])
     # An item in several orders counts in several positions, one that was never presented in none.
     presented = grouped([s for s in scored if not s.too_long], lambda s: LABELS[s.presented.best])
@@ -97,14 +97,13 @@ def summarise(
 
 
 def _measure(
-    part: Sequence[ItemCredit], estimate: Callable[..., Estimate], baselines: Mapping[str, Mapping[str, float]]
+    part: Sequence[ItemCredit], baselines: Mapping[str, Mapping[str, float]], samples: int, seed: int
 ) -> dict[str, Any]:
     """Return the accuracy of some of the items, and beside it those of the baselines."""
-    beside = {name: [ItemCredit(c.item, by_id[c.item.id]) for c in part] for name, by_id in baselines.items()}
-    return {
-        **estimate(part).as_dict(),
-        "baselines": {name: estimate(theirs).as_dict() for name, theirs in beside.items()},
-    }
+    ids, groups = [c.item.id for c in part], [c.item.group for c in part]
+    columns = [[c.credit for c in part], *([by_id[name] for name in ids] for by_id in baselines.values())]
+    own, *beside = (estimate.as_dict() for estimate in accuracies(columns, groups, samples, seed))
+    return {**own, "baselines": dict(zip(baselines, beside, strict=True))}
 
 
 def _measure_by(key: Callable[[Item], str], credited: Sequence[ItemCredit], measure: Measure) -> dict[str, Any]:

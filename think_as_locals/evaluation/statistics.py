@@ -20,6 +20,7 @@ from scipy.special import expit, ndtr, stdtr, stdtrit
 FEW_GROUPS = 50  # with fewer, the jackknife holds the truth more often than a bootstrap (tests/benchmarks/intervals.py)
 BINS = 10
 _MIN_GROUPS = 5  # with fewer, no draws can tell a calibration error from noise
+_MAX_KEPT = 2**28  # bytes of draws
 _BLOCK = 2**22  # numbers of draws that are multiplied at once
 
 Values = Sequence[float] | NDArray[np.float64]
@@ -72,7 +73,22 @@ def accuracy(
     the jackknife finds between groups (Korn and Graubard 1998), and no less than that of the scores, with Student's t
     for the normal quantile.
     """
-    values, group, cell = _columns(scores, groups, cells)
+    (estimate,) = accuracies([scores], groups, samples, seed, cells)
+    return estimate
+
+
+def accuracies(
+    columns: Sequence[Values], groups: Sequence[str], samples: int, seed: int, cells: Sequence[str] | None = None
+) -> list[Estimate]:
+    """Return the `accuracy` of several scores of the same items."""
+    values, group, cell = _columns(columns[0], groups, cells)
+    rest = [np.array(column, float) for column in columns[1:]]
+    if any(len(column) != len(values) for column in rest):
+        raise ValueError("expected as many scores in each column as there are items")
+    return [_accuracy(column, group, cell, samples, seed) for column in (values, *rest)]
+
+
+def _accuracy(values: Floats, group: Codes, cell: Codes, samples: int, seed: int) -> Estimate:
     n, mean = len(values), _mean(values, cell)
     ci95, method = cluster_bootstrap(values, group, cell, samples, seed), "cluster_bootstrap"
     if not ci95:
@@ -313,17 +329,33 @@ def _expanded_tail(groups: int) -> float:
 
 def _resample(of_groups: NDArray[Any], samples: int, seed: int) -> Floats:
     """Return the sums over each resample of what groups (first dimension) have."""
-    counts = _draws(len(of_groups), samples, seed)
-    return np.concatenate([counts[rows].astype(float) @ of_groups for rows in _blocks(samples, len(of_groups))])
+    return _resampled(of_groups.tobytes(), of_groups.dtype.str, of_groups.shape, samples, seed)
 
 
-@lru_cache(maxsize=1)  # what is measured on the same items is measured on the same draws
+@lru_cache(maxsize=4)  # of several scores of the same items, the sizes of resamples are the same
+def _resampled(content: bytes, dtype: str, shape: tuple[int, ...], samples: int, seed: int) -> Floats:
+    counts, of_groups = _draws(shape[0], samples, seed), np.frombuffer(content, dtype).reshape(shape)
+    return np.concatenate([counts[rows].astype(float) @ of_groups for rows in _blocks(samples, shape[0])])
+
+
+_draws_kept: dict[tuple[int, int, int], NDArray[np.uint8]] = {}  # the last used at the end
+
+
 def _draws(groups: int, samples: int, seed: int) -> NDArray[np.uint8]:
-    """Return how often each resample holds each group, of shape (samples, groups); counts fit a byte."""
-    rng, shares = np.random.default_rng(seed), np.full(groups, 1 / groups)
-    counts = np.empty((samples, groups), np.uint8)
-    for rows in _blocks(samples, groups):
-        counts[rows] = rng.multinomial(groups, shares, size=rows.stop - rows.start)
+    """Return how often each resample holds each group, of shape (samples, groups); counts fit a byte.
+
+    Draws are kept for the other breakdowns, baselines and reward models of as many groups.
+    """
+    key = (groups, samples, seed)
+    counts = _draws_kept.pop(key, None)
+    if counts is None:
+        rng, shares = np.random.default_rng(seed), np.full(groups, 1 / groups)
+        counts = np.empty((samples, groups), np.uint8)
+        for rows in _blocks(samples, groups):
+            counts[rows] = rng.multinomial(groups, shares, size=rows.stop - rows.start)
+    _draws_kept[key] = counts
+    while len(_draws_kept) > 1 and sum(kept.nbytes for kept in _draws_kept.values()) > _MAX_KEPT:
+        del _draws_kept[next(iter(_draws_kept))]
     return counts
 
 
