@@ -21,8 +21,9 @@ quickstart: .venv/.train  ## Train a small judge from scratch, 3 minutes on two 
 test: lint .venv/.vllm  ## Lint, types, layers, all tests
 	$(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-bench: .venv/.vllm  ## Compare updates with TRL, judging with RewardBench 2; tables, runs/bench/*.json
+bench: .venv/.vllm  ## Compare updates, scoring, judging with TRL, RewardBench 2; tables, runs/bench/*.json
 	$(BIN)/python tests/benchmarks/update.py $(ARGS)
+	$(BIN)/python tests/benchmarks/scoring.py
 	$(BIN)/python tests/benchmarks/judging.py
 	$(BIN)/python tests/benchmarks/serving.py
 

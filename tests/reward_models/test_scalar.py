@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
+import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from reward_models.tiny import ITEMS, a_tokenizer, an_item, write_classifier, write_language_model
+from items import make_item
+from reward_models.tiny import ITEMS, WORDS, a_tokenizer, an_item, write_classifier, write_language_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 import think_as_locals as tal
+from think_as_locals.engines import packing
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.reward_model import Answer, RewardModel
 from think_as_locals.reward_models.scalar import ConstantRM, ScalarRM
@@ -73,13 +78,102 @@ def test_scores_and_verdicts_do_not_depend_on_batch_size_or_order(path: str) -> 
             assert ours.judgement.verdict == theirs.judgement.verdict
 
 
-def test_responses_of_like_length_share_a_batch_the_longest_first(path: str) -> None:
-    rm, kept = ScalarRM.load(path, batch_size=3), list[int]()
+def bert(folder: Path) -> ScalarRM:
+    """An encoder without a chat template."""
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = None
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    config.num_labels, config.initializer_range = 1, 0.3
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return ScalarRM.load(str(folder), batch_size=3)
+
+
+def test_responses_of_like_length_share_a_batch_the_longest_first(tmp_path: Path) -> None:
+    rm, kept = bert(tmp_path), list[int]()
     requests = [request for item in ITEMS for request in rm.requests(item)]
     rm.ask(requests, lambda place, _: kept.append(place))
     lengths = [len(rm.rows(requests)[place]["input_ids"]) for place in kept]
     assert lengths == sorted(lengths, reverse=True)
     assert sorted(kept) == list(range(len(requests)))
+
+
+def ragged_items(seed: int) -> list[Item]:
+    """Prompts and responses of random lengths; neighbours may have the same prompt, responses the same beginning."""
+    rng = random.Random(seed)
+    items: list[Item] = []
+    for number in range(rng.randint(1, 5)):
+        prompt = items[-1].prompt if items and rng.random() < 0.3 else " ".join(rng.choices(WORDS, k=rng.randint(1, 9)))
+        begins = " ".join(rng.choices(WORDS, k=rng.randint(0, 3)))
+        responses = {f"{begins} {' '.join(rng.choices(WORDS, k=rng.randint(1, 9)))}" for _ in range(rng.randint(2, 7))}
+        if len(responses) > 1:
+            items.append(make_item(id=str(number), prompt=prompt, responses=tuple(sorted(responses))))
+    return items
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 999), batch_size=st.integers(1, 9), pad_id=st.sampled_from([None, 0, END]))
+def test_responses_behind_one_prompt_score_as_in_rows_of_their_own(
+    path: str, seed: int, batch_size: int, pad_id: int | None
+) -> None:
+    rm = dataclasses.replace(LOADED(path), batch_size=batch_size, pad_id=pad_id)
+    rm.model.config.pad_token_id = pad_id
+    items = ragged_items(seed)
+    assert rm.unshared_reason is None
+    separate = dataclasses.replace(rm, unshared_reason="this is the reference").score(items)
+    assert flat(rm.score(items)) == pytest.approx(flat(separate), abs=1e-5)
+
+
+LOADED = cache(ScalarRM.load)
+
+
+def test_a_prompt_is_read_once_and_the_largest_batch_first(path: str) -> None:
+    rm, read = ScalarRM.load(path, batch_size=8), list[int]()
+    rm.model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: read.append(ids[0].numel()))
+    items = [dataclasses.replace(ITEMS[0], responses=("a bow", "tea", "rice", "bread")), ITEMS[4], ITEMS[5]]
+    long = dataclasses.replace(items[0], id="long", prompt=items[0].prompt * 5)
+    rm.score([*items, long])
+    separate = [len(row["input_ids"]) for item in (*items, long) for row in rm.rows(rm.requests(item))]
+    assert read == sorted(read, reverse=True)
+    assert sum(read) < 0.65 * sum(separate)
+
+
+def test_with_dropout_each_response_draws_its_own(path: str) -> None:
+    rm, rows = ScalarRM.load(path), list[int]()
+    rm.model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: rows.append(len(ids[0])))
+    rm.model.train()
+    rm.score([an_item(0)])
+    assert rows == [4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8}, "a sliding window of 8 tokens"),
+        ({"attention_dropout": 0.1}, "drops out attention"),
+    ],
+)
+def test_what_cannot_be_shared_is_scored_as_before_and_says_why_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], reason: str
+) -> None:
+    path = write_classifier(tmp_path, pad_token_id=0, **settings)
+    rm = ScalarRM.load(path)
+    assert reason in str(rm.unshared_reason)
+    assert flat(rm.score(ITEMS)) == pytest.approx(flat(one_by_one(path, ITEMS)), abs=1e-5)
+    assert caplog.text.count("prompts are not shared") == 1
+
+
+def test_where_scores_differ_each_response_has_a_prompt_of_its_own(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: Any, module: Any, query: torch.Tensor, key: Any, value: Any, group: Any, _: Any) -> torch.Tensor:
+        return query[:, :, group.branches].transpose(1, 2)
+
+    monkeypatch.setattr(packing.PackedAttention, "_branches", wrong)
+    rm = ScalarRM.load(path)
+    assert re.match(r"scores differ by .*e.* from those of separate rows", str(rm.unshared_reason))
+    assert flat(rm.score(ITEMS)) == pytest.approx(flat(one_by_one(path, ITEMS)), abs=1e-5)
 
 
 def answers(scores: tuple[float, ...]) -> list[Answer]:
@@ -99,17 +193,10 @@ def test_rows_that_end_with_any_token_are_padded_with_another(tmp_path: Path) ->
 
 
 def test_an_encoder_without_a_chat_template_reads_a_text_pair(tmp_path: Path) -> None:
-    tokenizer = a_tokenizer()
-    tokenizer.chat_template = None
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-    )
-    config.num_labels, config.initializer_range = 1, 0.3
-    BertForSequenceClassification(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    rm, tokenizer = bert(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert rm.unshared_reason == "tokens see those that follow them, so that the prompt depends on its response"
     model = BertForSequenceClassification.from_pretrained(tmp_path).eval()
-    scores = ScalarRM.load(str(tmp_path), batch_size=3).score(ITEMS[:3])
+    scores = rm.score(ITEMS[:3])
     for item, found in zip(ITEMS[:3], scores, strict=True):
         for response, score in zip(item.responses, found, strict=True):
             pair = tokenizer(item.prompt, response, return_tensors="pt")

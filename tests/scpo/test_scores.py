@@ -18,6 +18,7 @@ from items import make_item
 from reward_models.tiny import WORDS, write_classifier
 
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, others_mean
+from think_as_locals.engines import packing
 from think_as_locals.evaluation.journal import by_response, content_key
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.scpo.scores import Scores, js_distance, opinion_distances, response_requests, score_responses
@@ -37,7 +38,7 @@ KEYS = {content_key(item.prompt, response) for item in ITEMS for response in ite
 
 
 Batches = list[list[list[int]]]
-"""Tokens that a model was given."""
+"""Rows that a model was given, with the prompts that they share."""
 
 
 @contextmanager
@@ -45,13 +46,24 @@ def watched(rm: ScalarRM) -> Iterator[Batches]:
     batches: Batches = []
 
     def note(module: torch.nn.Module, words: object, given: dict[str, torch.Tensor]) -> None:
-        batches.append(given["input_ids"].tolist())
+        packed = given.get(packing.ARGUMENT)
+        batches.append(given["input_ids"].tolist() if packed is None else unpacked(packed))
 
     handle = rm.model.register_forward_pre_hook(note, with_kwargs=True)
     try:
         yield batches
     finally:
         handle.remove()
+
+
+def unpacked(packed: packing.Packed) -> list[list[int]]:
+    tokens, rows = packed.tokens[0].tolist(), []
+    for group in packed.groups:
+        start = group.branches.start
+        for end in (end + 1 for end in packed.scored.tolist() if start <= end < group.branches.stop):
+            rows.append(tokens[group.trunk] + tokens[start:end])
+            start = end
+    return rows
 
 
 def scored(batches: Batches) -> int:
@@ -95,11 +107,20 @@ def test_batches_hold_responses_of_like_length(rm: ScalarRM, tmp_path: Path) -> 
     lengths = {len(row["input_ids"]) for row in rm.rows(response_requests(ITEMS))}
     assert len(lengths) > 3
     with watched(rm) as batches:
-        scores(replace(rm, chunk_size=32), tmp_path)
+        scores(replace(rm, chunk_size=32, unshared_reason="rows of their own are asked for"), tmp_path)
     assert [len(rows) for rows in batches] == [4] * 8
     widths = [len(rows[0]) for rows in batches]
     assert widths == sorted(widths, reverse=True)  # the longest first
     assert widths[-1] < widths[0]
+
+
+def test_batches_hold_responses_to_one_prompt(rm: ScalarRM, tmp_path: Path) -> None:
+    with watched(rm) as batches:
+        scores(rm, tmp_path)
+    requests = response_requests(ITEMS)
+    prompts = {tuple(row["input_ids"]): r.item.prompt for r, row in zip(requests, rm.rows(requests), strict=True)}
+    assert [len(rows) for rows in batches] == [4] * 8
+    assert all(len({prompts[tuple(row)] for row in rows}) == 1 for rows in batches)
 
 
 def test_the_order_of_items_changes_no_batch_and_no_bit(rm: ScalarRM, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,8 @@ from torch.utils.data import SequentialSampler
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
+from think_as_locals.config.schema import LoraSection
+from think_as_locals.engines import packing
 from think_as_locals.reward_models.scalar import Row, ScalarRM
 from think_as_locals.scpo.scores import response_requests
 from think_as_locals.scpo.select import pair_weights
@@ -131,16 +135,24 @@ def pairs(rm: ScalarRM) -> list[Pair]:
     return list(zip(rows[::2], rows[1::2], strict=False))
 
 
+LORA = LoraSection(r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear")
 WEIGHTS = [1.0, 0.25, 0.5, 0.125, 1.0, 0.75, 0.3, 0.9, 1.0, 0.6, 0.2, 0.8, 0.45]
 
 
 def trainer_of(
-    rm: ScalarRM, pairs: list[Pair], weights: Sequence[float], folder: Path, steps: int = 3, **settings: Any
+    rm: ScalarRM,
+    pairs: Sequence[Pair],
+    weights: Sequence[float],
+    folder: Path,
+    steps: int = 3,
+    lora: LoraSection | None = None,
+    dropout: bool = False,
+    **settings: Any,
 ) -> ScpoTrainer:
     run = config("model.dtype=float32")
     arguments = trl_arguments(run, run.scpo, folder) | {"max_steps": steps} | settings
-    checkpoints = Checkpoints(folder, 1)
-    return make_trainer(rm, pairs, weights, arguments=arguments, checkpoints=checkpoints, lora=None, dropout=False)
+    options = {"checkpoints": Checkpoints(folder, 1), "lora": lora, "dropout": dropout}
+    return make_trainer(rm, pairs, weights, arguments=arguments, **options)
 
 
 def plain_scores(rm: ScalarRM, rows: Sequence[Row]) -> torch.Tensor:
@@ -193,6 +205,7 @@ def test_with_equal_weights_it_trains_exactly_as_trls_trainer(
     rm: ScalarRM, pairs: list[Pair], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     ours = trainer_of(rm, pairs, [1.0] * len(pairs), tmp_path / "ours", **settings)
+    ours.unshared_reason = "packed rows are equal to rounding only"
     ours.train()
     order = [row["pair"] for row in ours.train_dataset]
     rows = [{"chosen_ids": pairs[n][0]["input_ids"], "rejected_ids": pairs[n][1]["input_ids"]} for n in order]
@@ -212,6 +225,87 @@ def test_with_equal_weights_it_trains_exactly_as_trls_trainer(
         assert all(one[name] == pytest.approx(other[name], rel=1e-6) for name in one if not name.endswith(timing))
     metrics = {"accuracy", "margin", "min_reward", "mean_reward", "max_reward", "num_tokens"}
     assert metrics <= set(ours.state.log_history[0])
+
+
+def shared_pairs(seed: int, num_pairs: int = 3) -> list[Pair]:
+    """Pairs of ragged rows, each with a prompt of its own; some responses are nearly or entirely the same."""
+    rng = random.Random(seed)
+
+    def tokens(shortest: int, longest: int) -> list[int]:
+        return [rng.randint(10, 200) for _ in range(rng.randint(shortest, longest))]
+
+    rows = []
+    for _ in range(num_pairs):
+        prompt, response = tokens(1, 30), tokens(1, 12)
+        rows.append((prompt + response, prompt + (response if rng.random() < 0.2 else tokens(1, 12))))
+    return [tuple({"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in pair) for pair in rows]
+
+
+def loss_and_gradient(trainer: ScpoTrainer, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """With the numbers of tokens that the model is given in each of its passes."""
+    read: list[int] = []
+    hook = trainer.model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: read.append(ids[0].numel()))
+    trainer.model.train()
+    trainer.model.zero_grad()
+    loss = trainer.compute_loss(trainer.model, trainer.data_collator([{"pair": n} for n in numbers]))
+    loss.backward()
+    hook.remove()
+    gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
+    return loss.detach(), torch.cat([gradient.flatten() for gradient in gradients]), read
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"center_rewards_coefficient": 0.1}, {"gradient_checkpointing": True}, {"lora": LORA}], ids=str
+)
+def test_loss_and_gradients_are_those_of_separate_rows(rm: ScalarRM, tmp_path: Path, changes: dict[str, Any]) -> None:
+    pairs = [pair for seed in range(8) for pair in shared_pairs(seed)]
+    trainer = trainer_of(rm, pairs, [1.0, 0.25, 0.5] * 8, tmp_path, **changes)
+    for start in range(0, len(pairs), 3):
+        numbers = [start, start + 1, start + 2]
+        trainer.unshared_reason = None
+        loss, gradient, _ = loss_and_gradient(trainer, numbers)
+        assert trainer.unshared_reason is None
+        trainer.unshared_reason = "this is the reference"
+        expected_loss, expected, _ = loss_and_gradient(trainer, numbers)
+        torch.testing.assert_close(loss, expected_loss, atol=1e-6, rtol=1e-6)
+        assert expected.norm() > 0
+        assert (gradient - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_the_prompt_of_a_pair_is_read_once(rm: ScalarRM, tmp_path: Path) -> None:
+    prompt, ends = [*range(20, 60)], ([5, 6, 7], [6, 5])
+    pair = tuple({"input_ids": prompt + end, "attention_mask": [1] * len(prompt + end)} for end in ends)
+    trainer = trainer_of(rm, [pair, pair], [1.0, 1.0], tmp_path)
+    assert loss_and_gradient(trainer, [0, 1])[2][-1] == 2 * (40 + 3 + 2)
+    trainer.unshared_reason = "for comparison"
+    assert loss_and_gradient(trainer, [0, 1])[2] == [4 * 43]
+
+
+def test_what_cannot_be_shared_is_trained_as_before_and_says_why_once(
+    rm: ScalarRM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = shared_pairs(0)
+    eager = trl_arguments(config("model.attn_implementation=eager"), config().scpo, tmp_path)["model_init_kwargs"]
+    trainer = trainer_of(rm, pairs, [1.0] * 3, tmp_path, model_init_kwargs=eager)
+    assert "attn_implementation is eager; supported: sdpa" in str(trainer.unshared_reason)
+    trainer.train()
+    assert caplog.text.count("prompts are not shared") == 1
+    lora = LORA.model_copy(update={"lora_dropout": 0.1})
+    trainer = trainer_of(rm, pairs, [1.0] * 3, tmp_path, lora=lora, dropout=True)
+    assert trainer.unshared_reason == "dropout (0.1) would be the same for both responses"
+
+
+def test_where_scores_differ_each_response_has_a_prompt_of_its_own(
+    rm: ScalarRM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(self: Any, module: Any, query: torch.Tensor, key: Any, value: Any, group: Any, _: Any) -> torch.Tensor:
+        return query[:, :, group.branches].transpose(1, 2)
+
+    monkeypatch.setattr(packing.PackedAttention, "_branches", wrong)
+    trainer = trainer_of(rm, shared_pairs(0), [1.0] * 3, tmp_path)
+    _, _, read = loss_and_gradient(trainer, [0, 1, 2])
+    assert re.match(r"scores differ by .*e.* from those of separate rows", str(trainer.unshared_reason))
+    assert read[-1] == trainer.data_collator([{"pair": n} for n in range(3)])["input_ids"].numel()
 
 
 def test_trl_still_calls_the_methods_that_are_overridden(rm: ScalarRM, pairs: list[Pair], tmp_path: Path) -> None:

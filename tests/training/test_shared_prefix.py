@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from engines.test_packing import SIZES, VOCABULARY
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
 from torch import Tensor
-from training.test_packing import SIZES, VOCABULARY
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 

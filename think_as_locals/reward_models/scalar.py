@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,7 +18,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from think_as_locals.engines import Chat, Messages
+from think_as_locals.engines import Chat, Messages, packing
 from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.prompt import break_tokens, shuffled_order
 from think_as_locals.reward_models.reward_model import (
@@ -30,6 +32,8 @@ from think_as_locals.reward_models.reward_model import (
     margin,
 )
 from think_as_locals.types import LABELS, Item, Judgement, ModelError, TooLongError
+
+_logger = logging.getLogger(__name__)
 
 Row = dict[str, list[int]]  # the inputs of a model for a prompt and a response: a value per token, by parameter name
 IGNORED = -100  # the label of tokens that no loss counts
@@ -68,7 +72,7 @@ class ResponseScorer(ABC):
         return [ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, margin=margin(scores))]
 
     def sort_key(self, request: Request) -> str:
-        return f"{len(request.item.prompt) + len(request.responses[0]):09}"
+        return f"{len(request.item.prompt):09}{request.item.prompt}"  # those to one prompt are cheaper together
 
     score_requests = requests
 
@@ -134,11 +138,7 @@ class BatchScorer(ResponseScorer):
                 "model can read more, or leave the item out",
                 places,
             )
-        by_length = sorted(range(len(rows)), key=lambda i: -lengths[i])
-        for start in range(0, len(rows), self.batch_size):
-            places = by_length[start : start + self.batch_size]
-            with torch.inference_mode():
-                scores: list[float] = self._scores([rows[i] for i in places]).tolist()
+        for places, scores in self._scored_batches(requests, rows):
             for place, score in zip(places, scores, strict=True):
                 if not math.isfinite(score):
                     raise ModelError(
@@ -147,6 +147,15 @@ class BatchScorer(ResponseScorer):
                         f"and is {self.model.dtype} wide enough for it?"
                     )
                 keep(place, {"score": score})
+
+    def _scored_batches(self, _: Sequence[Request], rows: Sequence[Row]) -> Iterator[tuple[list[int], list[float]]]:
+        """Yield the places of rows of similar length, with their scores."""
+        by_length = sorted(range(len(rows)), key=lambda i: -len(rows[i]["input_ids"]))
+        for start in range(0, len(rows), self.batch_size):
+            places = by_length[start : start + self.batch_size]
+            with torch.inference_mode():
+                scores = self._scores([rows[i] for i in places])
+            yield places, scores.tolist()
 
 
 def padded(rows: Sequence[Row], pad_id: int, device: Any) -> dict[str, torch.Tensor]:
@@ -189,6 +198,8 @@ class ScalarRM(BatchScorer):
     A decoder's head reads the last token that is not the padding token its configuration declares, even if a text ends
     with that token, as in training; if none is declared, it reads the last token.
 
+    Responses to one prompt are packed behind it, so that a decoder reads it once; `unshared_reason` tells why not.
+
     Example:
         rm = ScalarRM.load("path-or-hub-id")
         rm.score([item])  # [(0.3, -1.2)]
@@ -196,6 +207,7 @@ class ScalarRM(BatchScorer):
 
     pad_id: int | None  # the padding token that the model declares
     new_head_seed: int | None
+    unshared_reason: str | None
 
     @classmethod
     def load(
@@ -224,13 +236,15 @@ class ScalarRM(BatchScorer):
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
         config = model.config.get_text_config()
         declared = config.pad_token_id  # one outside the vocabulary (-1 is common) is in no text
+        pad_id = declared if declared is not None and 0 <= declared < config.vocab_size else None
         return cls(
             path=path,
             model=model,
             chat=Chat(tokenizer, template_kwargs),
-            pad_id=declared if declared is not None and 0 <= declared < config.vocab_size else None,
+            pad_id=pad_id,
             max_length=resolve_max_length(path, model, tokenizer, max_length),
             new_head_seed=new_head_seed,
+            unshared_reason=_share_prompts(path, model, tokenizer, pad_id),
             **settings,
         )
 
@@ -249,12 +263,50 @@ class ScalarRM(BatchScorer):
         names = encoded.keys() & inspect.signature(self.model.forward).parameters.keys()
         return [{name: encoded[name][i] for name in sorted(names)} for i in range(len(requests))]
 
+    def _scored_batches(
+        self, requests: Sequence[Request], rows: Sequence[Row]
+    ) -> Iterator[tuple[list[int], list[float]]]:
+        """Yield the places of rows, packed by their prompts, with their scores."""
+        if self.unshared_reason or self.model.training:  # dropout would be the same for all responses
+            yield from BatchScorer._scored_batches(self, requests, rows)
+            return
+        read = [until_scored(row["input_ids"], self.pad_id) for row in rows]
+        by_prompt = defaultdict(list)
+        for place, request in enumerate(requests):
+            by_prompt[request.item.prompt].append(place)
+        size = self.batch_size
+        groups = [places[i : i + size] for places in by_prompt.values() for i in range(0, len(places), size)]
+        groups.sort(key=lambda places: -sum(len(read[i]) for i in places))
+        while groups:
+            batch = [groups.pop(0)]
+            while groups and sum(map(len, batch)) + len(groups[0]) <= size:
+                batch.append(groups.pop(0))
+            packed = packing.pack_rows([[read[i] for i in places] for places in batch], self.model.device)
+            with torch.inference_mode():
+                scores = packing.scores(self.model, packed).float()
+            yield [place for places in batch for place in places], scores.tolist()
+
     def _scores(self, rows: Sequence[Row]) -> torch.Tensor:
         pad_id = self.pad_id
         if pad_id is None:
             self.model.config.get_text_config().pad_token_id = pad_id = unused_end(rows)
         scores: torch.Tensor = self.model(**padded(rows, pad_id, self.model.device)).logits[:, 0].float()
         return scores
+
+
+def until_scored(ids: list[int], pad_id: int | None) -> list[int]:
+    """Return the tokens of a row up to the one at which a decoder's head scores it: the last that is not `pad_id`."""
+    return ids[: max((i for i, token in enumerate(ids) if token != pad_id), default=0) + 1]
+
+
+def _share_prompts(path: str, model: Any, tokenizer: Any, pad_id: int | None) -> str | None:
+    """Let a model take packed rows; return why it cannot, which is logged, or `None`."""
+    reason = packing.prepare_classifier(model, tokenizer) or packing.scores_differ(
+        model, pad_id, model.device, full_precision=model.dtype == torch.float32
+    )
+    if reason:
+        _logger.warning("%s: prompts are not shared, each response is scored with its own: %s", path, reason)
+    return reason
 
 
 def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None) -> Any:

@@ -1,10 +1,12 @@
 """SCPO's training (arXiv 2606.18606): TRL's RewardTrainer on pairs that `select` keeps, each with its weight.
 
 The loss is -mean(w log sigmoid(s+ - s-)) over the kept pairs, s+ and s- being the model's scores of both responses.
+A decoder reads the prompt of a pair once: both responses are packed behind it.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,18 +20,19 @@ from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from torch.utils.data import SequentialSampler
 from transformers import AutoModelForSequenceClassification, PrinterCallback
+from transformers.modeling_outputs import SequenceClassifierOutput
 from trl import RewardConfig, RewardTrainer
 
 from think_as_locals.config.schema import LoraSection, ScpoConfig, TrlSection
 from think_as_locals.data.splits import hash_fraction
-from think_as_locals.engines import Chat
+from think_as_locals.engines import Chat, packing
 from think_as_locals.evaluation.journal import by_response
 from think_as_locals.judging.prompt import break_tokens
-from think_as_locals.reward_models.scalar import Row, ScalarRM, padded, unused_end
+from think_as_locals.reward_models.scalar import Row, ScalarRM, padded, until_scored, unused_end
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.scpo.results import VariantSpec
@@ -46,6 +49,8 @@ from think_as_locals.training.checkpoints import (
 from think_as_locals.training.grpo import trl_arguments
 from think_as_locals.training.logging import MetricsWriter, ShardsWriter
 from think_as_locals.types import Item
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -147,7 +152,28 @@ def weighted_bradley_terry(chosen: Tensor, rejected: Tensor, weights: Tensor) ->
 
 
 class ScpoTrainer(CheckpointedTrainer, RewardTrainer):
-    """TRL's RewardTrainer with a weight for each pair, which can be stopped and continued."""
+    """TRL's RewardTrainer with a weight for each pair, which can be stopped and continued.
+
+    Where the two responses of a pair cannot be packed behind one prompt, `unshared_reason` tells why.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._checked = False
+        self.unshared_reason: str | None = None
+        model = self.accelerator.unwrap_model(self.model)
+        bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if reason := packing.prepare_classifier(bare, self.processing_class) or self._dropout_reason():
+            self._stop_sharing(reason)
+
+    def _dropout_reason(self) -> str | None:
+        rates = {module.p for module in self.model.modules() if isinstance(module, nn.Dropout)}
+        return f"dropout ({max(rates)}) would be the same for both responses" if any(rates) else None
+
+    def _stop_sharing(self, reason: str) -> None:
+        self.unshared_reason = reason
+        if self.accelerator.is_main_process:
+            _logger.warning("prompts are not shared, each response is trained with its own: %s", reason)
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         return dataset  # indices of pairs: the collator has their tokens
@@ -163,14 +189,27 @@ class ScpoTrainer(CheckpointedTrainer, RewardTrainer):
     ) -> Any:
         """Return the weighted loss; TRL's loss is computed for its metrics only."""
         # The head skips this token. TRL, and transformers when training begins, have set it to the tokenizer's.
-        self.model.config.get_text_config().pad_token_id = self.data_collator.pad_id
+        self.model.config.get_text_config().pad_token_id = pad_id = self.data_collator.pad_id
         weights = inputs.pop("weight")
-        _, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if self.unshared_reason is None and not self._checked:
+            full, self._checked = self.accelerator.mixed_precision == "no" and self.model.dtype == torch.float32, True
+            if reason := packing.scores_differ(model, pad_id, self.accelerator.device, full_precision=full):
+                self._stop_sharing(reason)
+        compute = model if self.unshared_reason else partial(_shared_outputs, model, pad_id)
+        _, outputs = super().compute_loss(compute, inputs, True, num_items_in_batch)
         chosen, rejected = outputs.logits.squeeze(-1).float().chunk(2)
         loss = weighted_bradley_terry(chosen, rejected, weights)
         if self.args.center_rewards_coefficient is not None:
             loss = loss + self.args.center_rewards_coefficient * ((chosen + rejected) ** 2).mean()
         return (loss, outputs) if return_outputs else loss
+
+
+def _shared_outputs(model: Any, pad_id: int, *, input_ids: Tensor, **_: Any) -> SequenceClassifierOutput:
+    """Return what a classifier gives (2B, L) tokens, chosen before rejected responses, with each prompt read once."""
+    rows = [until_scored(row, pad_id) for row in input_ids.tolist()]
+    pairs = [*zip(*(rows[: len(rows) // 2], rows[len(rows) // 2 :]), strict=True)]
+    logits = packing.scores(model, packing.pack_rows(pairs, input_ids.device)).view(-1, 2)
+    return SequenceClassifierOutput(logits=logits.T.reshape(-1, 1))
 
 
 def make_trainer(

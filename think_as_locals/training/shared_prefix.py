@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import nanmax, nanmin
 
+from think_as_locals.engines import packing
 from think_as_locals.engines.transformers_engine import generate, padded
-from think_as_locals.training import packing
 
 _logger = logging.getLogger(__name__)
 
@@ -269,25 +269,10 @@ class SharedPrefixTrainer(GRPOTrainer):
 
 def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
     """Return why a model cannot take packed rows, or `None`."""
-    config: PretrainedConfig = model.config.get_text_config()
-    kernel = config._attn_implementation
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    layers = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
-    if kernel not in packing.SUPPORTED_KERNELS:
-        known = ", ".join(packing.SUPPORTED_KERNELS)
-        return f"model.attn_implementation is {kernel}; supported: {known}"
     if trainer._is_vlm:
         return "the model reads images"
-    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
-        return "the model lies on several devices"
-    if layers - {"full_attention", "sliding_attention"}:
-        return f"the model has layers of {', '.join(sorted(layers - {'full_attention'}))}"
-    if "sliding_attention" in layers and window is not None and window < config.max_position_embeddings:
-        return f"the model attends within a sliding window of {window} tokens"
-    if any("sinks" in name.rpartition(".")[2] for name, _ in model.named_parameters()):
-        return "the model has attention sinks"
-    if dropout := getattr(config, "attention_dropout", 0.0):
-        return f"the model drops out attention (attention_dropout={dropout})"
+    if reason := packing.unsupported_reason(model):
+        return reason
     if trainer.aux_loss_enabled:
         return "the router's auxiliary loss counts padding; set grpo.router_aux_loss_coef=0"
     return None

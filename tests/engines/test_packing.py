@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
+from transformers import (
+    GPT2ForSequenceClassification,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
+)
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.modeling_utils import AttentionInterface
 from trl.trainer.utils import add_fused_lm_head
 
-from think_as_locals.training import packing
+from think_as_locals.engines import packing
 
 VOCABULARY = 61
 SIZES = {
@@ -38,6 +48,17 @@ def model_of(family: type[PreTrainedModel] = Qwen3ForCausalLM) -> PreTrainedMode
     return model
 
 
+@cache
+def classifier_of(family: type[PreTrainedModel]) -> PreTrainedModel:
+    """A small classifier, ready for packed rows."""
+    torch.manual_seed(0)
+    config = family.config_class(**SIZES, num_labels=1, pad_token_id=None)
+    model = family._from_config(config, attn_implementation="sdpa").eval()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel()), model_input_names=["input_ids"])
+    assert packing.prepare_classifier(model, tokenizer) is None
+    return model
+
+
 def separately(model: PreTrainedModel, prompts: list[Tensor], completions: list[Tensor]) -> list[Tensor]:
     """Log-probabilities of each completion from a plain forward pass of its own."""
     scored = []
@@ -48,7 +69,8 @@ def separately(model: PreTrainedModel, prompts: list[Tensor], completions: list[
     return scored
 
 
-sequences = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
+TOKENS = st.integers(0, VOCABULARY - 1)
+sequences = st.lists(TOKENS, min_size=1, max_size=6)
 batches = st.lists(
     st.tuples(sequences, st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=5), min_size=1, max_size=4)),
     min_size=1,
@@ -99,6 +121,38 @@ def test_gradients_are_those_of_separate_rows(monkeypatch: pytest.MonkeyPatch, g
         (values * torch.linspace(-1, 1, len(values))).sum().backward()
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert (gradients[0] - gradients[1]).norm() <= 1e-5 * gradients[1].norm()
+
+
+@pytest.mark.parametrize("family", [Qwen3ForSequenceClassification, GPT2ForSequenceClassification])
+@settings(max_examples=20, deadline=None)
+@given(
+    groups=st.lists(
+        st.tuples(st.lists(TOKENS, max_size=9), st.lists(st.lists(TOKENS, min_size=1, max_size=6), min_size=1)),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_scores_and_gradients_are_those_of_separate_rows(
+    family: type[PreTrainedModel], groups: list[tuple[list[int], list[list[int]]]]
+) -> None:
+    model = classifier_of(family)
+    rows = [[prompt + response for response in group] for prompt, group in groups]
+    found = packing.scores(model, packing.pack_rows(rows, model.device))
+    alone = [model(input_ids=torch.tensor([row])).logits[0, 0] for group in rows for row in group]
+    gradients = []
+    for values in (found, torch.stack(alone)):
+        model.zero_grad()
+        (values * torch.linspace(-1, 1.5, len(values))).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(found, torch.stack(alone), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(*gradients, atol=1e-5 * float(gradients[1].abs().max().clamp(min=1)), rtol=1e-4)
+
+
+def test_rows_of_a_group_hold_their_common_beginning_once() -> None:
+    packed = packing.pack_rows([[[1, 2, 3, 4], [1, 2, 5], [1, 2]], [[7]]], torch.device("cpu"))
+    assert packed.tokens.tolist() == [[1, 2, 3, 4, 2, 5, 2, 7]]
+    assert packed.positions.tolist() == [[0, 1, 2, 3, 1, 2, 1, 0]]
+    assert packed.scored.tolist() == [3, 5, 6, 7]
 
 
 def test_a_prepared_model_computes_usual_rows_as_before() -> None:

@@ -1,0 +1,164 @@
+"""How much faster a scalar reward model is whose responses share their prompt: `make bench`.
+
+The same random model and tokens, each response in a row of its own (SCPO's update then is TRL's RewardTrainer) and
+packed behind one prompt. Both sides take turns; a first run of each does not count. What they give is compared: scores,
+losses, norms of gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+from think_as_locals.config.checks import load_config
+from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.reward_models.scalar import ScalarRM
+from think_as_locals.reward_models.scratch import train_tokenizer
+from think_as_locals.runtime.files import write_json
+from think_as_locals.scpo.trainer import make_trainer
+from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.grpo import trl_arguments
+from think_as_locals.types import Item
+
+Run = Callable[[bool], list[float]]  # shared or not -> numbers that have to be the same
+TARGETS = {"scoring": 2.5, "update": 1.4}
+
+
+def make_rm(folder: Path, hidden: int, layers: int) -> ScalarRM:
+    """A classifier with random weights."""
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(["which of these is done there"], 300, 0)
+    sizes = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers, "head_dim": 64}
+    heads = {"num_attention_heads": max(1, hidden // 64), "num_key_value_heads": max(1, hidden // 128)}
+    config = Qwen3Config(**sizes, **heads, vocab_size=len(tokenizer), num_labels=1, pad_token_id=tokenizer.pad_token_id)
+    Qwen3ForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return ScalarRM.load(str(folder), max_length=4096)
+
+
+def text(rm: ScalarRM, rng: random.Random, tokens: int) -> str:
+    """Some words of about so many tokens."""
+    words = " ".join(rng.choices(["which", "of", "these", "is", "done", "there"], k=2 * tokens))
+    return str(rm.chat.tokenizer.decode(rm.chat.tokenizer(words)["input_ids"][:tokens]))
+
+
+def scoring(rm: ScalarRM, prompt: int, completion: int) -> tuple[list[list[int]], Run]:
+    """Best-of-4: the lengths of an item's rows, and a run over four items."""
+    rng = random.Random(1)
+    texts = {"culture": None, "language": "en", "domain": "value", "source": "bench", "best": 0}
+    items = [
+        Item(
+            id=name,
+            prompt=text(rm, rng, prompt),
+            responses=tuple(text(rm, rng, completion) for _ in range(4)),
+            group=name,
+            **texts,
+        )
+        for name in "abcd"
+    ]
+    separate = replace(rm, unshared_reason="for comparison")
+    rows = [row["input_ids"] for row in rm.rows(rm.requests(items[0]))]
+    return rows, lambda shared: [score for of_item in (rm if shared else separate).score(items) for score in of_item]
+
+
+def update(rm: ScalarRM, prompt: int, completion: int, folder: Path) -> tuple[list[list[int]], Run]:
+    """SCPO: a pair's rows, and a forward and backward pass of four pairs."""
+    rng = random.Random(1)
+    tokens = lambda count: [rng.randrange(9, 200) for _ in range(count)]  # noqa: E731
+    pairs = []
+    for _ in range(4):
+        begins = tokens(prompt)
+        ids = [begins + tokens(completion) for _ in range(2)]
+        pairs.append(tuple({"input_ids": row, "attention_mask": [1] * len(row)} for row in ids))
+    config = load_config("recipes/scpo_quickstart.yaml", ["model.dtype=float32"])
+    assert isinstance(config, ScpoConfig)
+    trainer = make_trainer(
+        rm,
+        pairs,
+        [1.0] * len(pairs),
+        arguments=trl_arguments(config, config.scpo, folder) | {"max_steps": 1},
+        checkpoints=Checkpoints(folder, 1),
+        lora=None,
+        dropout=False,
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    batch = trainer.data_collator([{"pair": number} for number in range(len(pairs))])
+
+    def run(shared: bool) -> list[float]:
+        trainer.unshared_reason = None if shared else "for comparison"
+        trainer.model.zero_grad()
+        loss = trainer.training_step(trainer.model, dict(batch), None)
+        return [float(loss), *(float(parameter.grad.norm()) for parameter in trainer.model.parameters())]
+
+    return [row["input_ids"] for row in pairs[0]], run
+
+
+def measure(name: str, rows: list[list[int]], run: Run, repetitions: int) -> dict[str, Any]:
+    """Seconds of both sides, which take turns, and how far their numbers are apart."""
+    found = {shared: run(shared) for shared in (False, True)}  # a warm-up
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(repetitions):
+        for shared, times in seconds.items():
+            start = time.perf_counter()
+            run(shared)
+            times.append(time.perf_counter() - start)
+    common = next(i for i, tokens in enumerate(zip(*rows, strict=False)) if len(set(tokens)) > 1)
+    return {
+        "case": name,
+        "target": TARGETS[name],
+        "seconds": {"separate": seconds[False], "shared": seconds[True]},
+        "times_least": min(seconds[False]) / min(seconds[True]),
+        "times_median": statistics.median(seconds[False]) / statistics.median(seconds[True]),
+        "token_bound": sum(map(len, rows)) / (common + sum(len(row) - common for row in rows)),
+        "difference": max(abs(one - other) for one, other in zip(found[True], found[False], strict=True)),
+    }
+
+
+def main() -> None:
+    """Measure both cases, print the table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--prompt", type=int, default=1024)
+    parser.add_argument("--completion", type=int, default=128)
+    parser.add_argument("--repetitions", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    lengths = (arguments.prompt, arguments.completion)
+    with tempfile.TemporaryDirectory() as folder:
+        rm = make_rm(Path(folder) / "model", arguments.hidden, arguments.layers)
+        results = [measure("scoring", *scoring(rm, *lengths), arguments.repetitions)]
+        results.append(measure("update", *update(rm, *lengths, Path(folder)), arguments.repetitions))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    versions = {name: metadata.version(name) for name in ("torch", "transformers", "trl")}
+    written = arguments.out / "scoring.json"
+    write_json(written, {"lengths": lengths, "versions": versions, "results": results})
+    table = Table("case", "times (least)", "times (median)", "target", "token bound", "difference")
+    for result in results:
+        least, median, target = (result[key] for key in ("times_least", "times_median", "target"))
+        met = "green" if least >= target else "red"
+        bound, difference = f"{result['token_bound']:.2f}", f"{result['difference']:.0e}"
+        table.add_row(result["case"], f"[{met}]{least:.2f}[/]", f"{median:.2f}", f">= {target}", bound, difference)
+    Console().print(table)
+    print(written)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""The benchmark itself, on shapes that take seconds: it runs, and what it compares is the same."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import launch
+
+pytestmark = pytest.mark.slow
+
+TINY = ["--hidden", "64", "--layers", "1", "--prompt", "64", "--completion", "8", "--repetitions", "1"]
+
+
+def test_scores_and_losses_that_are_compared_are_the_same(tmp_path: Path) -> None:
+    done = launch(sys.executable, "tests/benchmarks/scoring.py", *TINY, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((tmp_path / "scoring.json").read_text())["results"]
+    assert [result["case"] for result in results] == ["scoring", "update"]
+    assert all(result["difference"] < 1e-5 for result in results)
+    assert [round(result["token_bound"]) for result in results] == [3, 2]

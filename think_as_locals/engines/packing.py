@@ -1,0 +1,292 @@
+"""Rows that share a prompt as one row that holds the prompt once, and the attention that such a row needs.
+
+Rollouts of a group, prompt `p q r` and completions `a b` and `c d e`, become
+
+    tokens     p q | r a | r c d
+    positions  0 1 | 2 3 | 2 3 4
+    labels     . . | a b | c d e
+
+Every branch begins with the prompt's last token, which predicts the first token of its completion, and sees the trunk
+(the prompt without that token) and itself only. So the log-probabilities and gradients are those of separate rows, to
+rounding, while the token count falls from G(P+C) to P+GC. Of rows that a classifier scores, `pack_rows` makes a trunk
+of what they have in common, and only the last token of each branch is scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
+from itertools import groupby, takewhile
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+SUPPORTED_KERNELS = ("sdpa", "flash_attention_2", "flash_attention_3")
+ARGUMENT = "shared_prefix"
+"""Name of the model's keyword argument that says how a row is packed; it reaches the attention of every layer."""
+
+_SCORE_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 5e-2  # of scores, relative to the largest
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Where a group lies in a packed row."""
+
+    trunk: slice
+    branches: slice  # one after the other
+    num_branches: int
+    longest: int  # tokens of the longest branch
+    scatter: Tensor | None  # index of each branch token in the padded block (num_branches x longest), if any is padded
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One row of L tokens for a model."""
+
+    tokens: Tensor  # (1, L)
+    positions: Tensor  # of each token in its own sequence, (1, L)
+    scored: Tensor  # index in the row of the L' tokens whose output counts
+    groups: tuple[Group, ...]
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Keyword arguments of a model."""
+        # Four dimensions tell transformers that the mask is made already; the attention of a packed row needs none.
+        mask = self.tokens.new_ones(1, 1, 1, 1)
+        return {"input_ids": self.tokens, "position_ids": self.positions, "attention_mask": mask, ARGUMENT: self}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCompletions(Packed):
+    """One row whose branch tokens predict those of completions."""
+
+    labels: Tensor  # what they predict, (1, L')
+    rows: Tensor  # which row each label is of ...
+    columns: Tensor  # ... and which of its completion tokens it is
+
+
+def pack(prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> PackedCompletions:
+    """Pack completions; neighbours with equal prompts share a trunk."""
+    wanted = [row for row, completion in enumerate(completions) if len(completion)]
+    if not wanted or any(not len(prompts[row]) for row in wanted):
+        raise ValueError("nothing to pack: expected at least one completion, and a prompt before each")
+    parts = []
+    for _, neighbours in groupby(wanted, key=lambda row: prompts[row].tolist()):
+        members = list(neighbours)
+        prompt = prompts[members[0]]
+        parts.append((prompt[:-1], [torch.cat([prompt[-1:], completions[row][:-1]]) for row in members]))
+    tokens, positions, groups = _lay_out(parts)
+    device = tokens.device
+    return PackedCompletions(
+        tokens=tokens,
+        positions=positions,
+        scored=torch.cat([torch.arange(group.branches.start, group.branches.stop) for group in groups]).to(device),
+        groups=groups,
+        labels=torch.cat([completions[row] for row in wanted])[None],
+        rows=torch.cat([torch.full((len(completions[row]),), row) for row in wanted]).to(device),
+        columns=torch.cat([torch.arange(len(completions[row])) for row in wanted]).to(device),
+    )
+
+
+def pack_rows(groups: Sequence[Sequence[list[int]]], device: torch.device) -> Packed:
+    """Pack whole rows, those of a group with their common beginning as the trunk; the last token of each is scored."""
+    parts = []
+    for rows in groups:
+        common = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*(row[:-1] for row in rows), strict=False))
+        shared = len(list(common))
+        branches = [torch.tensor(row[shared:], device=device) for row in rows]
+        parts.append((torch.tensor(rows[0][:shared], dtype=torch.long, device=device), branches))
+    tokens, positions, placed = _lay_out(parts)
+    ends = [
+        group.branches.start + sum(map(len, branches[: i + 1])) - 1
+        for group, (_, branches) in zip(placed, parts, strict=True)
+        for i in range(len(branches))
+    ]
+    return Packed(tokens=tokens, positions=positions, scored=torch.tensor(ends, device=device), groups=placed)
+
+
+def _lay_out(parts: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> tuple[Tensor, Tensor, tuple[Group, ...]]:
+    """Return tokens (1, L), positions (1, L) and places of groups, each a trunk and its branches."""
+    tokens: list[Tensor] = []
+    positions: list[Tensor] = []
+    groups: list[Group] = []
+    device = parts[0][0].device
+    for prefix, branches in parts:
+        trunk, lengths = len(prefix), [len(branch) for branch in branches]
+        start, longest = groups[-1].branches.stop if groups else 0, max(lengths)
+        tokens += [prefix, *branches]
+        positions += [torch.arange(trunk), *(torch.arange(trunk, trunk + length) for length in lengths)]
+        places = [torch.arange(i * longest, i * longest + length) for i, length in enumerate(lengths)]
+        groups.append(
+            Group(
+                trunk=slice(start, start + trunk),
+                branches=slice(start + trunk, start + trunk + sum(lengths)),
+                num_branches=len(lengths),
+                longest=longest,
+                scatter=None if min(lengths) == longest else torch.cat(places).to(device),
+            )
+        )
+    return torch.cat(tokens)[None], torch.cat(positions).to(device)[None], tuple(groups)
+
+
+def log_probs(model: nn.Module, packed: PackedCompletions) -> tuple[Tensor, Tensor | None]:
+    """Return log-probabilities of the labels, and entropies where the model's head computes them, (L',) each."""
+    outputs = model(**packed.inputs, shift_labels=packed.labels, fused_lm_head=True)
+    return outputs.log_probs[0], None if outputs.entropy is None else outputs.entropy[0]
+
+
+def unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Return why a model cannot take packed rows, or `None`."""
+    config: PretrainedConfig = model.config.get_text_config()
+    kernel = config._attn_implementation
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    layers = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
+    if kernel not in SUPPORTED_KERNELS:
+        return f"model.attn_implementation is {kernel}; supported: {', '.join(SUPPORTED_KERNELS)}"
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        return "the model lies on several devices"
+    if layers - {"full_attention", "sliding_attention"}:
+        return f"the model has layers of {', '.join(sorted(layers - {'full_attention'}))}"
+    if "sliding_attention" in layers and window is not None and window < config.max_position_embeddings:
+        return f"the model attends within a sliding window of {window} tokens"
+    if any("sinks" in name.rpartition(".")[2] for name, _ in model.named_parameters()):
+        return "the model has attention sinks"
+    if dropout := getattr(config, "attention_dropout", 0.0):
+        return f"the model drops out attention (attention_dropout={dropout})"
+    return None
+
+
+def prepare(model: PreTrainedModel) -> None:
+    """Let a model take packed rows; ordinary rows are computed as before."""
+    name = model.config._attn_implementation
+    kernel = ALL_ATTENTION_FUNCTIONS[name]
+    if not isinstance(kernel, PackedAttention):
+        AttentionInterface.register(name, PackedAttention(name, kernel))
+    if _keep_scored not in model.base_model._forward_hooks.values():
+        model.base_model.register_forward_hook(_keep_scored, with_kwargs=True)
+
+
+def prepare_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Let a classifier with one label take packed rows, for `scores`; return why it cannot, or `None`."""
+    names = signature(model.forward).parameters.keys() & set(tokenizer.model_input_names)
+    directions = {module.is_causal for module in model.modules() if hasattr(module, "is_causal")}
+    if directions != {True}:
+        return "tokens see those that follow them, so that the prompt depends on its response"
+    if more := names - {"input_ids", "attention_mask"}:
+        return f"the model also reads {', '.join(sorted(more))}"
+    if reason := unsupported_reason(model):
+        return reason
+    if not hasattr(model, "score"):
+        return f"the head of {type(model).__name__} has another name than `score`"
+    prepare(model)
+    separate_forward = model.forward
+
+    @wraps(separate_forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        packed: Packed | None = kwargs.get(ARGUMENT)
+        if packed is None:
+            return separate_forward(*args, **kwargs)
+        # The usual head reads one token of each row.
+        return SequenceClassifierOutput(logits=model.score(model.base_model(**packed.inputs).last_hidden_state[0]))
+
+    model.forward = forward
+    return None
+
+
+def scores(model: nn.Module, packed: Packed) -> Tensor:
+    """Return the scores (rows,) that a prepared classifier, or what wraps it, gives packed rows."""
+    return model(**packed.inputs).logits[:, 0]  # type: ignore[no-any-return]
+
+
+def scores_differ(model: nn.Module, pad_id: int | None, device: torch.device, *, full_precision: bool) -> str | None:
+    """Return by how much scores of a few packed rows differ from those of separate rows if it is more than rounding."""
+    prompt = [token for token in range(5, 24) if token != pad_id][:16]
+    rows = [prompt + prompt[:4], prompt + prompt[5:7], prompt]
+    with torch.no_grad():
+        separate = [model(input_ids=torch.tensor([row], device=device)).logits[0, 0] for row in rows]
+        expected, found = torch.stack(separate).float(), scores(model, pack_rows([rows], device)).float()
+    difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
+    if difference <= (_SCORE_TOLERANCE if full_precision else _HALF_PRECISION_TOLERANCE):
+        return None
+    return f"scores differ by {difference:.1e} from those of separate rows"
+
+
+def _keep_scored(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """Pass only the scored positions on to the LM head."""
+    if (packed := kwargs.get(ARGUMENT)) is not None:
+        output.last_hidden_state = output.last_hidden_state[:, packed.scored]
+    return output
+
+
+class PackedAttention:
+    """An attention kernel of transformers that also computes packed rows."""
+
+    def __init__(self, name: str, kernel: Callable[..., tuple[Tensor, Tensor | None]]) -> None:
+        self._name = name
+        self._kernel = kernel
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of a layer: query (1, H, L, D), key and value (1, H_kv, L, D) -> (1, L, H, D)."""
+        packed: Packed | None = kwargs.pop(ARGUMENT, None)
+        if packed is None:
+            return self._kernel(module, query, key, value, attention_mask, **kwargs)
+        # Positions are in the tensors already; flash attention would read from them where sequences begin.
+        kwargs.pop("position_ids", None)
+        if torch.is_autocast_enabled(query.device.type):
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
+        outputs = []
+        for group in packed.groups:
+            if group.trunk.start != group.trunk.stop:
+                trunk = (tensor[:, :, group.trunk] for tensor in (query, key, value))
+                outputs.append(self._kernel(module, *trunk, None, **kwargs)[0])
+            outputs.append(self._branches(module, query, key, value, group, kwargs))
+        return torch.cat(outputs, dim=1), None
+
+    def _branches(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, group: Group, kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Every branch sees the trunk and what comes before in itself: causal attention aligned to the end."""
+        q, k, v = (_unpack(tensor[0, :, group.branches], group) for tensor in (query, key, value))
+        k, v = (
+            torch.cat([whole[:, :, group.trunk].expand(group.num_branches, -1, -1, -1), own], dim=2)
+            for whole, own in ((key, k), (value, v))
+        )
+        if self._name == "sdpa":
+            grouped = q.shape[1] != k.shape[1]
+            if grouped and not _grouped_heads_are_fast(q):
+                k, v = (repeat_kv(tensor, q.shape[1] // k.shape[1]) for tensor in (k, v))
+                grouped = False
+            # The kernel's own flag would align to the beginning.
+            mask = causal_lower_right(q.shape[2], k.shape[2])
+            output = nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, scale=kwargs.get("scaling"), enable_gqa=grouped
+            ).transpose(1, 2)
+        else:
+            output = self._kernel(module, q, k, v, None, **kwargs)[0]
+        flat = output.reshape(1, group.num_branches * group.longest, *output.shape[2:])
+        return flat if group.scatter is None else flat[:, group.scatter]
+
+
+def _grouped_heads_are_fast(query: Tensor) -> bool:
+    """Whether SDPA takes fewer key heads than query heads without a kernel that writes all scores to memory."""
+    return query.device.type == "cpu" or (query.dtype != torch.float32 and query.shape[-1] <= 256)
+
+
+def _unpack(tokens: Tensor, group: Group) -> Tensor:
+    """(H, branch tokens, D) -> (branches, H, longest, D), padded at the end, where nothing else looks."""
+    heads, _, width = tokens.shape
+    if group.scatter is not None:
+        block = tokens.new_zeros(heads, group.num_branches * group.longest, width)
+        tokens = block.index_copy(1, group.scatter, tokens)
+    return tokens.view(heads, group.num_branches, group.longest, width).transpose(0, 1)
