@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from conftest import Tal, command, launch
@@ -72,12 +76,29 @@ def test_a_model_is_closed_before_the_next_is_loaded(
     assert opened == ["loaded", "closed"] * 3
 
 
-def test_a_vllm_judge_is_gone_when_the_evaluation_ends(words: list[str], small_run: Path) -> None:
-    judge = ["rms.vllm=judge", f"rms.vllm.path={small_run / 'model'}", "rms.vllm.backend=vllm", "eval.max_items=4"]
-    # Its output ends with its last process: one that stayed would have it wait until the time is over.
-    done = launch(command("tal"), *words[:8], *judge, "run.name=vllm", timeout=300)
+def engine_cores() -> set[int]:
+    """The vLLM processes that this process and its children have started and that are alive."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ends while it is asked
+            found |= {child.pid} if child.name() == "VLLM::EngineCore" else set()
+    return found
+
+
+def test_of_two_vllm_judges_one_is_gone_before_the_next_and_both_in_the_end(words: list[str], small_run: Path) -> None:
+    section = ("=judge", f".path={small_run / 'model'}", ".backend=vllm")
+    judges = [f"rms.{name}{value}" for name in ("one", "two") for value in section]
+    seen = set[frozenset[int]]()
+    with ThreadPoolExecutor(1) as pool:
+        # Its output ends with its last process: one that stayed would have it wait until the time is over.
+        ended = pool.submit(launch, command("tal"), *words[:8], *judges, "eval.max_items=4", "run.name=vllm")
+        while not ended.done():
+            seen.add(frozenset(engine_cores()))
+            time.sleep(0.1)
+    done = ended.result()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "leaked" not in done.stderr
+    assert sorted(map(len, seen)) == [0, 1, 1]
 
 
 def test_a_constant_gets_exactly_what_chance_gets(evaluation: Path) -> None:

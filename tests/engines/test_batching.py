@@ -18,12 +18,15 @@ GREEDY = Sampling(max_completion_length=4)
 
 
 class Echo:
-    """An engine that repeats what it is asked, last one first; it notes its calls, and may be held up."""
+    """An engine that repeats what it is asked, last one first; it notes its calls, and may be held up.
+
+    One that `can_end` ends the call in flight when it is closed, as vLLM does.
+    """
 
     special_tokens = ("<|end|>",)
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self.pool, self.calls = pool, list[list[str]]()
+        self.pool, self.calls, self.can_end, self.ended = pool, list[list[str]](), False, False
         self.entered, self.go_on = threading.Event(), threading.Event()
 
     def check_texts(self, items: Iterable[Item]) -> None:
@@ -34,6 +37,8 @@ class Echo:
         self.calls.append(texts)
         self.entered.set()
         assert self.go_on.wait(10)
+        if self.ended:
+            raise ModelError("it was stopped")
         if "too long" in texts:
             raise DataError("the prompt is longer than the model's context")
         if "broken" in texts:
@@ -41,6 +46,11 @@ class Echo:
         for place, text in reversed(list(enumerate(texts))):
             if text != "forgotten":
                 deliver(place, Rollout(text=f"{text} {sampling.max_completion_length}", finish_reason="stop"))
+
+    def close(self) -> None:
+        if self.can_end:
+            self.ended = True
+            self.go_on.set()
 
     def hold(
         self, batches: MicroBatches, *calls: tuple[str, ...], limits: Sequence[int] = ()
@@ -146,3 +156,15 @@ def test_closing_ends_what_is_in_flight_and_refuses_the_rest(echo: Echo, batches
     with pytest.raises(ModelError, match="closed before its turn"):
         waiting.result(10)
     assert echo.calls == [["first"]]
+
+
+def test_closing_ends_the_batch_in_flight_where_the_engine_can_and_tries_none_of_its_calls_again(echo: Echo) -> None:
+    echo.can_end = True
+    batches = MicroBatches(echo, window_s=0.5, max_size=2)
+    calls = [echo.pool.submit(ask, batches, text) for text in "ab"]
+    assert echo.entered.wait(10)
+    echo.pool.submit(batches.close).result(5)
+    for call in calls:
+        with pytest.raises(ModelError, match="the engine failed: ModelError"):
+            call.result(5)
+    assert [len(call) for call in echo.calls] == [2]

@@ -6,16 +6,21 @@ import json
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import yaml
 from conftest import ROOT, SMALL, command, launch
+from reward_models.tiny import a_tokenizer
 
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.data import load
 from think_as_locals.data.sources import jsonl
+from think_as_locals.engines import Chat, Sampling
+from think_as_locals.engines.vllm_engine import VLLMEngine
+from think_as_locals.types import ModelError
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +61,21 @@ def test_vllm_writes_what_transformers_writes_and_ends_with_a_killed_owner(small
     assert sum(map(bool, labels["vllm"])) >= 16
     for vllm, transformers in zip(labels["vllm"], labels["transformers"], strict=True):
         assert vllm == pytest.approx(transformers, abs=1e-4)
+
+
+def test_completions_that_vllm_cut_off_as_it_was_stopped_are_no_answers() -> None:
+    def generate(prompts: list[Any], params: Any, use_tqdm: bool) -> list[SimpleNamespace]:
+        completion = SimpleNamespace(token_ids=[5, 6], finish_reason="abort", logprobs=None)
+        return [SimpleNamespace(outputs=[completion]) for _ in prompts]
+
+    chat = Chat(a_tokenizer(), {}, frozenset({1}), None)
+    engine = VLLMEngine(SimpleNamespace(generate=generate), chat)
+    for ask in (
+        lambda: engine.sample_tokens([[2, 3]], Sampling(max_completion_length=4)),
+        lambda: engine.next_log_probs([[2, 3]], [[4]]),
+    ):
+        with pytest.raises(ModelError, match="vLLM was stopped"):
+            ask()
 
 
 def test_a_weight_sync_changes_the_samples_to_the_policys(small_run: Path, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class Scripted:
     write: Callable[[Messages], str] = judged
     special_tokens: tuple[str, ...] = ()
     calls: list[list[Messages]] = field(default_factory=list)
+    closed: bool = False
 
     @property
     def asked(self) -> list[Messages]:
@@ -60,6 +61,9 @@ class Scripted:
 
     def check_texts(self, items: Iterable[Item]) -> None:
         pass
+
+    def close(self) -> None:
+        self.closed = True
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         assert sampling.temperature == 0

@@ -212,6 +212,14 @@ def scripted(
     return Judge(engine=engine, settings=settings, protocol=protocol, margins=True)
 
 
+def test_a_judge_closes_its_engine_at_the_end_of_with() -> None:
+    judge = scripted("")
+    with judge as entered:
+        assert entered is judge
+        assert not judge.engine.closed
+    assert judge.engine.closed
+
+
 def scores(rm: Judge, item: Item) -> tuple[float, ...]:
     return rm.scores(item, answered(rm, rm.score_requests(item)))
 

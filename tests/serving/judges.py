@@ -39,6 +39,9 @@ class Longest:
     def check_texts(self, items: Iterable[Item]) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         self.calls.append(len(conversations))
         self.prompts += [messages[-1]["content"] for messages in conversations]

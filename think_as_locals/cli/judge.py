@@ -6,7 +6,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +129,7 @@ def _reader(model: str, backend: Any) -> Iterator[Read]:
         return
     from think_as_locals.reward_models.judge import Judge
 
-    with closing(Judge.load(model, backend=backend)) as judge:
+    with Judge.load(model, backend=backend) as judge:
         yield lambda items: [(views.judgement_view(s), s.record()) for s in judge.predict(items)]
 
 

@@ -53,10 +53,11 @@ class MicroBatches:
             deliver(place, rollout)
 
     def close(self) -> None:
-        """End the thread after the batch in flight; calls that still wait get an error."""
+        """Close the engine, where that ends the batch in flight, and end the thread; calls that wait get an error."""
         with self._lock:
             self._closed = True
             self._jobs.put(None)
+        self._engine.close()
         self._worker.join()
 
     def _work(self) -> None:
@@ -90,15 +91,16 @@ class MicroBatches:
         except Exception as error:
             # Whatever it is, it concerns the callers of this batch and not the thread that serves all others.
             _log.exception("%d conversations of %d calls failed", len(conversations), len(jobs))
-            if len(jobs) > 1:
+            if len(jobs) > 1 and not self._closed:
                 for job in jobs:
                     self._answer([job], sampling)
-            elif isinstance(error, DataError):  # the caller's fault
-                jobs[0].rollouts.set_exception(error)
-            else:
-                failed = ModelError(f"the engine failed: {type(error).__name__}")
-                failed.__cause__ = error
-                jobs[0].rollouts.set_exception(failed)
+                return
+            failed: Exception = ModelError(f"the engine failed: {type(error).__name__}")
+            failed.__cause__ = error
+            if len(jobs) == 1 and isinstance(error, DataError):  # the caller's fault
+                failed = error
+            for job in jobs:
+                job.rollouts.set_exception(failed)
         else:
             for job in jobs:
                 job.rollouts.set_result([next(rollouts) for _ in job.conversations])

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine, eos_token_ids, model_file, require_chat_template
+from think_as_locals.types import ModelError
 
 _CLOSING_S = 20.0  # for vLLM's processes to end by themselves: killed, they leave shared memory behind
 
@@ -91,7 +92,10 @@ class VLLMEngine(TokenEngine):
         return cls(llm, Chat(tokenizer, template_kwargs, ends, positions))
 
     def close(self) -> None:
-        """End vLLM's engine core, a process that holds the model, and wait until it is gone."""
+        """End vLLM's engine core, a process that holds the model, and wait until it is gone.
+
+        Another thread that samples then gets a ModelError.
+        """
         self.llm.llm_engine.engine_core.shutdown(_CLOSING_S)
 
     def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[Sequence[int]]:
@@ -104,8 +108,7 @@ class VLLMEngine(TokenEngine):
             stop_token_ids=sorted(self.chat.eos_token_ids),
             detokenize=False,
         )
-        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-        return [output.outputs[0].token_ids for output in outputs]
+        return [output.token_ids for output in self._generate(prompts, params)]
 
     def next_log_probs(
         self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]]
@@ -113,14 +116,20 @@ class VLLMEngine(TokenEngine):
         """As `TokenEngine.next_log_probs`: one token each, after a context that is mostly in the prefix cache."""
         from vllm import SamplingParams
 
-        prompts = [{"prompt_token_ids": list(context)} for context in contexts]
         params = [
             SamplingParams(temperature=0.0, max_tokens=1, logprob_token_ids=list(ids), detokenize=False)
             for ids in candidates
         ]
-        outputs = self.llm.generate(prompts, params, use_tqdm=False)
-        places = [output.outputs[0].logprobs[0] for output in outputs]
+        places = [output.logprobs[0] for output in self._generate(contexts, params)]
         return [[place[token].logprob for token in ids] for place, ids in zip(places, candidates, strict=True)]
+
+    def _generate(self, prompts: Sequence[Sequence[int]], params: Any) -> list[Any]:
+        """Return one completion for each prompt; a ModelError where vLLM was told to stop, which cuts them off."""
+        asked = [{"prompt_token_ids": list(ids)} for ids in prompts]
+        outputs = [output.outputs[0] for output in self.llm.generate(asked, params, use_tqdm=False)]
+        if any(output.finish_reason == "abort" for output in outputs):
+            raise ModelError("vLLM was stopped, by a signal or by close(), before its completions were whole")
+        return outputs
 
 
 def generation_config(path: str, revision: str | None) -> GenerationConfig:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, overload
 
 import yaml
 
@@ -86,8 +86,8 @@ class Judge:
         ConfigError: the prompt does not ask for what the protocol reads, a rating (pointwise) or a verdict.
 
     Example:
-        judge = Judge.load("runs/quickstart/model")
-        judge.judge(prompt="How do people greet?", responses=["With a bow.", "With a wai."], culture="TH").verdict
+        with Judge.load("runs/quickstart/model") as judge:  # closed at the end, as by `close`
+            judge.judge(prompt="How do people greet?", responses=["With a bow.", "With a wai."], culture="TH").verdict
     """
 
     engine: Engine
@@ -233,6 +233,12 @@ class Judge:
     def close(self) -> None:
         """As `RewardModel.close`: with vLLM, its engine core is a process that holds the model."""
         self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def requests(self, item: Item) -> list[Request]:
         return self.protocol.requests(item, self.settings.seed)

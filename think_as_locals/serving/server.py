@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -54,7 +53,7 @@ def serve(config: ServeConfig) -> None:
     _check_address(config.host, config.port)  # before the model, which may take minutes to load
     # Uvicorn raises the signal again at its end; this ends the whole process, engines included.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with closing(load_judge(config.judge, config.seed)) as judge:
+    with load_judge(config.judge, config.seed) as judge:
         uvicorn.run(
             create_app(judge, config, key),
             host=config.host,
