@@ -48,7 +48,7 @@ from think_as_locals.training.logging import (
     ShardsWriter,
     track,
 )
-from think_as_locals.training.rollouts import policy_engine
+from think_as_locals.training.rollouts import policy_engine, ranks_per_engine
 from think_as_locals.types import TEST, DataError, Item, ProtocolKind
 
 _TOKENIZER_DEMONSTRATIONS = 4000
@@ -247,7 +247,8 @@ def judge_sets(
     state = PartialState()
     asked = dict.fromkeys((each.protocol, each.orders, item) for each in sets.values() for item in each.items)
     mine: dict[tuple[ProtocolKind, int], list[Item]] = defaultdict(list)
-    for kind, orders, item in list(asked)[state.process_index :: state.num_processes]:
+    together = ranks_per_engine(trainer)
+    for kind, orders, item in list(asked)[state.process_index // together :: state.num_processes // together]:
         mine[kind, orders].append(item)
     found: list[tuple[tuple[ProtocolKind, int, Item], ScoredItem]] = []
     model = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
@@ -259,6 +260,6 @@ def judge_sets(
             judge = Judge(engine=engine, settings=settings_of(config), protocol=protocol)
             found += [((kind, orders, scored.item), scored) for scored in judge.predict(items, fitting=True)]
     judged = defaultdict(list)
-    for key, scored in gather_object(found):
+    for key, scored in gather_object(found if state.process_index % together == 0 else []):
         judged[key].append(scored)
     return judged

@@ -262,6 +262,13 @@ def test_code_in_a_checkpoint_of_deepspeed_is_not_run(ways: tuple[Path, dict[str
 
 
 @pytest.mark.slow
+def test_ranks_of_one_engine_ask_it_for_the_same_items(ways: tuple[Path, dict[str, Any]]) -> None:
+    found = ways[1]["tensor parallel"]
+    assert found["given"] == [[f"item-{number}" for number in range(5)]] * 2
+    assert found["counts"] == {f"item-{number}": 1 for number in range(5)}
+
+
+@pytest.mark.slow
 def test_deepspeed_does_not_use_a_gradient_that_is_not_finite(ways: tuple[Path, dict[str, Any]]) -> None:
     for case in ("zero2", "zero3"):
         message, unchanged = ways[1][case]["poisoned"]

@@ -12,23 +12,31 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from items import make_item
 from training.small_grpo import TINY, Code, chance, ends_with, figures, tiny_trainer
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 
+from think_as_locals import train
 from think_as_locals.config.checks import load_recipe
+from think_as_locals.data.load import EvalSet
+from think_as_locals.engines import Chat
 from think_as_locals.judging import COMPONENTS
 from think_as_locals.runtime.ranks import join, set_rank_timeout
 from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.training.logging import ShardsWriter
+from think_as_locals.training.rollouts import ColocatedEngine
+from think_as_locals.types import Item
 
 GLOBAL_BATCH = 8
 SLOW_SERVER = ["rollout=vllm_server", "rollout.timeout_s=4000.0"]
@@ -171,6 +179,34 @@ def planted(run: Path, overrides: list[str]) -> dict[str, str]:
     return messages
 
 
+def tensor_parallel() -> dict[str, Any]:
+    """What both ranks of one engine are given to judge in an evaluation, and how often each item is judged."""
+    items = tuple(make_item(id=f"item-{number}") for number in range(5))
+    config = load_recipe("recipes/quickstart.yaml", [])
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: SimpleNamespace()))
+    trainer: Any = SimpleNamespace(
+        use_vllm=True,
+        vllm_generation=object.__new__(ColocatedEngine),
+        args=SimpleNamespace(vllm_tensor_parallel_size=2, vllm_max_model_length=None),
+        accelerator=SimpleNamespace(unwrap_model=lambda model: model),
+        model=model,
+        chat=Chat(None),
+    )
+    given: list[str] = []
+
+    def predict(asked: list[Item], **_: Any) -> list[Any]:
+        given.extend(item.id for item in asked)
+        return [SimpleNamespace(item=item) for item in asked]
+
+    sets = {"test": EvalSet(items=items, dataset="mine", split="test", protocol="listwise", orders=1)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "policy_engine", lambda *_: nullcontext())
+        patch.setattr(train, "Judge", lambda **_: SimpleNamespace(predict=predict))
+        judged = train.judge_sets(config, trainer, sets)
+    counts = {item.id: len(scored) for (_, _, item), scored in judged.items()}
+    return {"given": gather_object([given]), "counts": counts}
+
+
 def main(folder: Path) -> None:
     join()
     set_rank_timeout(load_recipe("recipes/quickstart.yaml", SLOW_SERVER))
@@ -195,6 +231,7 @@ def main(folder: Path) -> None:
             found[case]["poisoned"] = poisoned(folder)
         print(case, found[case], flush=True)
     timeout = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    found["tensor parallel"] = tensor_parallel()
     found["ranks wait"] = gather_object([timeout.total_seconds()])
     if PartialState().is_main_process:
         (folder / "results.json").write_text(json.dumps(found))

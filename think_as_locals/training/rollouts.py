@@ -96,6 +96,12 @@ def policy_engine(trainer: GRPOTrainer, chat: Chat, batch_size: int) -> Iterator
     yield ServerEngine(engine.complete, chat) if isinstance(engine, ServedEngine) else VLLMEngine(engine.llm, chat)
 
 
+def ranks_per_engine(trainer: GRPOTrainer) -> int:
+    """Return how many ranks hold one engine together (`grpo.vllm_tensor_parallel_size`): they must ask it the same."""
+    colocated = trainer.use_vllm and isinstance(trainer.vllm_generation, ColocatedEngine)
+    return trainer.args.vllm_tensor_parallel_size if colocated else 1
+
+
 class CheckedEngine(VLLMGeneration, ABC):
     """What both engines share: prompts go in the order of their prefixes, an adapter alone where it can be applied.
 
