@@ -155,8 +155,8 @@ def load_data(config: RunConfig | ScpoConfig) -> Any:
 
     load_custom_rewards(config.reward.own)
     data = load_training_data(config, BREAKDOWNS["cell"])
-    if "rubric_quality" in config.reward.weighted():
-        check_languages(config.reward.rubric_quality.language, data.train)
+    if "rubric_quality" in config.reward.weighted() and config.prompt.rubric_language == "item":
+        check_languages(data.train)
     return data
 
 

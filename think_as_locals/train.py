@@ -100,7 +100,7 @@ def cold_start(
             texts = [
                 text
                 for demonstration in demonstrations[:_TOKENIZER_DEMONSTRATIONS]
-                for message in render(demonstration.item, config.prompt.template, config.seed)
+                for message in render(demonstration.item, seed=config.seed, **config.prompt.arguments())
                 for text in (message["content"], demonstration.completion)
             ]
             parameters = make_judge(folder.cold_start.untrained, texts, config.model.scratch, config.seed)
@@ -167,8 +167,9 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
     if not items:
         return set()
     chat, found = load_chat(config, model), dict[Item, int]()
+    shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
     for reverse in (False, True) if config.reward.both_orders else (False,):
-        prompts = [render(item, config.prompt.template, config.seed, chat.special_tokens, reverse) for item in items]
+        prompts = [render(item, reverse=reverse, **shown) for item in items]
         lengths = map(len, chat.encode(prompts))
         found |= {item: n for item, n in zip(items, lengths, strict=True) if n > (limits[item] or n)}
     if len(found) == len(limits):
@@ -188,7 +189,7 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
 def settings_of(config: RunConfig) -> JudgeSettings:
     """Return how a judge of this run must be asked."""
     return JudgeSettings(
-        prompt=config.prompt.template,
+        **config.prompt.arguments(),
         seed=config.seed,
         max_completion_length=config.grpo.max_completion_length,
         dtype=config.model.dtype,

@@ -33,6 +33,9 @@ RM_NEEDS = {
     "constant": [],
 }
 NEEDS["data", "mix"] = ["data.mix.cards=culture_cards"]
+_NO_RUBRIC = ["reward.weights.criteria_gain=0", "reward.weights.rubric_quality=0", "reward.weights.correctness=1"]
+_NO_COLD_START = ["sft=null", "model.scratch=null", "model.path=x"]
+NEEDS |= {("prompt", prompt): [*_NO_RUBRIC, *_NO_COLD_START] for prompt in VERDICT_PROMPTS}
 
 
 def scpo_config(path: Path, overrides: Sequence[str] = ()) -> ScpoConfig:
@@ -323,13 +326,19 @@ def test_settings_that_do_not_fit_together_are_named(changes: dict[str, Any], ex
 
 def test_other_peoples_verdicts_can_be_rewarded_their_rubrics_and_ratings_cannot() -> None:
     for prompt in VERDICT_PROMPTS:
-        overrides = [f"prompt.template={prompt}", "reward=rm_r1"]
+        overrides = [f"prompt={prompt}", "reward=rm_r1"]
         assert load_recipe("recipes/tal_grpo.yaml", overrides).prompt.template == prompt
         with pytest.raises(ConfigError, match=f"criteria_gain: scores the rubric .* prompt {prompt} does not ask for"):
             load_recipe("recipes/tal_grpo.yaml", overrides[:1])
     for prompt in RATING_PROMPTS:
         with pytest.raises(ConfigError, match=f"{prompt} asks for a rating of one response, and training"):
-            load_recipe("recipes/tal_grpo.yaml", [f"prompt.template={prompt}", "reward=rm_r1"])
+            load_recipe("recipes/tal_grpo.yaml", ["prompt=rewardbench2", f"prompt.template={prompt}", "reward=rm_r1"])
+    for override, expected in (
+        ("prompt.template=rm_r1", "prompt.culture: got stated, but rm_r1 says nothing of culture: set it to hidden"),
+        ("prompt.template=compact", "prompt.rubric_language: got item, but compact asks for none: set it to any"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            load_recipe("recipes/tal_grpo.yaml", [override])
     assert {*GRAMMAR_PROMPTS, *VERDICT_PROMPTS, *RATING_PROMPTS} == {*prompt_names()}
 
 

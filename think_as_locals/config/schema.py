@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from think_as_locals.types import Convention, DataSource, ProtocolKind, TooLong
+from think_as_locals.types import Convention, CultureShown, DataSource, ProtocolKind, RubricLanguage, TooLong
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,49}$")]
@@ -118,9 +118,15 @@ class ItemsConfig(Recipe):
 
 
 class PromptSection(Section):
-    """The prompt: a folder of templates in `judging/prompts`."""
+    """The prompt: a folder of templates in `judging/prompts`, and what it says of culture and language."""
 
     template: str
+    culture: CultureShown
+    rubric_language: RubricLanguage
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `judging.render` that this section decides."""
+        return {"prompt": self.template, "culture": self.culture, "rubric_language": self.rubric_language}
 
 
 class CriteriaGainSection(Section):
@@ -128,12 +134,6 @@ class CriteriaGainSection(Section):
 
     scorer: Literal["policy", "reference"]
     clip: Annotated[list[float], Field(min_length=2, max_length=2)]
-
-
-class RubricQualitySection(Section):
-    """The script that a rubric should be written in: that of a BCP-47 tag, of the `item`, or any (null)."""
-
-    language: str | None
 
 
 class LengthSection(Section):
@@ -153,7 +153,6 @@ class RewardSection(Section):
     parse_failure_batches: PositiveInt
     on_parse_failure: Literal["warn", "stop"]
     criteria_gain: CriteriaGainSection
-    rubric_quality: RubricQualitySection
     length: LengthSection
 
     def weighted(self) -> dict[str, float]:
@@ -270,9 +269,7 @@ class RunConfig(Recipe):
         """Keys that nothing reads, by the setting that they belong to."""
         weights = self.reward.weighted()
         keys = {
-            f"reward.weights.{name}": f"reward.{name}"
-            for name in ("criteria_gain", "rubric_quality", "length")
-            if not weights.get(name)
+            f"reward.weights.{name}": f"reward.{name}" for name in ("criteria_gain", "length") if not weights.get(name)
         }
         backend = self.rollout.backend
         if backend != "vllm_server":

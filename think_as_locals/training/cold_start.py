@@ -55,10 +55,11 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
         tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision)
         arguments = trl_arguments(config, sft, checkpoints.folder)
         chat = Chat(tokenizer, config.model.chat_template_kwargs)
-        template, end = config.prompt.template, tokenizer.eos_token_id
+        end = tokenizer.eos_token_id
+        shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
         items = list(dict.fromkeys(d.item for d in demonstrations))  # an item is drawn several times
         chat.check_texts(items)
-        encoded = chat.encode([render(item, template, config.seed, chat.special_tokens) for item in items])
+        encoded = chat.encode([render(item, **shown) for item in items])
         prompts = dict(zip(items, encoded, strict=True))
         completions = tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
         # Only the completion and its end are trained on, after the prompt that GRPO uses.

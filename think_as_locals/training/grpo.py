@@ -149,9 +149,9 @@ def load_chat(config: RunConfig, model: str) -> Chat:
 
 def prompt_dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:
     """Return the prompts of items and orders, each with the number of its row."""
-    template, special = config.prompt.template, chat.special_tokens
+    shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
     chat.check_texts(dict.fromkeys(item for item, _ in rows))
-    prompts = [chat.turns(render(item, template, config.seed, special, reverse)) for item, reverse in rows]
+    prompts = [chat.turns(render(item, reverse=reverse, **shown)) for item, reverse in rows]
     return Dataset.from_dict({"prompt": prompts, "index": list(range(len(rows)))})
 
 
