@@ -208,6 +208,8 @@ def tensor_parallel() -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
+    from training import fsdp2
+
     join()
     set_rank_timeout(load_recipe("recipes/quickstart.yaml", SLOW_SERVER))
     found: dict[str, Any] = {}
@@ -230,6 +232,9 @@ def main(folder: Path) -> None:
         if case in ("zero2", "zero3"):
             found[case]["poisoned"] = poisoned(folder)
         print(case, found[case], flush=True)
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "false"
+    found["fsdp2"] = fsdp2.check(folder)
+    print("fsdp2", found["fsdp2"], flush=True)
     timeout = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
     found["tensor parallel"] = tensor_parallel()
     found["ranks wait"] = gather_object([timeout.total_seconds()])
