@@ -17,6 +17,7 @@ from think_as_locals.runtime.startup import loading
 from think_as_locals.types import ConfigError, DataWarning, Item
 
 if TYPE_CHECKING:
+    from think_as_locals.data.load import TrainingData
     from think_as_locals.runtime.run_folder import RunFolder
 
 
@@ -71,22 +72,28 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
         *((f"measures {name}", f"{_described(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
         ("when", f"before GRPO, every {config.eval.every_steps} steps, at the end"),
-        ("memory", _memory(config)),
+        *_estimates(config, data),
         ("in", config.run.dir),
     ]
 
 
-def _memory(config: RunConfig) -> str:
+def _estimates(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
     from think_as_locals.config.compose import find_launch, read_launch
+    from think_as_locals.machine import hours
     from think_as_locals.machine.fit import needed_bytes
+    from think_as_locals.machine.gpus import gpus
     from think_as_locals.machine.memory import GB, count
 
-    launch = config.run.launch or "single"
+    name = config.run.launch or "single"
+    launch = read_launch(find_launch(name))
     try:
-        needed = needed_bytes(config, read_launch(find_launch(launch)), count(config))
+        counts = count(config)
     except ConfigError as error:
-        return str(error)
-    return f"about {needed / GB:.1f} GB of each GPU of launch/{launch}.yaml; tal doctor says it for others (--launch)"
+        return [("memory", str(error))]
+    needed = f"about {needed_bytes(config, launch, counts) / GB:.1f} GB of each GPU of launch/{name}.yaml"
+    judgements = sum(len(each.items) * each.orders for each in data.sets.values())
+    took = hours.described(config, launch, counts, gpus(), len(data.train), judgements)
+    return [("memory", f"{needed}; tal doctor says it for others (--launch)"), ("hours", took)]
 
 
 def _described(items: Sequence[Item]) -> str:

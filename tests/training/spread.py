@@ -212,7 +212,9 @@ def main(folder: Path) -> None:
 
     join()
     set_rank_timeout(load_recipe("recipes/quickstart.yaml", SLOW_SERVER))
-    found: dict[str, Any] = {}
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "false"
+    found: dict[str, Any] = {"fsdp2": fsdp2.check(folder)}  # first: DeepSpeed leaves its mark on transformers
+    print("fsdp2", found["fsdp2"], flush=True)
     for case, (stage, overrides) in WAYS.items():
         os.environ["ACCELERATE_USE_DEEPSPEED"] = str(stage is not None).lower()
         os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = stage or ""
@@ -232,9 +234,6 @@ def main(folder: Path) -> None:
         if case in ("zero2", "zero3"):
             found[case]["poisoned"] = poisoned(folder)
         print(case, found[case], flush=True)
-    os.environ["ACCELERATE_USE_DEEPSPEED"] = "false"
-    found["fsdp2"] = fsdp2.check(folder)
-    print("fsdp2", found["fsdp2"], flush=True)
     timeout = torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout
     found["tensor parallel"] = tensor_parallel()
     found["ranks wait"] = gather_object([timeout.total_seconds()])

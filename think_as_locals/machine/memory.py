@@ -159,7 +159,7 @@ def engine(config: RunConfig | ScpoConfig, counts: Counts) -> dict[str, float]:
     """Return the bytes that a colocated vLLM needs on each GPU before it starts, by part; none where there is none."""
     if isinstance(config, ScpoConfig) or config.rollout.backend != "vllm_colocate":
         return {}
-    size, ranks = _engine_bytes(config), _tensor_parallel(config)
+    size, ranks = element_size(config), _tensor_parallel(config)
     base = counts.parameters - (counts.trained if config.lora else 0)
     return {
         "vLLM's weights": size * base / ranks,
@@ -168,7 +168,7 @@ def engine(config: RunConfig | ScpoConfig, counts: Counts) -> dict[str, float]:
     }
 
 
-def _engine_bytes(config: RunConfig) -> int:
+def element_size(config: RunConfig) -> int:
     return _BYTES[config.rollout.dtype or config.model.dtype]
 
 
@@ -197,7 +197,7 @@ def engine_share(config: RunConfig, counts: Counts, parts: Mapping[str, float], 
     """
     needed = sum(engine(config, counts).values())
     rows = config.grpo.per_device_train_batch_size * config.grpo.gradient_accumulation_steps
-    cache = rows * _engine_tokens(config, counts) * counts.cached * _engine_bytes(config)
+    cache = rows * _engine_tokens(config, counts) * counts.cached * element_size(config)
     least, most = math.ceil(100 * needed / gpu), math.ceil(100 * (USABLE - sum(parts.values()) / gpu))
     wanted = math.ceil(100 * (needed + cache) / gpu)
     return None if least > most else min(max(least, wanted), most) / 100
