@@ -220,7 +220,21 @@ def _training_faults(config: RunConfig) -> list[str]:
         faults.append(
             f"prompt.template: got {prompt!r}, whose answers rewards cannot score, expected one of {expected}"
         )
-    return faults + unknown + _reward_faults(config.reward, config.grpo) + _items_faults(config)
+    faults += unknown + _ahead_faults(config) if config.rollout.ahead else unknown
+    return faults + _reward_faults(config.reward, config.grpo) + _items_faults(config)
+
+
+def _ahead_faults(config: RunConfig) -> list[str]:
+    """Check what sampling ahead of the update needs: a server, and prompts in an order that is known before."""
+    got, grpo = f"rollout.ahead: got {config.rollout.ahead}", config.grpo.model_extra or {}
+    faults = []
+    if config.rollout.backend != "vllm_server":
+        faults.append(f"{got}, but only rollout=vllm_server samples while the policy learns: choose it, or set 0")
+    if grpo.get("auto_find_batch_size"):
+        faults.append(f"{got}, with batches of one size: set grpo.auto_find_batch_size=false")
+    if (grpo.get("accelerator_config") or {}).get("split_batches"):
+        faults.append(f"{got}, with the ranks' batches in the sampler's order: drop grpo.accelerator_config")
+    return faults
 
 
 def _items_faults(config: RunConfig) -> list[str]:
