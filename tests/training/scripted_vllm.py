@@ -20,14 +20,14 @@ from think_as_locals.engines.transformers_engine import padded
 class ScriptedVLLM:
     """Rollout k of a prompt depends on the weights, the prompt and k alone, so that runs can be compared.
 
-    `before` is called with the route of each request and may hang up (True), as a server does that is killed.
+    `before` is called with each request and may hang up (True), as a server does that is killed.
     """
 
     url = ""
 
     def __init__(self, model: Path) -> None:
         self._start = str(model)
-        self.before: Callable[[str], bool] = lambda route: False
+        self.before: Callable[[Received], bool] = lambda request: False
         self.served: list[tuple[str, int]] = []  # name of the weights and number of prompts of each request
         self.restart()
 
@@ -38,7 +38,7 @@ class ScriptedVLLM:
         self._adapters: dict[str, Any] = {}
 
     def respond(self, request: Received) -> Answer:
-        if self.before(request.path):
+        if self.before(request):
             return HANGS_UP, None, {}
         return 200, self._answer(request.path, request.body), {}
 
@@ -66,17 +66,17 @@ class ScriptedVLLM:
         self, prompt: list[list[int]], max_tokens: int, temperature: float, logprobs: int, **rest: Any
     ) -> list[dict[str, Any]]:
         model = self._adapters[rest["model"]] if "model" in rest else self._model
-        if logprobs == 0:  # else it is the check after a sync
+        if "ignore_eos" not in rest:
             self.served.append((rest.get("model", self.weights), len(prompt)))
         ends = () if rest.get("ignore_eos") else rest["stop_token_ids"]
         ids, mask = padded(prompt, "left")
-        noise = [_noise(row, prompt[:k].count(row), max_tokens) for k, row in enumerate(prompt)]
+        shape = (max_tokens, model.config.vocab_size)
+        gumbel = torch.stack([_gumbel(row, prompt[:k].count(row), shape) for k, row in enumerate(prompt)])
         found: list[list[tuple[int, dict[str, float]]]] = [[] for _ in prompt]
         for step in range(max_tokens):
             logits = model(input_ids=ids, attention_mask=mask).logits[:, -1].float()
             scores = (logits / (temperature or 1.0)).log_softmax(-1)
-            gumbel = torch.stack([generated(scores.shape[1])[step] for generated in noise])
-            chosen = (scores + gumbel * (temperature > 0)).argmax(-1)
+            chosen = (scores + gumbel[:, step] * (temperature > 0)).argmax(-1)
             for row, token in enumerate(chosen.tolist()):
                 if not (found[row] and found[row][-1][0] in ends):
                     best = {token: float(scores[row, token])}
@@ -89,15 +89,16 @@ class ScriptedVLLM:
         return [_choice(index, tokens) for index, tokens in enumerate(found)]
 
 
-def _noise(prompt: list[int], times: int, length: int) -> Callable[[int], torch.Tensor]:
+def samples(request: Received) -> bool:
+    """Whether a request is for rollouts, and not the check after a sync."""
+    return request.path == "/v1/completions" and "ignore_eos" not in request.body
+
+
+def _gumbel(prompt: list[int], times: int, shape: tuple[int, int]) -> torch.Tensor:
     """Random numbers of a rollout, (tokens, vocabulary)."""
     seed = int.from_bytes(hashlib.sha256(repr((prompt, times)).encode()).digest()[:6], "big")
-
-    def generated(vocabulary: int) -> torch.Tensor:
-        uniform = torch.rand((length, vocabulary), generator=torch.Generator().manual_seed(seed))
-        return -(-uniform.clamp(1e-20).log()).log()
-
-    return generated
+    uniform = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+    return -(-uniform.clamp(1e-20).log()).log()
 
 
 def _choice(index: int, tokens: list[tuple[int, dict[str, float]]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Batches that are sampled ahead: with the weights they say, in the data loader's order, each once, also when resumed."""
+"""Batches that are sampled ahead: in order, each once, with weights that are known, also when resumed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, command, launch
-from training.scripted_vllm import ScriptedVLLM, serving
+from loopback import Received
+from training.scripted_vllm import ScriptedVLLM, samples, serving
 from training.small_grpo import chance, ends_with, figures, tiny_trainer
 from transformers import TrainerCallback
 
@@ -40,9 +41,7 @@ def made(server: ScriptedVLLM, folder: Path, ahead: int, *overrides: str) -> Jud
     steps = [f"grpo.max_steps={STEPS}", "grpo.save_steps=1", f"grpo.save_total_limit={STEPS}"]
     server.restart()
     server.served.clear()
-    return tiny_trainer(
-        folder, *SETTINGS, *where, *steps, *overrides, components={**COMPONENTS, "correctness": chance}
-    )
+    return tiny_trainer(folder, *SETTINGS, *where, *steps, *overrides, components={**COMPONENTS, "correctness": chance})
 
 
 def logged(trainer: JudgeTrainer, name: str) -> list[Any]:
@@ -101,6 +100,10 @@ def without_syncs(log: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in log.items() if name != "rollout/synced_megabytes"}
 
 
+def loads(request: Received) -> bool:
+    return request.path == "/collective_rpc" and request.body["method"] == "reload_weights"
+
+
 def test_an_evaluation_waits_for_what_is_in_flight_and_has_the_policys_weights(
     server: ScriptedVLLM, tmp_path: Path
 ) -> None:
@@ -116,8 +119,8 @@ def test_an_evaluation_waits_for_what_is_in_flight_and_has_the_policys_weights(
             sampling[0] -= 1
 
     server._complete = watched  # type: ignore[method-assign]
-    server.before = lambda route: bool(overlapping.append(sampling[0])) if route == "/collective_rpc" else False
-    evaluated = []
+    server.before = lambda request: bool(overlapping.append(sampling[0])) if loads(request) else False
+    evaluated: list[Any] = []
 
     class Evaluation(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -130,29 +133,24 @@ def test_an_evaluation_waits_for_what_is_in_flight_and_has_the_policys_weights(
     assert len(evaluated) == STEPS
     own = TransformersEngine(trainer.model, trainer.chat, 8)
     assert evaluated[-1] == own.sample_tokens(trainer.vllm_generation._check_prompts, GREEDY)
-    assert not any(overlapping)  # weights are neither looked at by another request nor changed while it samples
+    assert not any(overlapping)  # no weights change while it samples
 
 
 def test_a_server_that_is_restarted_meanwhile_samples_the_batch_again(server: ScriptedVLLM, tmp_path: Path) -> None:
     trainer = made(server, tmp_path, 2)
-    requests = []
+    seen = []
 
-    def restarts(route: str) -> bool:
-        if route == "/v1/completions" and "check" not in requests[-1:]:
-            pass
-        requests.append(route)
-        if requests.count("/v1/completions") == 8 and route == "/v1/completions":
+    def restarts(request: Received) -> bool:
+        seen.extend([request] if samples(request) else [])
+        if restart := samples(request) and len(seen) == 4:
             server.restart()
-            return True
-        return False
+        return restart
 
     server.before = restarts
     trainer.train()
-    staleness = logged(trainer, "rollout/staleness")
-    assert len(staleness) == STEPS
-    assert staleness.count(0) == 2  # at the start, and after the restart
-    assert all(size == 8 for _, size in server.served)
-    assert len(server.served) == STEPS  # what was lost was not sampled to the end
+    # The fourth batch was in flight; it and what was to follow with the same weights are sampled anew.
+    assert logged(trainer, "rollout/staleness") == [0, 1, 2, 0, *[1, 2] * 3]
+    assert [size for _, size in server.served] == [8] * STEPS
     assert server._start not in {weights for weights, _ in server.served}
 
 
@@ -163,12 +161,24 @@ def test_a_dead_server_ends_the_run_and_its_checkpoint_goes_on_with_one_that_liv
     whole.train()
     ids = [row["id"] for row in whole.rewards.take_rows()]
     trainer = made(server, tmp_path / "other", 1, "rollout.timeout_s=2")
-    server.before = lambda route: route == "/v1/completions" and len(server.served) >= 4
+    server.before = lambda request: samples(request) and len(server.served) >= 4
     message = ends_with(trainer.train)
     assert f"the vLLM server at {server.url}" in message
     assert "a checkpoint without what the server was sampling" in caplog.text
-    server.before = lambda route: False
+    server.before = lambda request: False
     resumed = made(server, tmp_path / "other", 1)
     resumed.train_from(resumed.checkpoints.latest())
-    step = STEPS - len(logged(resumed, "rollout/staleness")[-STEPS:])
-    assert [row["id"] for row in resumed.rewards.take_rows()] == ids[8 * 4 :], step
+    assert logged(resumed, "rollout/staleness") == [0, 1, 1, 1, 0, 1, 1, 1, 1, 1]  # those of the checkpoint first
+    assert [row["id"] for row in resumed.rewards.take_rows()] == ids[8 * 4 :]
+
+
+@pytest.mark.slow
+def test_ranks_share_batches_however_they_share_the_model(server: ScriptedVLLM, tmp_path: Path) -> None:
+    words = ["launch", "--config_file", "launch/cpu_zero2.yaml", "tests/training/ahead_process.py", str(tmp_path)]
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "VLLM_API_KEY": "secret", "OMP_NUM_THREADS": "1"}
+    done = launch(command("accelerate"), *words, server.url, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for way, (whole, resumed) in json.loads((tmp_path / "results.json").read_text()).items():
+        assert [log["rollout/staleness"] for log in whole] == [0, 1, 1, 1], way
+        assert [without_syncs(log) for log in resumed] == [without_syncs(log) for log in whole], way
+    assert {size for _, size in server.served} == {8}  # of both ranks

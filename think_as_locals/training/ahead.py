@@ -29,6 +29,7 @@ from torch import Tensor
 
 from think_as_locals.engines.vllm_server import SampledTokens
 from think_as_locals.training.rollouts import Sampled, ServedEngine
+from think_as_locals.types import TrainingError
 
 if TYPE_CHECKING:
     from think_as_locals.training.grpo import JudgeTrainer
@@ -55,7 +56,7 @@ class SampledAhead:
         self._engine = engine
         self._ahead = ahead
         self._batches: deque[_Batch] = deque()
-        self._rows: Iterator[list[int]] | None = None  # of the generation batches that were not started yet
+        self._rows: Iterator[list[int]] | None = None  # of the generation batches after those
 
     def take(self, prompts: Prompts) -> tuple[list[list[int]], list[list[float | None]]]:
         """Return token ids and log-probabilities for this rank's prompts of the generation batch that begins.
@@ -63,9 +64,6 @@ class SampledAhead:
         Raises TrainingError on all ranks where the server fails; where it was restarted, the batch is sampled now.
         """
         number = self._trainer._step // self._window
-        if self._rows is None:
-            first = number + max(1, len(self._batches))
-            self._rows = islice(self._generation_batches(), first, self._count_batches())
         found, staleness = None, 0
         if self._batches:
             batch = self._batches.popleft()
@@ -73,12 +71,14 @@ class SampledAhead:
             staleness = number - batch.weights
         if found is None:  # the first batch of a process, or the server was restarted: it has no weights for the rest
             self._batches.clear()
-        if not self._batches:
+            self._rows = None
             self._engine.sync_weights()
-            if found is None:
-                _, ids, log_probs, _ = self._engine.generate(prompts, None, self._trainer.num_generations)
-                found = [SampledTokens(i, [p[0] for p in row], []) for i, row in zip(ids, log_probs, strict=True)]
-                staleness = 0
+            _, ids, log_probs, _ = self._engine.generate(prompts, None, self._trainer.num_generations)
+            found = [SampledTokens(i, [p[0] for p in row], []) for i, row in zip(ids, log_probs, strict=True)]
+            staleness = 0
+            self._start(number)
+        elif not self._batches:
+            self._engine.sync_weights()
             self._start(number)
         self._trainer.log_rollouts("rollout/staleness", staleness)
         return [one.token_ids for one in found], [one.log_probs for one in found]
@@ -115,8 +115,10 @@ class SampledAhead:
             self._batches.append(batch)
 
     def _start(self, number: int) -> None:
-        """Start the next generation batches, as many as there are up to N."""
-        rows = list(islice(self._rows or (), self._ahead))
+        """Start the generation batches after this one, as many as there are up to N."""
+        if self._rows is None:
+            self._rows = islice(self._generation_batches(), number + 1, self._count_batches())
+        rows = list(islice(self._rows, self._ahead))
         prompts = [self._tokenized(each) if self._trainer.accelerator.is_main_process else [] for each in rows]
         futures = self._engine.sample_ahead(prompts)
         self._batches.extend(
@@ -132,9 +134,9 @@ class SampledAhead:
         return [ids[row] for row in rows]
 
     def _check(self, batch: _Batch, everyones: Prompts) -> None:
-        """Raise a RuntimeError unless a batch is the one that the data loader gives."""
+        """Raise TrainingError unless a batch is the one that the data loader gives."""
         if _digest(everyones) != batch.prompts:
-            raise RuntimeError(
+            raise TrainingError(
                 f"generation batch {batch.number} was sampled for other prompts than those that the data loader gives: "
                 "something changes their order; set rollout.ahead=0"
             )
@@ -158,7 +160,8 @@ class SampledAhead:
         args = self._trainer.args
         epoch = len(self._trainer.make_order()) // args.generation_batch_size  # micro-steps
         epochs, steps = divmod(self._trainer.state.max_steps, ceil(epoch / args.gradient_accumulation_steps))
-        return ceil((epochs * epoch + min(epoch, steps * args.gradient_accumulation_steps)) / self._window)
+        micro_steps: int = epochs * epoch + min(epoch, steps * args.gradient_accumulation_steps)
+        return ceil(micro_steps / self._window)
 
 
 def _digest(prompts: Prompts) -> str:
@@ -177,7 +180,7 @@ def _as_tensors(completions: Sequence[SampledTokens]) -> dict[str, Tensor]:
 
 def _from_tensors(tensors: dict[str, Tensor]) -> list[SampledTokens]:
     lengths = tensors["lengths"].tolist()
-    ids, scores = (tensors[name].split(lengths) for name in ("token_ids", "log_probs"))
+    ids, scores = (torch.split(tensors[name], lengths) for name in ("token_ids", "log_probs"))
     return [
         SampledTokens(i.tolist(), [None if value != value else value for value in s.tolist()], [])
         for i, s in zip(ids, scores, strict=True)

@@ -373,7 +373,7 @@ class ServedEngine(CheckedEngine):
     def sync_weights(self) -> None:
         """Send the policy's weights once nothing is being sampled with the last ones; see `CheckedEngine`."""
         for future in self._in_flight:
-            self._on_main(lambda future=future: bool(wait([future])))
+            self._on_main(partial(_wait, future))
         super().sync_weights()
 
     def complete(self, prompts: Sequence[list[int]], **parameters: Any) -> list[SampledTokens]:
@@ -532,7 +532,7 @@ class ServedEngine(CheckedEngine):
         if self.accelerator.is_main_process:
             try:
                 found = run_with_timeout(self.limit_s, work)
-            except ServerError as error:
+            except (ServerError, TrainingError) as error:
                 fault = f"{error}"
             except Exception as error:  # of whatever kind: the other ranks wait
                 fault = (
@@ -543,6 +543,11 @@ class ServedEngine(CheckedEngine):
         if fault is not None:
             raise TrainingError(fault)
         return cast("T", found)
+
+
+def _wait(future: Future[Any]) -> None:
+    """Return when it is done, whatever came of it."""
+    wait([future])
 
 
 def _since(before: Counts, now: Counts) -> Counts:
