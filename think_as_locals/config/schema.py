@@ -207,6 +207,7 @@ class GrpoSection(TrlSection):
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
     num_train_epochs: PositiveFloat
     report_to: list[Tracker]
+    vllm_tensor_parallel_size: PositiveInt
     ddp_timeout: PositiveInt
 
 

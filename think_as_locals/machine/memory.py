@@ -159,7 +159,7 @@ def engine(config: RunConfig | ScpoConfig, counts: Counts) -> dict[str, float]:
     """Return the bytes that a colocated vLLM needs on each GPU before it starts, by part; none where there is none."""
     if isinstance(config, ScpoConfig) or config.rollout.backend != "vllm_colocate":
         return {}
-    size, ranks = element_size(config), _tensor_parallel(config)
+    size, ranks = element_size(config), config.grpo.vllm_tensor_parallel_size
     base = counts.parameters - (counts.trained if config.lora else 0)
     return {
         "vLLM's weights": size * base / ranks,
@@ -170,10 +170,6 @@ def engine(config: RunConfig | ScpoConfig, counts: Counts) -> dict[str, float]:
 
 def element_size(config: RunConfig) -> int:
     return _BYTES[config.rollout.dtype or config.model.dtype]
-
-
-def _tensor_parallel(config: RunConfig) -> int:
-    return int((config.grpo.model_extra or {}).get("vllm_tensor_parallel_size", 1))
 
 
 def _engine_tokens(config: RunConfig, counts: Counts) -> int:
