@@ -120,6 +120,9 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
         from think_as_locals.machine.preflight import preflight
 
         loaded = load_config(recipe, overrides)
+        if isinstance(loaded, RunConfig) and loaded.variants:
+            names = ", ".join(loaded.variants)
+            raise ConfigError(f"{loaded.recipe} is a sweep over variants ({names}): tal run -m {recipe}")
         if (launched := take_up_launch(loaded.run.launch)) is not None:
             print(launched)
         preflight(loaded, recipe, overrides)

@@ -266,6 +266,7 @@ class RunConfig(Recipe):
     sft: SftSection | None
     lora: LoraSection | None
     eval: EvalSection
+    variants: dict[Name, list[str]]
 
     @property
     def unread(self) -> dict[str, str]:
