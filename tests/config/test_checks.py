@@ -189,9 +189,12 @@ def test_a_key_that_a_source_does_not_read_is_refused_by_name(source: str, overr
     ("weights", "components"),
     [
         ("correctness_structure", ["correctness", "structure"]),
-        ("paper", ["correctness", "criteria_gain"]),
-        ("rm_r1", ["correctness"]),
-        ("j1", ["correctness", "consistency"]),
+        ("tal", ["correctness", "criteria_gain", "structure", "rubric_quality"]),
+        ("paper", ["correctness", "criteria_gain", "structure"]),
+        ("paper_without_gain", ["correctness", "structure"]),
+        ("paper_without_correctness", ["criteria_gain", "structure"]),
+        ("rm_r1", ["correctness", "structure"]),
+        ("j1", ["correctness", "consistency", "structure"]),
         ("full", ["correctness", "criteria_gain", "structure", "rubric_quality", "consistency", "length"]),
     ],
 )
@@ -201,8 +204,9 @@ def test_each_choice_of_rewards_weighs_its_components(weights: str, components: 
     assert reward.both_orders == ("consistency" in components)
 
 
-def test_the_flagship_is_paid_as_in_the_paper_and_the_quick_start_for_structure() -> None:
-    assert load_recipe(GRPO).reward.weights == {"correctness": 1.0, "criteria_gain": 0.5}
+def test_the_flagship_is_paid_for_verdict_and_rubric_and_the_quick_start_for_structure() -> None:
+    weights = {"correctness": 1.0, "criteria_gain": 0.5, "structure": 0.2, "rubric_quality": 0.2}
+    assert load_recipe(GRPO).reward.weights == weights
     assert load_recipe(QUICKSTART).reward.weights == {"correctness": 1.0, "structure": 0.2}
 
 
@@ -322,6 +326,35 @@ def test_settings_that_do_not_fit_together_are_named(changes: dict[str, Any], ex
     found = faults(changes)
     assert expected in found
     assert [*changes][-1] in found
+
+
+def test_the_papers_recipe_pays_what_the_paper_pays() -> None:
+    config = load_recipe("recipes/tal_paper.yaml")
+    assert config.reward.weighted() == {"correctness": 1.0, "criteria_gain": 0.5}
+    assert (config.grpo.loss_type, config.model.path) == ("grpo", "Qwen/Qwen2.5-7B-Instruct")
+    assert {name: part.path for name, part in config.sources.items()} == {
+        "helpsteer3": "nvidia/HelpSteer3:preference",
+        "care": "geyang627/CARE",
+    }
+    assert load_recipe("recipes/tal_paper.yaml", ["reward=paper_without_gain"]).reward.weighted() == {
+        "correctness": 1.0
+    }
+
+
+def test_weights_given_as_a_whole_replace_those_of_the_option() -> None:
+    def weights(*overrides: str) -> dict[str, float]:
+        return load_recipe(GRPO, overrides).reward.weights
+
+    assert weights("reward.weights={correctness: 2.0}") == {"correctness": 2.0}
+    assert weights("reward=full", "reward.weights={correctness: 1.0, length: 0.5}") == {
+        "correctness": 1.0,
+        "length": 0.5,
+    }
+    assert weights("reward.weights={correctness: 2.0}", "reward.weights.structure=0.1") == {
+        "correctness": 2.0,
+        "structure": 0.1,
+    }
+    assert weights("reward.weights.correctness=2.0").keys() == weights().keys()  # a key alone is set among the others
 
 
 def test_other_peoples_verdicts_can_be_rewarded_their_rubrics_and_ratings_cannot() -> None:
