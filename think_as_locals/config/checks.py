@@ -14,6 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
 from think_as_locals.config.schema import (
     DataSection,
+    DemonstrationConfig,
     EvalSetSection,
     EvaluationConfig,
     GlobalRMSection,
@@ -34,7 +35,10 @@ from think_as_locals.config.schema import (
 from think_as_locals.types import GRAMMAR_PROMPTS, TEST, VALIDATION, ConfigError, RewardName
 
 _OFF = {  # sections that may be null, and what turns them on
-    "sft": "this recipe has no cold start (sft is null): choose trainer=cold_start_grpo, or drop sft.*",
+    "sft": (
+        "this recipe has no cold start (sft is null): choose trainer=demonstrated_grpo (trainer=cold_start_grpo for a "
+        "model made from scratch), or drop sft.*"
+    ),
     "lora": "this run trains all weights (lora is null): choose lora=rank16, or drop lora.*",
     "global_rm": "this recipe loads its global RM (global_rm is null): choose global_rm=pooled, or drop global_rm.*",
     "model.scratch": "null here (the model is loaded): choose model=quickstart, or drop model.scratch.*",
@@ -51,11 +55,16 @@ _RM_KINDS: dict[str, type[BaseModel]] = {
     for section in get_args(get_args(RewardModelSection)[0])
 }
 
-_DOES = {"grpo": "trains a judge", "rms": "evaluates reward models", "scpo": "steers a reward model"}
+_DOES = {
+    "grpo": "trains a judge",
+    "rms": "evaluates reward models",
+    "scpo": "steers a reward model",
+    "teacher": "asks a teacher for demonstrations",
+}
 """The section that only one kind of recipe has, and what recipes of this kind do."""
 
-Config = RunConfig | EvaluationConfig | ScpoConfig
-"""What a recipe becomes: a judge to train, reward models to evaluate, or a reward model to steer."""
+Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig
+"""What a recipe becomes, as `_DOES` says."""
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
 
@@ -77,7 +86,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     config = load_config(path, overrides)
     if not isinstance(config, RunConfig):
-        does = _DOES["rms" if isinstance(config, EvaluationConfig) else "scpo"]
+        does = next(does for section, does in _DOES.items() if hasattr(config, section))
         raise ConfigError(f"{config.recipe} {does} and trains no judge: `tal run` takes it")
     return config
 
@@ -111,6 +120,8 @@ def validate(values: Mapping[str, Any]) -> Config:
         return validate_as(EvaluationConfig, values, _evaluation_faults)
     if "scpo" in values:
         return validate_as(ScpoConfig, values, _scpo_faults)
+    if "teacher" in values:
+        return validate_as(DemonstrationConfig, values, _demonstration_faults)
     return validate_as(RunConfig, values, _training_faults)
 
 
@@ -136,6 +147,8 @@ def _locate(fault: Mapping[str, Any], schema: type[BaseModel]) -> tuple[tuple[st
     if loc[0] == "rms" and len(loc) > 2:  # rms, its name, its kind, the key
         known = [f"rms.{loc[1]}.{key}" for key in _RM_KINDS[loc[2]].model_fields]
         loc = (*loc[:2], *loc[3:])
+    if loc[0] == "teacher" and len(loc) > 1:  # teacher, its kind, the key
+        loc = (loc[0], *loc[2:])
     if loc[0] == "data" and schema is RunConfig:  # data, its source, the key
         loc = ("data", "source") if fault["type"] == "union_tag_invalid" else ("data", *loc[2:])
     if loc[:2] in (("data", "mix"), ("eval", "sets")) and len(loc) > 2:  # the two, a name, the key
@@ -208,11 +221,7 @@ def _keys(model: type[BaseModel], place: str = "") -> Iterator[str]:
 
 
 def _training_faults(config: RunConfig) -> list[str]:
-    faults = _model_faults(config.model)
-    if config.sft is None and config.model.scratch is not None:
-        faults.append("sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path")
-    if config.sft and config.sft.biased_wrong + config.sft.biased_right > 1:
-        faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")
+    faults = _model_faults(config.model) + _sft_faults(config)
     if config.grpo.max_steps == 0:
         faults.append("grpo.max_steps: got 0, expected at least 1, or -1 for as many as grpo.num_train_epochs takes")
     prompt, expected = config.prompt.template, ", ".join(GRAMMAR_PROMPTS)
@@ -221,6 +230,42 @@ def _training_faults(config: RunConfig) -> list[str]:
             f"prompt.template: got {prompt!r}, whose answers rewards cannot score, expected one of {expected}"
         )
     return faults + unknown + _reward_faults(config.reward, config.grpo) + _items_faults(config)
+
+
+def _sft_faults(config: RunConfig) -> list[str]:
+    """Check the cold start: deliberate errors, and learning rates of small models, are for models made from scratch."""
+    sft, scratch = config.sft, config.model.scratch is not None
+    if sft is None:
+        needed = "sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path"
+        return [needed] if scratch else []
+    biased = {name: value for name, value in sft if name.startswith("biased_")}
+    if not scratch and any(value is not None for value in biased.values()):
+        message = (
+            "sft: trainer=cold_start_grpo teaches deliberate errors, at learning rates for a model made from scratch; "
+            f"{config.model.path} is pretrained: choose trainer=demonstrated_grpo sft.data=FILE, a file that `tal "
+            "demonstrate` writes"
+        )
+        return [message]
+    faults = []
+    if sft.data is None and (unset := [f"sft.{name}" for name, value in biased.items() if value is None]):
+        faults.append(f"sft.data: got null, expected a file that `tal demonstrate` wrote, or set {', '.join(unset)}")
+    if sft.max_steps == 0 or (sft.max_steps < 0 and sft.data is None):
+        more = "" if sft.data is None else ", or -1 for as many as sft.num_train_epochs takes"
+        faults.append(f"sft.max_steps: got {sft.max_steps}, expected at least 1{more}")
+    if (sft.biased_wrong or 0.0) + (sft.biased_right or 0.0) > 1:
+        faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")
+    return faults
+
+
+def _demonstration_faults(config: DemonstrationConfig) -> list[str]:
+    teacher, data = config.teacher, config.data
+    faults = prompt_faults("teacher.prompt", teacher.prompt)
+    for key, got, expected in (("protocol", teacher.protocol, "listwise"), ("orders", teacher.orders, 1)):
+        if got != expected:
+            faults.append(f"teacher.{key}: got {got}, expected {expected}, as judges are trained (see both_orders)")
+    if config.items == "validation" and data.validation_share is None:
+        faults.append("items: no validation items are held out: set data.validation_share, or items to train or all")
+    return faults + _data_faults(data, untrained="a run's own data.max_prompt_tokens applies to its training items")
 
 
 def _items_faults(config: RunConfig) -> list[str]:

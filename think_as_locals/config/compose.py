@@ -145,6 +145,7 @@ _ADDED = {  # PLACE.NAME=OPTION: the group of the option, and what Hydra adds fo
     "data.mix": ("data", ["+data@data.mix.{name}={option}"]),
     "eval.sets": ("data", ["+eval/shared@eval.sets.{name}=set", "+data@eval.sets.{name}.data={option}"]),
 }
+_CHOSEN = {"teacher": "rm"}  # SECTION=OPTION: the group of the option, where it is not called like the section
 
 
 def _as_overrides(text: str) -> list[str]:
@@ -163,6 +164,8 @@ def _as_overrides(text: str) -> list[str]:
         raise ConfigError(f"{text}: recipe is the name of the recipe's file; use run.name to name a run")
     place, _, name = key.rpartition(".")
     groups, (group, added) = group_options(), _ADDED.get(place, (key, [text]))
+    if key in _CHOSEN:
+        group, added = _CHOSEN[key], [f"{_CHOSEN[key]}@{key}={{option}}"]
     if group not in groups:
         return [text if key.startswith(("+", "~")) else f"++{text}"]
     if option not in groups[group]:
