@@ -147,8 +147,8 @@ def _locate(fault: Mapping[str, Any], schema: type[BaseModel]) -> tuple[tuple[st
     if loc[0] == "rms" and len(loc) > 2:  # rms, its name, its kind, the key
         known = [f"rms.{loc[1]}.{key}" for key in _RM_KINDS[loc[2]].model_fields]
         loc = (*loc[:2], *loc[3:])
-    if loc[0] == "teacher" and len(loc) > 1:  # teacher, its kind, the key
-        loc = (loc[0], *loc[2:])
+    if loc[0] == "teacher":  # teacher, its kind, the key
+        loc = ("teacher", *(loc[2:] or ["kind"]))
     if loc[0] == "data" and schema is RunConfig:  # data, its source, the key
         loc = ("data", "source") if fault["type"] == "union_tag_invalid" else ("data", *loc[2:])
     if loc[:2] in (("data", "mix"), ("eval", "sets")) and len(loc) > 2:  # the two, a name, the key
@@ -199,7 +199,7 @@ def _missing(loc: tuple[str, ...]) -> str:
 def _added(place: str, fault: Mapping[str, Any]) -> str:
     """Return the error of a section that is one of several kinds, or holds sections by name."""
     got = fault["input"]
-    if place == "data.source":
+    if place in ("data.source", "teacher.kind"):
         known, got = fault["ctx"]["expected_tags"].replace("'", "").split(", "), fault["ctx"]["tag"]
         return f"{place}: got {got!r}{nearest(str(got), known)}; available: {', '.join(known)}"
     if place == "data.mix":
