@@ -214,9 +214,9 @@ class Tally:
 
 def table(summary: Mapping[str, Any]) -> Table:
     """Return the yield by culture as a table, and of all items in its last row."""
-    headings = ["culture", "items demonstrated, %", "completions", "right", "wrong", "parse failures", "with the hint"]
+    counted = {"completions": "asked", "right": "right", "wrong": "wrong", "parse_failures": "parse failures"}
+    counted |= {"hinted": "by hint"} if summary["hinted"] else {}
     rows: list[list[Cell]] = []
     for name, part in [*summary["by_culture"].items(), ("all", summary)]:
-        counts = (part[key] for key in ("completions", "right", "wrong", "parse_failures", "hinted"))
-        rows.append([name, figure(part, "yield", show_n=True), *(f"{count:,}" for count in counts)])
-    return Table(headings, rows, sections=[len(rows) - 1])
+        rows.append([name, figure(part, "yield", show_n=True), *(f"{part[key]:,}" for key in counted)])
+    return Table(["culture", "items demonstrated, %", *counted.values()], rows, sections=[len(rows) - 1])

@@ -57,8 +57,8 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
         if lacking := re.search(r"Could not load '(?:recipes/)?(.*)'", str(error)):
             known = [path.stem for path in recipes()]
             remedy = (
-                f"{nearest(lacking[1], known)}; defaults are a root of conf/ (/config, /carb, /scpo) or a recipe that "
-                f"comes with it (/recipes/NAME: {', '.join(known)}), then options of conf/; no other files"
+                f"{nearest(lacking[1], known)}; defaults are a root of conf/ (/config, /carb, /scpo, /demonstrate) or "
+                f"a recipe that comes with it (/recipes/NAME: {', '.join(known)}), then options of conf/; no other files"
             )
         raise ConfigError(f"{recipe}: {reason(error)}{remedy}") from error
     if unset:
