@@ -232,7 +232,8 @@ def _training_faults(config: RunConfig) -> list[str]:
     faults = _model_faults(config.model) + _sft_faults(config)
     if config.grpo.max_steps == 0:
         faults.append("grpo.max_steps: got 0, expected at least 1, or -1 for as many as grpo.num_train_epochs takes")
-    return faults + _prompt_faults(config) + _reward_faults(config.reward, config.grpo) + _items_faults(config)
+    faults += _prompt_faults(config) + _reward_faults(config.reward, config.grpo) + _ahead_faults(config)
+    return faults + _items_faults(config)
 
 
 def _prompt_faults(config: RunConfig) -> list[str]:
@@ -289,6 +290,21 @@ def _demonstration_faults(config: DemonstrationConfig) -> list[str]:
     if config.items == "validation" and data.validation_share is None:
         faults.append("items: no validation items are held out: set data.validation_share, or items to train or all")
     return faults + _data_faults(data, untrained="a run's own data.max_prompt_tokens applies to its training items")
+
+
+def _ahead_faults(config: RunConfig) -> list[str]:
+    """Check what sampling ahead of the update needs: a server, and prompts in an order that is known before."""
+    if not config.rollout.ahead:
+        return []
+    got, grpo = f"rollout.ahead: got {config.rollout.ahead}", config.grpo.model_extra or {}
+    faults = []
+    if config.rollout.backend != "vllm_server":
+        faults.append(f"{got}, but only rollout=vllm_server samples while the policy learns: choose it, or set 0")
+    if grpo.get("auto_find_batch_size"):
+        faults.append(f"{got}, with batches of one size: set grpo.auto_find_batch_size=false")
+    if (grpo.get("accelerator_config") or {}).get("split_batches"):
+        faults.append(f"{got}, with the ranks' batches in the sampler's order: drop grpo.accelerator_config")
+    return faults
 
 
 def _items_faults(config: RunConfig) -> list[str]:

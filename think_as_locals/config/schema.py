@@ -177,6 +177,7 @@ class RolloutSection(Section):
     url: Url
     timeout_s: PositiveFloat
     weights_dir: str | None
+    ahead: NonNegativeInt
 
 
 class TrlSection(Section):
