@@ -58,7 +58,7 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
             known = [path.stem for path in recipes()]
             remedy = (
                 f"{nearest(lacking[1], known)}; defaults are a root of conf/ (/config, /carb, /scpo, /demonstrate) or "
-                f"a recipe that comes with it (/recipes/NAME: {', '.join(known)}), then options of conf/; no other files"
+                f"recipes that come with it (/recipes/NAME: {', '.join(known)}), then options of conf/; no other files"
             )
         raise ConfigError(f"{recipe}: {reason(error)}{remedy}") from error
     if unset:
