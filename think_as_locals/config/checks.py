@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
+from think_as_locals.config.compose import ASSETS, compose_recipe, find_launch, nearest
 from think_as_locals.config.schema import (
     DataSection,
     DemonstrationConfig,
@@ -22,6 +22,7 @@ from think_as_locals.config.schema import (
     RewardModelSection,
     RewardSection,
     RunConfig,
+    RunSection,
     ScpoConfig,
     ServerSection,
 )
@@ -223,7 +224,7 @@ def _keys(model: type[BaseModel], place: str = "") -> Iterator[str]:
 
 
 def _training_faults(config: RunConfig) -> list[str]:
-    faults = _model_faults(config.model) + _sft_faults(config)
+    faults = _model_faults(config.model) + _sft_faults(config) + _launch_faults(config.run)
     if config.grpo.max_steps == 0:
         faults.append("grpo.max_steps: got 0, expected at least 1, or -1 for as many as grpo.num_train_epochs takes")
     faults += _prompt_faults(config) + _reward_faults(config.reward, config.grpo) + _ahead_faults(config)
@@ -333,7 +334,8 @@ def _orders_faults(place: str, asked: EvalSetSection | JudgeSection | ServerSect
 
 
 def _evaluation_faults(config: EvaluationConfig) -> list[str]:
-    faults = []
+    launch = config.run.launch
+    faults = [f"run.launch: got {launch!r}, but an evaluation shards no model: set it to null"] if launch else []
     for name, rm in config.rms.items():
         if not isinstance(rm, JudgeSection | ServerSection):
             continue
@@ -345,7 +347,7 @@ def _evaluation_faults(config: EvaluationConfig) -> list[str]:
 
 
 def _scpo_faults(config: ScpoConfig) -> list[str]:
-    faults, scpo = _model_faults(config.model), config.scpo
+    faults, scpo = _model_faults(config.model) + _launch_faults(config.run), config.scpo
     if (config.model.scratch is None) != (config.global_rm is None):
         faults.append("global_rm: a reward model made from scratch needs global_rm=pooled, any other global_rm=none")
     for key, values in (("variants", scpo.variants), ("seeds", scpo.seeds), ("pair_counts", scpo.pair_counts)):
@@ -362,6 +364,15 @@ def _scpo_faults(config: ScpoConfig) -> list[str]:
     if scpo.reference == "other_countries" and config.data.source != "globalopinionqa":
         faults.append(f"scpo.reference: other_countries needs data=globalopinionqa, got {config.data.source}")
     return faults + _data_faults(config.data, untrained="scpo.max_length is the limit of SCPO")
+
+
+def _launch_faults(run: RunSection) -> list[str]:
+    try:
+        if run.launch is not None:
+            find_launch(run.launch)
+    except ConfigError as error:
+        return [f"run.launch: {error}"]
+    return []
 
 
 def _model_faults(model: ModelSection) -> list[str]:
