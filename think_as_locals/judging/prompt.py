@@ -128,6 +128,11 @@ def _example(templates: Mapping[str, Template], language: str) -> str:
     return found.template if found else ""
 
 
+def hint(label: str) -> str:
+    """Return what shows a teacher the best response, given its label, at the end of a prompt."""
+    return Template(_text("hint.txt")).substitute(label=label)
+
+
 def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
     """Return untrusted text with guillemets around reserved tags and a space in special tokens.
 
