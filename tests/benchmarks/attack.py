@@ -491,8 +491,7 @@ def _multiplied(rng: Rng) -> str:
     mark, joined = rng.choice((("*a{0}", ", "), ("'${{a{0}}}'", ", "), ("${{a{0}}}", "")))
     opening, closing = ("[", "]") if joined else ("'", "'")
     lines = [f"a0: &a0 {opening}{joined.join('x' * width)}{closing}"]
-    for i in range(1, depth):
-        lines.append(f"a{i}: &a{i} {opening}{joined.join([mark.format(i - 1)] * width)}{closing}")
+    lines += [f"a{i}: &a{i} {opening}{joined.join([mark.format(i - 1)] * width)}{closing}" for i in range(1, depth)]
     return HEADS[0] + "\n".join(lines)
 
 

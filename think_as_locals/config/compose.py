@@ -219,7 +219,7 @@ def _plain_interpolations() -> Iterator[None]:
 
 
 def _check_document(text: str) -> None:
-    """Raise a ConfigError for Hydra's own keys, and where a document's aliases, written out, make it large or endless."""
+    """Raise a ConfigError for Hydra's own keys, and for aliases that, written out, make a document large or endless."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:
