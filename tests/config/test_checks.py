@@ -16,9 +16,10 @@ from conftest import PLANTED
 from think_as_locals.config.checks import Config, load_config, load_items, load_recipe, validate
 from think_as_locals.config.compose import group_options, recipes
 from think_as_locals.config.schema import EvaluationConfig, RunConfig, ScpoConfig, Variant
+from think_as_locals.judging import prompt_names
 from think_as_locals.runtime.run_folder import open_run
 from think_as_locals.scpo.report import DIFFERENCES
-from think_as_locals.types import ConfigError, DataSource
+from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource
 
 NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 NEEDS["data", "quickstart_blend"] = ["data.path=/somewhere"]
@@ -320,10 +321,16 @@ def test_settings_that_do_not_fit_together_are_named(changes: dict[str, Any], ex
     assert [*changes][-1] in found
 
 
-@pytest.mark.parametrize("prompt", ["rm_r1", "rewardbench2", "rewardbench2_ratings"])
-def test_a_prompt_that_rewards_cannot_score_is_refused(prompt: str) -> None:
-    expected = f"prompt.template: got {prompt!r}, whose answers rewards cannot score, expected one of listwise, "
-    assert expected in faults({"prompt.template": prompt})
+def test_other_peoples_verdicts_can_be_rewarded_their_rubrics_and_ratings_cannot() -> None:
+    for prompt in VERDICT_PROMPTS:
+        overrides = [f"prompt.template={prompt}", "reward=rm_r1"]
+        assert load_recipe("recipes/tal_grpo.yaml", overrides).prompt.template == prompt
+        with pytest.raises(ConfigError, match=f"criteria_gain: scores the rubric .* prompt {prompt} does not ask for"):
+            load_recipe("recipes/tal_grpo.yaml", overrides[:1])
+    for prompt in RATING_PROMPTS:
+        with pytest.raises(ConfigError, match=f"{prompt} asks for a rating of one response, and training"):
+            load_recipe("recipes/tal_grpo.yaml", [f"prompt.template={prompt}", "reward=rm_r1"])
+    assert {*GRAMMAR_PROMPTS, *VERDICT_PROMPTS, *RATING_PROMPTS} == {*prompt_names()}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)

@@ -31,7 +31,15 @@ from think_as_locals.config.schema import (
     SftSection,
     TrlSection,
 )
-from think_as_locals.types import GRAMMAR_PROMPTS, TEST, VALIDATION, ConfigError, RewardName
+from think_as_locals.types import (
+    GRAMMAR_PROMPTS,
+    RATING_PROMPTS,
+    TEST,
+    VALIDATION,
+    VERDICT_PROMPTS,
+    ConfigError,
+    RewardName,
+)
 
 _OFF = {  # sections that may be null, and what turns them on
     "sft": "this recipe has no cold start (sft is null): choose trainer=cold_start_grpo, or drop sft.*",
@@ -215,12 +223,27 @@ def _training_faults(config: RunConfig) -> list[str]:
         faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")
     if config.grpo.max_steps == 0:
         faults.append("grpo.max_steps: got 0, expected at least 1, or -1 for as many as grpo.num_train_epochs takes")
-    prompt, expected = config.prompt.template, ", ".join(GRAMMAR_PROMPTS)
-    if not (unknown := prompt_faults("prompt.template", prompt)) and prompt not in GRAMMAR_PROMPTS:
+    return faults + _prompt_faults(config) + _reward_faults(config.reward, config.grpo) + _items_faults(config)
+
+
+def _prompt_faults(config: RunConfig) -> list[str]:
+    """Check that what the prompt asks for can be rewarded."""
+    prompt = config.prompt.template
+    if unknown := prompt_faults("prompt.template", prompt):
+        return unknown
+    if prompt in GRAMMAR_PROMPTS:
+        return []
+    if prompt in RATING_PROMPTS:
+        known = ", ".join((*GRAMMAR_PROMPTS, *VERDICT_PROMPTS))
+        why = "asks for a rating of one response, and training presents all responses of an item"
+        return [f"prompt.template: {prompt} {why}: choose one that asks for a verdict ({known})"]
+    faults = []
+    if needs := [name for name in ("criteria_gain", "rubric_quality") if config.reward.weighted().get(name)]:
         faults.append(
-            f"prompt.template: got {prompt!r}, whose answers rewards cannot score, expected one of {expected}"
+            f"reward.weights.{needs[0]}: scores the rubric of our grammar, which prompt {prompt} does not ask for: "
+            f"set it to 0, or choose {', '.join(GRAMMAR_PROMPTS)}"
         )
-    return faults + unknown + _reward_faults(config.reward, config.grpo) + _items_faults(config)
+    return faults
 
 
 def _items_faults(config: RunConfig) -> list[str]:
