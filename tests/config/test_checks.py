@@ -561,6 +561,20 @@ def test_dropout_of_lora_may_be_on_where_dropout_is() -> None:
 # --- fields of TRL's that our schema does not type ---
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "but only rollout=vllm_server samples while the policy learns"),
+        (["rollout=vllm_colocate"], "but only rollout=vllm_server samples while the policy learns"),
+        (["rollout=vllm_server", "+grpo.auto_find_batch_size=true"], "set grpo.auto_find_batch_size=false"),
+        (["rollout=vllm_server", "+grpo.accelerator_config={split_batches: true}"], "drop grpo.accelerator_config"),
+    ],
+)
+def test_sampling_ahead_is_refused_where_it_cannot_work(overrides: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        load_recipe(QUICKSTART, ["rollout.ahead=1", *overrides])
+
+
 def named(recipe: Path, key: str, value: Any) -> str:
     """Return the line of the message about a key that is set to a value."""
     (line,) = (line for line in faults({key: value}, recipe).splitlines() if line.startswith(f"  - {key}: "))
