@@ -25,8 +25,11 @@ _QUOTED = 0.7  # of a criterion's trigrams in the prompt or one response: it rep
 _LETTERS, _DISTINCT_LETTERS = 10, 5  # of the shortest criterion; an ideograph or a syllable counts as three letters
 _WORD = 3  # letters of the shortest word that says something
 _PHRASE = 200  # characters of a name or description that are looked for in an analysis
+_INDIC = ("Deva", "Beng", "Gujr", "Guru", "Knda", "Mlym", "Orya", "Sinh", "Taml", "Telu")
 _SPACELESS = ("Hans", "Hant", "Jpan", "Thai", "Khmr", "Laoo", "Mymr")
-_WORD_PIECE = dict.fromkeys(_SPACELESS, 3) | dict.fromkeys(("Hans", "Hant", "Jpan", "Kore"), 2)  # letters; elsewhere 4
+_WORD_PIECE = dict.fromkeys((*_SPACELESS, *_INDIC), 3) | dict.fromkeys(
+    ("Hans", "Hant", "Jpan", "Kore"), 2
+)  # letters; elsewhere 4
 _OPENING, _CLOSING = "<rubric>", "</rubric>"
 _SPELLED = {  # in English, and in the spelling alphabet
     **dict.fromkeys(("ay", "alpha", "alfa"), "A"),
@@ -82,13 +85,14 @@ def criteria_share(rubric: Rubric, item: Item, language: str) -> float:
     One of stop words alone, or of less than about three words, says nothing; nor does one that repeats the prompt or a
     response, or half of the trigrams of a criterion before it.
     """
-    quotable = [_grams(text) for text in (item.prompt, *item.responses)]
+    prompt = _grams(item.prompt, language)
+    quotable = [prompt | _grams(text, language) for text in item.responses]
     kept: list[frozenset[str]] = []
     for criterion in rubric.criteria:
         text = f"{criterion.name} {criterion.description}"
-        grams = _grams(text)
+        grams = _grams(text, language)
         if (
-            _size(text) >= _LETTERS
+            _size(" ".join(dict.fromkeys(_words(text)))) >= _LETTERS
             and len(set(filter(str.isalpha, text.casefold()))) >= _DISTINCT_LETTERS
             and _content(text, language)
             and all(len(grams & quote) < _QUOTED * len(grams) for quote in quotable)
@@ -102,25 +106,37 @@ def weighed_share(analysis: str | None, item: Item, language: str, rubric: Rubri
     """Return the share of the responses of which an analysis says something, under their labels.
 
     That is more than stop words, or a quotation of the prompt, a response or the rubric. The same remark counts once,
-    and so does what is the same of all, or stop words alone ("no"), beside quotations. An analysis in the script of the
-    item whose words share nothing with it is about something else: 0.
+    whatever digits, letters and stop words are added to it, and so does what is the same of all beside quotations;
+    stop words alone beside them ("no", "yes") count for two at most. An analysis in the script of the item whose words
+    share nothing with it is about something else: 0.
     """
     texts = " ".join((item.prompt, *item.responses))
     remarks = [" ".join(_words(remark)) for remark in _remarks(analysis or "", len(item.responses))]
     quotable = f"{texts} {rubric_text(rubric)}" if rubric else texts
-    quoted, words = _grams(quotable), frozenset(_words(quotable))
-    weighing = [remark for remark in remarks if _content(remark, language) and not _grams(remark) <= quoted]
-    own: dict[str, set[str]] = defaultdict(set)  # what is said beside quotations -> the remarks that say it
+    quoted, words = _grams(quotable, language), frozenset(_words(quotable))
+    asked_words = frozenset(_words(texts))
+    weighing = [remark for remark in remarks if _content(remark, language) and not _grams(remark, language) <= quoted]
+    own: dict[frozenset[str], set[frozenset[str]]] = defaultdict(set)  # beside quotations -> the remarks that say it
+    short = set[str]()  # stop words beside quotations
     for remark in weighing:
-        own[" ".join(word for word in remark.split() if word not in words)].add(remark)
-    says = {beside: bool(_content(beside, language)) for beside in own}
-    apart = sum(len(said) if len(own) > 1 and says[beside] else 1 for beside, said in own.items())
-    apart = apart if len(own) > 1 or any(says.values()) else 0  # nothing but quotations
+        beside = " ".join(word for word in remark.split() if word not in words)
+        if said := _said(beside, language):
+            own[said].add(_said(remark, language))
+        elif beside or (asked_words.issuperset(remark.split()) and not _repeats(remark, item, language)):
+            short.add(" ".join(word for word in beside.split() if _size(word) > 1))
+    differ = len(own) + len(short) > 1
+    apart = sum(len(said) if differ else 1 for said in own.values()) + min(2, len(short))
     content = [word for remark in weighing for word in _content(remark, language)]
     size = _WORD_PIECE.get(_writing(language), 4)
     linked = not _pieces(content, size).isdisjoint(_pieces(_words(f"{texts} {culture_name(item.culture)}"), size))
     linked |= _letter_kinds("".join(content)).isdisjoint(_letter_kinds(texts))
     return apart / len(item.responses) if linked else 0.0
+
+
+def _repeats(remark: str, item: Item, language: str) -> bool:
+    """Return whether most of a remark stands in one response."""
+    grams = _grams(remark, language)
+    return any(len(grams & _grams(text, language)) >= _QUOTED * len(grams) for text in item.responses)
 
 
 def used_share(rubric: Rubric, analysis: str, item: Item, language: str) -> float:
@@ -307,7 +323,16 @@ def _content(text: str, language: str) -> list[str]:
     if _writing(language) in _SPACELESS:
         rest = _stop_words_pattern(language).sub("", "".join(words)) if stop else "".join(words)
         return words if _size(rest) >= _WORD else []
-    return [word for word in words if word not in stop and _size(word) >= _WORD]
+    many = (word for word in words if word not in stop and (len({*word}) > 1 or word > "\u3040"))  # not "aaa"
+    return [word for word in many if _size(word) >= _WORD]
+
+
+def _said(text: str, language: str) -> frozenset[str]:
+    """Return what tells a remark from another: its words, or without spaces letters, that are no stop words."""
+    words = _content(text, language)
+    if _writing(language) not in _SPACELESS:
+        return frozenset(words)
+    return frozenset(filter(str.isalpha, _stop_words_pattern(language).sub("", "".join(words))))
 
 
 def _writing(language: str) -> str:
@@ -331,8 +356,12 @@ def _stop_words(language: str) -> frozenset[str]:
 
 
 def _size(text: str) -> int:
-    """Return the number of letters of a text, where an ideograph or a syllable counts as three."""
-    return sum(3 if "\u3040" <= c <= "\ud7ff" or c > "\uffff" else 1 for c in text if c.isalpha())
+    """Return the number of letters and vowel signs; an ideograph counts as three, a syllable of Hangul as two."""
+    return sum(
+        2 if "\uac00" <= c <= "\ud7a3" else 3 if "\u3040" <= c <= "\ud7ff" or c > "\uffff" else 1
+        for c in text
+        if c.isalpha() or "VOWEL SIGN" in unicodedata.name(c, "")  # a letter of its own in Hindi, a mark to Unicode
+    )
 
 
 def _letter_kinds(text: str) -> set[str]:
@@ -340,12 +369,13 @@ def _letter_kinds(text: str) -> set[str]:
 
 
 def _words(text: str) -> list[str]:
-    # Letters, marks (vowels in Thai or Hindi) and numbers.
-    return "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in text.casefold()).split()
+    # Letters, marks (vowels in Thai or Hindi) and numbers; what cannot be seen parts no words.
+    kinds = ((c, unicodedata.category(c)) for c in text.casefold())
+    return "".join(c if kind[0] in "LMN" else " " for c, kind in kinds if kind != "Cf").split()
 
 
-def _grams(text: str) -> frozenset[str]:
-    return _pieces([" ".join(_words(text))], _GRAM)
+def _grams(text: str, language: str) -> frozenset[str]:
+    return _pieces([("" if _writing(language) in _SPACELESS else " ").join(_words(text))], _GRAM)
 
 
 def _pieces(texts: Iterable[str], size: int) -> frozenset[str]:
