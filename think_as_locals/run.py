@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from think_as_locals.config.schema import EvaluationConfig, RunConfig, ScpoConfig
+from think_as_locals.runtime.ranks import take_up_launch
 from think_as_locals.runtime.signals import interrupt, on_signals
 from think_as_locals.runtime.startup import loading
 from think_as_locals.types import ConfigError, DataWarning, Item
 
 if TYPE_CHECKING:
+    from think_as_locals.data.load import TrainingData
     from think_as_locals.runtime.run_folder import RunFolder
 
 
@@ -70,20 +72,28 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
         *((f"measures {name}", f"{_described(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
         ("when", f"before GRPO, every {config.eval.every_steps} steps, at the end"),
-        ("memory", _memory(config)),
+        *_estimates(config, data),
         ("in", config.run.dir),
     ]
 
 
-def _memory(config: RunConfig) -> str:
+def _estimates(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
     from think_as_locals.config.compose import find_launch, read_launch
-    from think_as_locals.machine.memory import GB, count, estimate, gpu_needed
+    from think_as_locals.machine import hours
+    from think_as_locals.machine.fit import needed_bytes
+    from think_as_locals.machine.gpus import gpus
+    from think_as_locals.machine.memory import GB, count
 
+    name = config.run.launch or "single"
+    launch = read_launch(find_launch(name))
     try:
-        parts = estimate(config, read_launch(find_launch("single")), count(config))
+        counts = count(config)
     except ConfigError as error:
-        return str(error)
-    return f"about {gpu_needed(config, parts) / GB:.1f} GB of one GPU; tal doctor says it for others (--launch)"
+        return [("memory", str(error))]
+    needed = f"about {needed_bytes(config, launch, counts) / GB:.1f} GB of each GPU of launch/{name}.yaml"
+    judgements = sum(len(each.items) * each.orders for each in data.sets.values())
+    took = hours.described(config, launch, counts, gpus(), len(data.train), judgements)
+    return [("memory", f"{needed}; tal doctor says it for others (--launch)"), ("hours", took)]
 
 
 def _described(items: Sequence[Item]) -> str:
@@ -100,18 +110,25 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     """Return the program of a recipe with all it needs (configuration, items), and the locked folder of the run."""
     config: RunConfig | ScpoConfig | None = None
     data = run = None
-    if int(os.environ.get("RANK", "0")) == 0:
+    is_main = int(os.environ.get("RANK", "0")) == 0
+    if not is_main:
+        take_up_launch(_launch_named(recipe, overrides))
+    else:
         from think_as_locals.config.checks import load_config
         from think_as_locals.data.load import check_leaks
+        from think_as_locals.machine.fit import fitted
         from think_as_locals.machine.preflight import preflight
 
         loaded = load_config(recipe, overrides)
-        preflight(loaded)
+        if (launched := take_up_launch(loaded.run.launch)) is not None:
+            print(launched)
+        preflight(loaded, recipe, overrides)
         if isinstance(loaded, EvaluationConfig):
             return _evaluation(loaded, lock)
         config, data = loaded, load_data(loaded)
         if isinstance(config, RunConfig):
             check_leaks(config, data)
+            config = fitted(config, data, recipe, overrides)
     if "WORLD_SIZE" in os.environ:
         config, run = _share(config, lock)
     elif config is not None:
@@ -127,6 +144,17 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     from think_as_locals import train
 
     return partial(train.run, config, data, run), run
+
+
+def _launch_named(recipe: str, overrides: Sequence[str]) -> str | None:
+    """Return a recipe's `run.launch`, as the other processes need it before they can be told by the main one."""
+    from think_as_locals.config.compose import compose_recipe
+
+    try:
+        name = compose_recipe(recipe, overrides)["run"]["launch"]
+    except (ConfigError, KeyError, TypeError):  # the main process says what is wrong, and ends them
+        return None
+    return name if isinstance(name, str) else None
 
 
 def _evaluation(config: EvaluationConfig, lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
