@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 from filelock import FileLock
 
-from think_as_locals.run import start
 from think_as_locals.runtime.startup import loading
 from think_as_locals.types import Item
 
@@ -189,7 +188,9 @@ def _make_warm_python(folder: Path) -> None:
 
 
 def _make_steered_run(folder: Path) -> None:
-    start("recipes/scpo_quickstart.yaml", [*STEERED, f"run.dir={folder}", "run.name=steered"])
+    words = ("run", "recipes/scpo_quickstart.yaml", *STEERED, f"run.dir={folder}", "run.name=steered")
+    done = launch(command("tal"), *words)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def _make_small_run(folder: Path) -> None:

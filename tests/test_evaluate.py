@@ -48,8 +48,8 @@ def words(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
 
 
 @pytest.fixture(scope="module")
-def evaluation(words: list[str], warm_python: str) -> Path:
-    done = launch(warm_python, command("tal"), *words)
+def evaluation(words: list[str]) -> Path:
+    done = launch(command("tal"), *words)
     assert done.returncode == 0, done.stdout + done.stderr
     return Path(words[2].removeprefix("run.dir=")) / "three"
 

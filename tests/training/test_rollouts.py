@@ -19,10 +19,10 @@ pytestmark = pytest.mark.slow
 KEY = "a secret of this test"
 
 
-def run_checks(python: str, task: str, folder: Path, *arguments: str) -> None:
+def run_checks(task: str, folder: Path, *arguments: str) -> None:
     """Run the checks of a task on two ranks."""
     words = ["--nproc_per_node", "2", str(Path(__file__).parent / "engine_process.py"), task, str(folder), *arguments]
-    done = launch(python, command("torchrun"), *words, timeout=600, VLLM_API_KEY=KEY, OMP_NUM_THREADS="1")
+    done = launch(command("torchrun"), *words, timeout=600, VLLM_API_KEY=KEY, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert KEY not in done.stdout + done.stderr
 
@@ -51,11 +51,11 @@ def server(tmp_path: Path) -> Iterator[tuple[Path, str, str]]:
             process.wait()
 
 
-def test_a_server_that_is_checked_restarted_stopped_and_killed(server: tuple[Path, str, str], warm_python: str) -> None:
+def test_a_server_that_is_checked_restarted_stopped_and_killed(server: tuple[Path, str, str]) -> None:
     folder, port, process = server
-    run_checks(warm_python, "serve", folder, port, process)
+    run_checks("serve", folder, port, process)
     assert KEY not in (folder / "server.log").read_text()
 
 
-def test_colocated_engines_of_two_processes(tmp_path: Path, warm_python: str) -> None:
-    run_checks(warm_python, "colocate", tmp_path)
+def test_colocated_engines_of_two_processes(tmp_path: Path) -> None:
+    run_checks("colocate", tmp_path)
