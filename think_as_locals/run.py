@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -16,6 +18,8 @@ from think_as_locals.runtime.startup import loading
 from think_as_locals.types import ConfigError, DataWarning, Item
 
 if TYPE_CHECKING:
+    from think_as_locals.data.load import TrainingData
+    from think_as_locals.data.splits import Splits
     from think_as_locals.runtime.run_folder import RunFolder
 
 
@@ -45,37 +49,55 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         return [
             ("evaluates", ", ".join(config.rms)),
             ("on", f"{_described(measured)} ({config.data.source}, {config.eval.items})"),
+            ("memory", "estimated only for recipes that train"),
             ("in", config.run.dir),
         ]
     data = load_data(config)
-    if isinstance(config, ScpoConfig):
-        variants = f"{', '.join(config.scpo.variants)}; seeds {', '.join(map(str, config.scpo.seeds))}"
-        return [
-            ("steers", f"{config.model.path or 'a new model'} to each country: {variants}"),
-            ("train", f"{_described(data.train)} ({config.data.source})"),
-            ("test", _described(data.test)),
-            ("in", config.run.dir),
-        ]
+    rows = _scpo_plan(config, data) if isinstance(config, ScpoConfig) else _training_plan(config, data)
+    return [*rows, ("memory", _memory(config)), ("in", config.run.dir)]
+
+
+def _scpo_plan(config: ScpoConfig, data: Splits) -> list[tuple[str, str]]:
+    from think_as_locals.scpo.results import variant_specs
+    from think_as_locals.scpo.trainer import num_steps
+
+    scpo, variants = config.scpo, ", ".join(config.scpo.variants)
+    specs = variant_specs(config, sorted({str(item.culture) for item in data.test}))
+    batch = scpo.per_device_train_batch_size * scpo.gradient_accumulation_steps
+    most = max(Counter(item.culture for item in data.train).values())
+    steps = num_steps(scpo, most, scpo.num_train_epochs, batch, exactly=config.mode.steps == "exactly")
+    length = f"each of up to {steps:,} steps of {batch:,} pairs"
+    return [
+        ("steers", f"{config.model.path or 'a new model'} to each country: {variants}"),
+        ("trainings", f"{len(specs):,}, {length}; seeds {', '.join(map(str, scpo.seeds))}"),
+        ("train", f"{_described(data.train)} ({config.data.source})"),
+        ("test", _described(data.test)),
+    ]
+
+
+def _training_plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
     from think_as_locals.data.load import check_leaks
 
     check_leaks(config, data)
-    grpo, model = config.grpo, str(config.model.path or "a new model")
-    steps = f"{grpo.max_steps} steps" if grpo.max_steps > 0 else f"{grpo.num_train_epochs:g} epochs"
-    sft = f"SFT, {config.sft.max_steps} steps, then " if config.sft else ""
+    grpo, every = config.grpo, config.eval.every_steps
+    batch = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps
+    epoch = len(data.train) * grpo.num_generations / batch
+    steps = grpo.max_steps if grpo.max_steps > 0 else math.ceil(grpo.num_train_epochs * epoch)
+    times = 1 + math.ceil(steps / every)
+    judged = times * sum(len(each.items) for each in data.sets.values())
+    sft = f"SFT, {config.sft.max_steps:,} steps, then " if config.sft else ""
     weights = config.reward.weights.items()
     return [
-        ("trains", f"{model}: {sft}GRPO, {steps}"),
+        ("trains", f"{config.model.path or 'a new model'}: {sft}GRPO, {steps:,} steps of {batch:,} completions"),
         ("train", f"{_described(data.train)} ({', '.join(config.sources)})"),
         ("samples", f"{grpo.num_generations} completions a prompt, of up to {grpo.max_completion_length} tokens"),
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
         *((f"measures {name}", f"{_described(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
-        ("when", f"before GRPO, every {config.eval.every_steps} steps, at the end"),
-        ("memory", _memory(config)),
-        ("in", config.run.dir),
+        ("when", f"before GRPO, every {every} steps, at the end: {times:,} times, {judged:,} judgements"),
     ]
 
 
-def _memory(config: RunConfig) -> str:
+def _memory(config: RunConfig | ScpoConfig) -> str:
     from think_as_locals.config.compose import find_launch, read_launch
     from think_as_locals.machine.memory import GB, count, estimate, gpu_needed
 
@@ -83,7 +105,8 @@ def _memory(config: RunConfig) -> str:
         parts = estimate(config, read_launch(find_launch("single")), count(config))
     except ConfigError as error:
         return str(error)
-    return f"about {gpu_needed(config, parts) / GB:.1f} GB of one GPU; tal doctor says it for others (--launch)"
+    of = "one GPU" if config.model.requires_gpu else "memory beside torch itself"
+    return f"about {gpu_needed(config, parts) / GB:.1f} GB of {of}, in one process; tal doctor --launch: in several"
 
 
 def _described(items: Sequence[Item]) -> str:
