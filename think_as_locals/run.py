@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from think_as_locals.config.schema import EvaluationConfig, RunConfig, ScpoConfig
+from think_as_locals.runtime.ranks import take_up_launch
 from think_as_locals.runtime.signals import interrupt, on_signals
 from think_as_locals.runtime.startup import loading
 from think_as_locals.types import ConfigError, DataWarning, Item
@@ -46,15 +47,16 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         from think_as_locals import evaluate
 
         measured = evaluate.items_of(config)
-        return [
+        rows = [
             ("evaluates", ", ".join(config.rms)),
             ("on", f"{_described(measured)} ({config.data.source}, {config.eval.items})"),
             ("memory", "estimated only for recipes that train"),
-            ("in", config.run.dir),
         ]
-    data = load_data(config)
-    rows = _scpo_plan(config, data) if isinstance(config, ScpoConfig) else _training_plan(config, data)
-    return [*rows, ("memory", _memory(config)), ("in", config.run.dir)]
+    elif isinstance(config, ScpoConfig):
+        rows = _scpo_plan(config, load_data(config))
+    else:
+        rows = _training_plan(config, load_data(config))
+    return [*rows, ("in", config.run.dir)]
 
 
 def _scpo_plan(config: ScpoConfig, data: Splits) -> list[tuple[str, str]]:
@@ -72,19 +74,20 @@ def _scpo_plan(config: ScpoConfig, data: Splits) -> list[tuple[str, str]]:
         ("trainings", f"{len(specs):,}, {length}; seeds {', '.join(map(str, scpo.seeds))}"),
         ("train", f"{_described(data.train)} ({config.data.source})"),
         ("test", _described(data.test)),
+        *_estimates(config, data.train, 0),
     ]
 
 
 def _training_plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
+    from think_as_locals.config.compose import find_launch, read_launch
     from think_as_locals.data.load import check_leaks
+    from think_as_locals.machine.hours import steps_of
 
     check_leaks(config, data)
-    grpo, every = config.grpo, config.eval.every_steps
-    batch = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps
-    epoch = len(data.train) * grpo.num_generations / batch
-    steps = grpo.max_steps if grpo.max_steps > 0 else math.ceil(grpo.num_train_epochs * epoch)
-    times = 1 + math.ceil(steps / every)
-    judged = times * sum(len(each.items) for each in data.sets.values())
+    grpo, every, launch = config.grpo, config.eval.every_steps, read_launch(find_launch(config.run.launch or "single"))
+    steps = steps_of(config, launch, len(data.train))
+    batch = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * launch.processes
+    times, judged = 1 + math.ceil(steps / every), sum(len(each.items) * each.orders for each in data.sets.values())
     sft = f"SFT, {config.sft.max_steps:,} steps, then " if config.sft else ""
     weights = config.reward.weights.items()
     return [
@@ -93,20 +96,31 @@ def _training_plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str
         ("samples", f"{grpo.num_generations} completions a prompt, of up to {grpo.max_completion_length} tokens"),
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
         *((f"measures {name}", f"{_described(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
-        ("when", f"before GRPO, every {every} steps, at the end: {times:,} times, {judged:,} judgements"),
+        ("when", f"before GRPO, every {every} steps, at the end: {times:,} times {judged:,} judgements"),
+        *_estimates(config, data.train, judged),
     ]
 
 
-def _memory(config: RunConfig | ScpoConfig) -> str:
+def _estimates(config: RunConfig | ScpoConfig, train: Sequence[Item], judgements: int) -> list[tuple[str, str]]:
+    """Return the memory that a run takes, and on GPUs the hours of a judge's training."""
     from think_as_locals.config.compose import find_launch, read_launch
-    from think_as_locals.machine.memory import GB, count, estimate, gpu_needed
+    from think_as_locals.machine import hours
+    from think_as_locals.machine.fit import needed_bytes
+    from think_as_locals.machine.gpus import gpus
+    from think_as_locals.machine.memory import GB, count
 
+    name = config.run.launch or "single"
+    launch = read_launch(find_launch(name))
     try:
-        parts = estimate(config, read_launch(find_launch("single")), count(config))
+        counts = count(config)
     except ConfigError as error:
-        return str(error)
-    of = "one GPU" if config.model.requires_gpu else "memory beside torch itself"
-    return f"about {gpu_needed(config, parts) / GB:.1f} GB of {of}, in one process; tal doctor --launch: in several"
+        return [("memory", str(error))]
+    of = f"each GPU of launch/{name}.yaml" if config.model.requires_gpu else "memory beside torch itself"
+    needed = f"about {needed_bytes(config, launch, counts) / GB:.1f} GB of {of}"
+    rows = [("memory", f"{needed}; tal doctor says it for others (--launch)")]
+    if isinstance(config, RunConfig) and config.model.requires_gpu:
+        rows.append(("hours", hours.described(config, launch, counts, gpus(), len(train), judgements)))
+    return rows
 
 
 def _described(items: Sequence[Item]) -> str:
@@ -123,18 +137,25 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     """Return the program of a recipe with all it needs (configuration, items), and the locked folder of the run."""
     config: RunConfig | ScpoConfig | None = None
     data = run = None
-    if int(os.environ.get("RANK", "0")) == 0:
+    is_main = int(os.environ.get("RANK", "0")) == 0
+    if not is_main:
+        take_up_launch(_launch_named(recipe, overrides))
+    else:
         from think_as_locals.config.checks import load_config
         from think_as_locals.data.load import check_leaks
+        from think_as_locals.machine.fit import fitted
         from think_as_locals.machine.preflight import preflight
 
         loaded = load_config(recipe, overrides)
-        preflight(loaded)
+        if (launched := take_up_launch(loaded.run.launch)) is not None:
+            print(launched)
+        preflight(loaded, recipe, overrides)
         if isinstance(loaded, EvaluationConfig):
             return _evaluation(loaded, lock)
         config, data = loaded, load_data(loaded)
         if isinstance(config, RunConfig):
             check_leaks(config, data)
+            config = fitted(config, data, recipe, overrides)
     if "WORLD_SIZE" in os.environ:
         config, run = _share(config, lock)
     elif config is not None:
@@ -150,6 +171,17 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     from think_as_locals import train
 
     return partial(train.run, config, data, run), run
+
+
+def _launch_named(recipe: str, overrides: Sequence[str]) -> str | None:
+    """Return a recipe's `run.launch`, as the other processes need it before they can be told by the main one."""
+    from think_as_locals.config.compose import compose_recipe
+
+    try:
+        name = compose_recipe(recipe, overrides)["run"]["launch"]
+    except (ConfigError, KeyError, TypeError):  # the main process says what is wrong, and ends them
+        return None
+    return name if isinstance(name, str) else None
 
 
 def _evaluation(config: EvaluationConfig, lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:

@@ -29,7 +29,13 @@ RewardName = Literal["correctness", "criteria_gain", "structure", "rubric_qualit
 """The reward components that come with the package; `judging.rewards` computes them."""
 
 GRAMMAR_PROMPTS = ("listwise", "compact", "listwise_responses_first", "compact_responses_first")
-"""The prompts that ask for our grammar, the only format that training can reward; `judging.formats` has the others."""
+"""The prompts that ask for our grammar."""
+
+VERDICT_PROMPTS = ("rewardbench2", "rewardbench2_responses_first", "rm_r1")
+"""Other people's prompts that ask for a verdict: a judge can be trained with them, without rewards of its rubric."""
+
+RATING_PROMPTS = ("rewardbench2_ratings",)
+"""The prompts that ask for a rating of a single response."""
 
 ProtocolKind = Literal["listwise", "pairwise", "round_robin", "pointwise"]
 """Which responses of an item a judge sees together; `reward_models.protocols` turns its judgements into scores."""
@@ -210,6 +216,8 @@ class Judgement:
         completion: The text itself.
         rating: The rating of a single response, where one was asked for and could be parsed.
         margin: Log-odds of the verdict's label against the others on offer, where they were measured.
+        verdict_only: Index of the response in the last well-formed verdict tag, whatever else is wrong; counted as
+            `verdict` is, which it equals where that is not `None`.
         order: Indices of the given responses in the order in which the judge saw them: the first is its A. Rubric and
             analysis use these labels.
     """
@@ -222,6 +230,7 @@ class Judgement:
     rating: float | None = None
     margin: float | None = None
     order: tuple[int, ...] | None = None
+    verdict_only: int | None = None
 
     @property
     def label(self) -> str | None:

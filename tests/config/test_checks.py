@@ -16,9 +16,10 @@ from conftest import PLANTED
 from think_as_locals.config.checks import Config, load_config, load_items, load_recipe, validate
 from think_as_locals.config.compose import group_options, recipes
 from think_as_locals.config.schema import EvaluationConfig, RunConfig, ScpoConfig, Variant
+from think_as_locals.judging import prompt_names
 from think_as_locals.runtime.run_folder import open_run
 from think_as_locals.scpo.report import DIFFERENCES
-from think_as_locals.types import ConfigError, DataSource
+from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource
 
 NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 NEEDS["data", "quickstart_blend"] = ["data.path=/somewhere"]
@@ -320,10 +321,16 @@ def test_settings_that_do_not_fit_together_are_named(changes: dict[str, Any], ex
     assert [*changes][-1] in found
 
 
-@pytest.mark.parametrize("prompt", ["rm_r1", "rewardbench2", "rewardbench2_ratings"])
-def test_a_prompt_that_rewards_cannot_score_is_refused(prompt: str) -> None:
-    expected = f"prompt.template: got {prompt!r}, whose answers rewards cannot score, expected one of listwise, "
-    assert expected in faults({"prompt.template": prompt})
+def test_other_peoples_verdicts_can_be_rewarded_their_rubrics_and_ratings_cannot() -> None:
+    for prompt in VERDICT_PROMPTS:
+        overrides = [f"prompt.template={prompt}", "reward=rm_r1"]
+        assert load_recipe("recipes/tal_grpo.yaml", overrides).prompt.template == prompt
+        with pytest.raises(ConfigError, match=f"criteria_gain: scores the rubric .* prompt {prompt} does not ask for"):
+            load_recipe("recipes/tal_grpo.yaml", overrides[:1])
+    for prompt in RATING_PROMPTS:
+        with pytest.raises(ConfigError, match=f"{prompt} asks for a rating of one response, and training"):
+            load_recipe("recipes/tal_grpo.yaml", [f"prompt.template={prompt}", "reward=rm_r1"])
+    assert {*GRAMMAR_PROMPTS, *VERDICT_PROMPTS, *RATING_PROMPTS} == {*prompt_names()}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
@@ -552,6 +559,20 @@ def test_dropout_of_lora_may_be_on_where_dropout_is() -> None:
 
 
 # --- fields of TRL's that our schema does not type ---
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "but only rollout=vllm_server samples while the policy learns"),
+        (["rollout=vllm_colocate"], "but only rollout=vllm_server samples while the policy learns"),
+        (["rollout=vllm_server", "+grpo.auto_find_batch_size=true"], "set grpo.auto_find_batch_size=false"),
+        (["rollout=vllm_server", "+grpo.accelerator_config={split_batches: true}"], "drop grpo.accelerator_config"),
+    ],
+)
+def test_sampling_ahead_is_refused_where_it_cannot_work(overrides: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        load_recipe(QUICKSTART, ["rollout.ahead=1", *overrides])
 
 
 def named(recipe: Path, key: str, value: Any) -> str:

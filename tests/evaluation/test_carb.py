@@ -18,7 +18,7 @@ from evaluation.published import published_items
 from items import make_item
 
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.carb import KEYS, metrics, save, summarise
+from think_as_locals.evaluation.carb import KEYS, lines, metrics, save, summarise
 from think_as_locals.judging import parse, reorder_responses, shuffle_responses, write
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import write_text
@@ -115,6 +115,16 @@ def test_every_cell_stands_beside_the_baselines_on_its_own_items_and_counts_ever
             assert {beside["n"] for beside in cell["baselines"].values()} == {cell["n"]}
         assert sum(cell["n"] for cell in FOUND[name].values()) == 8
         assert sum(cell["n"] * cell["accuracy"] for cell in FOUND[name].values()) == pytest.approx(5)
+
+
+def test_verdict_only_counts_last_tags_beside_the_strict_figure() -> None:
+    tagged = (*PREDICTIONS[:5], dataclasses.replace(PREDICTIONS[5], tagged_credit=1.0), *PREDICTIONS[6:])
+    found = summary(tagged)
+    assert (part(found), part(found["verdict_only"])) == ((8, 5 / 8), (8, 6 / 8))
+    assert part(FOUND["verdict_only"]) == (8, 5 / 8)
+    assert metrics("test", found)["eval/test/verdict_only"] == 6 / 8
+    assert "62.5% [" in lines("test", found)[0]
+    assert "verdict-only 75.0%, parse failures 12.5%" in lines("test", found)[0]
 
 
 def test_the_macro_mean_is_that_of_cells_and_the_micro_mean_that_of_items() -> None:

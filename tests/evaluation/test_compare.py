@@ -54,6 +54,16 @@ def test_all_items_flip_sets_and_the_mean_over_cells_come_first_then_every_cell(
     assert found[1].baselines["tfidf"].value == found[1].baselines["chance"].value == 0.5
 
 
+def test_verdict_only_is_a_row_where_it_differs_from_the_strict_figure(tmp_path: Path) -> None:
+    strict = predictions(lambda i: None if i % 2 else 1.0)
+    tagged = [dataclasses.replace(p, tagged_credit=1.0) for p in strict]
+    paths = [measure(tmp_path / name, 5, found) for name, found in (("a", strict), ("b", tagged))]
+    rows = by_name(compare(*map(read, paths), "culture"))
+    assert (rows["all items"].a.value, rows["all items"].difference.value) == (0.5, 0.0)
+    assert (rows["verdict-only"].a.value, rows["verdict-only"].b.value) == (0.5, 1.0)
+    assert "verdict-only" not in by_name(compare(read(paths[0]), read(paths[0]), "culture"))
+
+
 @pytest.mark.parametrize(("by", "cells"), [("culture", list(CULTURES)), ("script", ["Latn", "Thai"])])
 def test_cells_are_those_of_any_breakdown(by: str, cells: list[str]) -> None:
     found = compare(credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0), by)
@@ -176,7 +186,8 @@ def test_an_item_that_was_judged_in_several_orders_counts_once(tmp_path: Path) -
     [
         ({"best": 7}, "item .*best must be an index from 0 to 1, got 7"),
         ({"order": [0, 0]}, r"item .*order must have each of \[0, 1\] once, got \[0, 0\]"),
-        ({"credit": 5.0}, r"item .*credit must be in \[0, 1\] .*, got 5.0"),
+        ({"credit": 5.0}, r"item .*: credit must be in \[0, 1\], got 5.0"),
+        ({"verdict_only_credit": 5.0}, r"item .*: verdict_only_credit must be in \[0, 1\], got 5.0"),
         ({"credit": float("nan")}, "item .*got nan"),
         ({"credit": None}, "item .*got None"),
         ({"verdict": 2}, r"item .*verdict must be one of \[0, 1\] or none, got 2"),

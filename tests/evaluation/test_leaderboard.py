@@ -212,14 +212,22 @@ cards, split group: 134 items
 │ TF-IDF of the        │ 50.0 [40.7, 59.3], n 134 │                          │
 │ response alone       │                          │                          │
 └──────────────────────┴──────────────────────────┴──────────────────────────┘
-┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━┓
-┃ reward model         ┃                    ties, % ┃ protocol ┃
-┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━┩
-│ also-good ●          │      0.0 [0.0, 3.5], n 134 │ listwise │
-│ good ●               │      0.0 [0.0, 3.5], n 134 │ listwise │
-│ constant             │ 100.0 [96.5, 100.0], n 134 │ listwise │
-│ worse                │   25.4 [18.1, 34.4], n 134 │ pairwise │
-└──────────────────────┴────────────────────────────┴──────────┘
+┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━┓
+┃ reward model         ┃                    ties, % ┃   verdict-only, % ┃
+┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━┩
+│ also-good ●          │      0.0 [0.0, 3.5], n 134 │ 90.3 [83.2, 94.6] │
+│ good ●               │      0.0 [0.0, 3.5], n 134 │ 89.6 [82.3, 94.1] │
+│ constant             │ 100.0 [96.5, 100.0], n 134 │ 50.0 [40.7, 59.3] │
+│ worse                │   25.4 [18.1, 34.4], n 134 │ 37.3 [29.9, 45.4] │
+└──────────────────────┴────────────────────────────┴───────────────────┘
+┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━┓
+┃ reward model         ┃ protocol ┃
+┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━┩
+│ also-good ●          │ listwise │
+│ good ●               │ listwise │
+│ constant             │ listwise │
+│ worse                │ pairwise │
+└──────────────────────┴──────────┘
 """
 
 
@@ -460,6 +468,6 @@ def test_cells_of_markdown_hold_text_alone(evil: Path, tmp_path: Path) -> None:
     write_leaderboard([evil], tmp_path / "out")
     written = (tmp_path / "out/leaderboard.md").read_text()
     rows = [line for line in written.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {9, 10, 5}
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {10, 5}
     assert "<" not in written.replace("p < 0.05", "").replace("< 0.001", "")
     assert r"\*b\*" in written

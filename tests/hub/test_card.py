@@ -36,6 +36,7 @@ def test_figures_are_those_of_the_run(run: Path) -> None:
     text, carb = card_of(run), json.loads((run / "carb" / "step-30.json").read_text())
     parts = {
         "all items": carb,
+        "verdict-only: by the last verdict tag": carb["verdict_only"],
         "mean over cells of culture and domain": carb["macro"],
         "culture: TH": carb["by_culture"]["TH"],
         **{f"baseline: {name}".replace("_", "\\_"): part for name, part in carb["baselines"].items()},

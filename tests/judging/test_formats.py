@@ -61,6 +61,7 @@ def check(judgement: Judgement, text: str, n: int) -> None:
     assert judgement.completion == text
     assert judgement.issues == tuple(rule for rule in RULES if rule in set(judgement.issues))
     assert (judgement.verdict is None) == bool(judgement.issues)
+    assert judgement.verdict in (None, judgement.verdict_only)
     assert (judgement.rubric is None) == ("criterion_lines" in judgement.issues)
     assert judgement.verdict is None or (0 <= judgement.verdict < n and judgement.analysis is not None)
 
@@ -77,7 +78,7 @@ def test_a_completion_that_keeps_the_grammar_is_read() -> None:
 
 # --- one case for every rule, and more ---
 NO_WEIGHTS = [  # only one to three plain digits are a weight
-    *("", "10%", "４０", "٤٠", "४०", "𝟰𝟬", "④0", "²5", "9" * 5000),
+    *("10%", "４０", "٤٠", "४०", "𝟰𝟬", "④0", "²5", "9" * 5000),
     *("40.0", "4e1", "+40", "-40", "0x28", "4_0", "forty"),
 ]
 NOTHING_TO_SEE = ("\u200b", "\u2060 \u00ad", "\u0301", "\ufe0f", "\u3164", "\u2800", "\x01")
@@ -127,14 +128,17 @@ BROKEN = {
         for line in (
             *("They sum to 100.", "* 10 | Star | Another bullet.", "- 10 | Four | cells | here"),
             *("- 10 | One cell", "- 10 |  | No name", "- 10 | No description | ", "-10 | No blank | What counts."),
-            *(f"- {weight} | Weighed | What counts." for weight in NO_WEIGHTS),
+            "-  | No weight | What counts.",
             *(f"- 10 | {nothing} | What counts.\n- 10 | Name | {nothing}" for nothing in NOTHING_TO_SEE),
         )
     ],
     "criterion_count": [with_weights(*weights) for weights in ([60, 40], [100], [12] * 4 + [13] * 4, [10] * 10)],
     "criterion_weights": [
         with_weights(*weights)
-        for weights in ([40, 35, 24], [40, 35, 26], [50, 50, 0], [999, 1, 1], ["000", 60, 40], [1, 1, "098"])
+        for weights in (
+            *([40, 35, 24], [40, 35, 26], [50, 50, 0], [999, 1, 1], ["000", 60, 40], [1, 1, "098"]),
+            *([weight, 60, 40] for weight in NO_WEIGHTS),
+        )
     ],
     "criterion_names": [
         GOOD.replace("Right place", "Right custom"),
@@ -191,6 +195,59 @@ def test_a_broken_rule_is_named_and_no_other_besides_what_follows_from_it(
 def test_what_the_grammar_leaves_open_is_no_issue(old: str, new: str) -> None:
     judgement = parse(GOOD.replace(old, new), num_responses=2)
     assert (judgement.verdict, judgement.issues) == (1, ())
+
+
+# --- the last verdict tag, whatever the format ---
+TAGGED = [
+    ("<verdict>B</verdict>", 1),
+    ("<verdict> \n B\t</verdict> and so on", 1),
+    ("<verdict>A</verdict> No: <verdict>B</verdict>", 1),  # the last one
+    ("<verdict>B</verdict> <verdict>A or B</verdict> <verdict></verdict> <verdict>C</verdict>", 1),  # well-formed
+    (f"```\n{GOOD.replace('>B<', '>  B <')}\n```", 1),
+    (GOOD.replace("40 |", "40% |"), 1),
+    ("<verdict>B</verdict", None),  # cut off
+    ("<verdict>b</verdict> <verdict>**B**</verdict> <verdict>[[B]]</verdict> <Verdict>B</Verdict>", None),
+    ("The best is B. Verdict: B. [[B]] ‹verdict›B‹/verdict›", None),  # prose is never guessed from
+    ("<verdict>C</verdict>", None),  # not on offer
+    ("", None),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), TAGGED)
+def test_verdict_only_is_the_last_well_formed_tag_and_nothing_else(text: str, expected: int | None) -> None:
+    for reason in ("stop", "length"):
+        judgement = parse(text, 2, reason)
+        assert (judgement.verdict, judgement.verdict_only) == (None, expected)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        ("rewardbench2", "[[A]] or [[B]]? [[C]]!", 1),
+        ("rewardbench2", "B", None),
+        ("rm_r1", "<answer> [[B]] </answer>, rather than [[A]]", 1),
+        ("rm_r1", "<answer>B</answer> [[A]]", None),
+        ("rewardbench2_ratings", "[[A]] 7", None),
+    ],
+)
+def test_other_formats_have_marks_of_their_own(prompt: str, text: str, expected: int | None) -> None:
+    assert prompt_format(prompt).read(text, 2, "stop").verdict_only == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD.replace("40 |", "35 |"),
+        GOOD.replace("40 |", "40% |"),
+        f"Here is my judgement:\n{GOOD}",
+        f"```\n{GOOD}\n```",
+        GOOD.replace(">B<", "> B <"),
+    ],
+)
+def test_a_slip_of_form_costs_the_verdict_and_one_rule(text: str) -> None:
+    judgement = parse(text, 2)
+    assert (judgement.verdict, judgement.verdict_only, len(judgement.issues)) == (None, 1, 1)
+    assert judgement.rubric is not None
 
 
 # --- forged verdicts ---

@@ -318,3 +318,23 @@ def test_any_judgements_come_to_predictions_that_hold_together(
         assert not prediction.correct or prediction.credit == 1
         assert kind == "listwise" or prediction.presented == shuffle_responses(item, 3)
         json.dumps(prediction.row(), allow_nan=False)
+
+
+# --- the last verdict tags ---
+
+
+@pytest.mark.parametrize("kind", ["listwise", "pairwise", "round_robin"])
+def test_verdict_only_has_the_credit_that_strict_verdicts_would_have(kind: ProtocolKind) -> None:
+    item = an_item(best=2)
+
+    def right(request: Request) -> Judgement:
+        return verdict(request.order.index(2) if 2 in request.order else 0)
+
+    def sloppy(request: Request) -> Judgement:
+        return replace(right(request), verdict=None, verdict_only=right(request).verdict, issues=("order",))
+
+    (strict,), (tagged,) = (put(protocol(kind), item, judge) for judge in (right, sloppy))
+    assert (strict.credit, strict.verdict_only_credit) == (1.0, 1.0)
+    assert (tagged.credit, tagged.verdict_only_credit, tagged.parse_failure) == (0.0, 1.0, True)
+    (none,) = put(protocol(kind), item, lambda _: verdict(None))
+    assert none.verdict_only_credit == 0.0

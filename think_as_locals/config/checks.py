@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
+from think_as_locals.config.compose import ASSETS, compose_recipe, find_launch, nearest
 from think_as_locals.config.schema import (
     DataSection,
     EvalSetSection,
@@ -25,13 +25,22 @@ from think_as_locals.config.schema import (
     RewardModelSection,
     RewardSection,
     RunConfig,
+    RunSection,
     ScpoConfig,
     ScpoSection,
     ServerSection,
     SftSection,
     TrlSection,
 )
-from think_as_locals.types import GRAMMAR_PROMPTS, TEST, VALIDATION, ConfigError, RewardName
+from think_as_locals.types import (
+    GRAMMAR_PROMPTS,
+    RATING_PROMPTS,
+    TEST,
+    VALIDATION,
+    VERDICT_PROMPTS,
+    ConfigError,
+    RewardName,
+)
 
 _OFF = {  # sections that may be null, and what turns them on
     "sft": "this recipe has no cold start (sft is null): choose trainer=cold_start_grpo, or drop sft.*",
@@ -208,19 +217,50 @@ def _keys(model: type[BaseModel], place: str = "") -> Iterator[str]:
 
 
 def _training_faults(config: RunConfig) -> list[str]:
-    faults = _model_faults(config.model)
+    faults = _model_faults(config.model) + _launch_faults(config.run)
     if config.sft is None and config.model.scratch is not None:
         faults.append("sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path")
     if config.sft and config.sft.biased_wrong + config.sft.biased_right > 1:
         faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")
     if config.grpo.max_steps == 0:
         faults.append("grpo.max_steps: got 0, expected at least 1, or -1 for as many as grpo.num_train_epochs takes")
-    prompt, expected = config.prompt.template, ", ".join(GRAMMAR_PROMPTS)
-    if not (unknown := prompt_faults("prompt.template", prompt)) and prompt not in GRAMMAR_PROMPTS:
+    faults += _prompt_faults(config) + _reward_faults(config.reward, config.grpo) + _ahead_faults(config)
+    return faults + _items_faults(config)
+
+
+def _prompt_faults(config: RunConfig) -> list[str]:
+    """Check that what the prompt asks for can be rewarded."""
+    prompt = config.prompt.template
+    if unknown := prompt_faults("prompt.template", prompt):
+        return unknown
+    if prompt in GRAMMAR_PROMPTS:
+        return []
+    if prompt in RATING_PROMPTS:
+        known = ", ".join((*GRAMMAR_PROMPTS, *VERDICT_PROMPTS))
+        why = "asks for a rating of one response, and training presents all responses of an item"
+        return [f"prompt.template: {prompt} {why}: choose one that asks for a verdict ({known})"]
+    faults = []
+    if needs := [name for name in ("criteria_gain", "rubric_quality") if config.reward.weighted().get(name)]:
         faults.append(
-            f"prompt.template: got {prompt!r}, whose answers rewards cannot score, expected one of {expected}"
+            f"reward.weights.{needs[0]}: scores the rubric of our grammar, which prompt {prompt} does not ask for: "
+            f"set it to 0, or choose {', '.join(GRAMMAR_PROMPTS)}"
         )
-    return faults + unknown + _reward_faults(config.reward, config.grpo) + _items_faults(config)
+    return faults
+
+
+def _ahead_faults(config: RunConfig) -> list[str]:
+    """Check what sampling ahead of the update needs: a server, and prompts in an order that is known before."""
+    if not config.rollout.ahead:
+        return []
+    got, grpo = f"rollout.ahead: got {config.rollout.ahead}", config.grpo.model_extra or {}
+    faults = []
+    if config.rollout.backend != "vllm_server":
+        faults.append(f"{got}, but only rollout=vllm_server samples while the policy learns: choose it, or set 0")
+    if grpo.get("auto_find_batch_size"):
+        faults.append(f"{got}, with batches of one size: set grpo.auto_find_batch_size=false")
+    if (grpo.get("accelerator_config") or {}).get("split_batches"):
+        faults.append(f"{got}, with the ranks' batches in the sampler's order: drop grpo.accelerator_config")
+    return faults
 
 
 def _items_faults(config: RunConfig) -> list[str]:
@@ -255,7 +295,8 @@ def _orders_faults(place: str, asked: EvalSetSection | JudgeSection | ServerSect
 
 
 def _evaluation_faults(config: EvaluationConfig) -> list[str]:
-    faults = []
+    launch = config.run.launch
+    faults = [f"run.launch: got {launch!r}, but an evaluation shards no model: set it to null"] if launch else []
     for name, rm in config.rms.items():
         if not isinstance(rm, JudgeSection | ServerSection):
             continue
@@ -267,7 +308,7 @@ def _evaluation_faults(config: EvaluationConfig) -> list[str]:
 
 
 def _scpo_faults(config: ScpoConfig) -> list[str]:
-    faults, scpo = _model_faults(config.model), config.scpo
+    faults, scpo = _model_faults(config.model) + _launch_faults(config.run), config.scpo
     if (config.model.scratch is None) != (config.global_rm is None):
         faults.append("global_rm: a reward model made from scratch needs global_rm=pooled, any other global_rm=none")
     for key, values in (("variants", scpo.variants), ("seeds", scpo.seeds), ("pair_counts", scpo.pair_counts)):
@@ -284,6 +325,15 @@ def _scpo_faults(config: ScpoConfig) -> list[str]:
     if scpo.reference == "other_countries" and config.data.source != "globalopinionqa":
         faults.append(f"scpo.reference: other_countries needs data=globalopinionqa, got {config.data.source}")
     return faults + _data_faults(config.data, untrained="scpo.max_length is the limit of SCPO")
+
+
+def _launch_faults(run: RunSection) -> list[str]:
+    try:
+        if run.launch is not None:
+            find_launch(run.launch)
+    except ConfigError as error:
+        return [f"run.launch: {error}"]
+    return []
 
 
 def _model_faults(model: ModelSection) -> list[str]:

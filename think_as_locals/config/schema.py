@@ -31,6 +31,7 @@ class RunSection(Section):
     name: Name
     dir: str
     resume: Literal["never", "auto"]
+    launch: str | None
 
 
 class ScratchSection(Section):
@@ -171,12 +172,13 @@ class ToleranceSection(Section):
 class RolloutSection(Section):
     backend: Literal["transformers", "vllm_colocate", "vllm_server"]
     dtype: Dtype | None
-    gpu_memory_utilization: Share
+    gpu_memory_utilization: Share | None
     max_model_length: PositiveInt | None
     tolerance: ToleranceSection
     url: Url
     timeout_s: PositiveFloat
     weights_dir: str | None
+    ahead: NonNegativeInt
 
 
 class TrlSection(Section):
@@ -205,6 +207,7 @@ class GrpoSection(TrlSection):
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
     num_train_epochs: PositiveFloat
     report_to: list[Tracker]
+    vllm_tensor_parallel_size: PositiveInt
     ddp_timeout: PositiveInt
 
 

@@ -18,6 +18,7 @@ from think_as_locals.evaluation.scored import (
     order_consistency,
     slot_bias,
     too_long_note,
+    verdict_only,
 )
 from think_as_locals.evaluation.statistics import Estimate, accuracies, calibration
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -28,7 +29,7 @@ from think_as_locals.types import LABELS, VALIDATION, DataError, Item
 
 KEYS = (
     *("dataset", "split", "model", "seed", "step", "protocol", "n", "accuracy", "ci95", "ci_method", "micro", "macro"),
-    *("parse_failure", "parse_failure_ci95", "by_position", *(f"by_{name}" for name in BREAKDOWNS)),
+    *("verdict_only", "parse_failure", "parse_failure_ci95", "by_position", *(f"by_{name}" for name in BREAKDOWNS)),
     *("too_long", "flips", "baselines", "slot_bias", "order_consistency", "calibration"),
 )
 """What a report needs of a CARB file."""
@@ -61,6 +62,7 @@ def summarise(
     """Return the contents of a CARB file: each accuracy with its n, its interval and the baselines on the same items.
 
     `scored` has a judgement for each item, or for each order of its responses; a parse failure is wrong, and counted.
+    `verdict_only` is the accuracy by the last well-formed verdict tag, whatever other rules are broken.
     `training` has the hashes of the model's training items, if they are known.
     `excluded` are the ids of items that are too long and left out; those that count as wrong are in `scored`.
     """
@@ -82,6 +84,7 @@ def summarise(
         "protocol": protocol,
         "trained_on": count_trained_on(items, training),
         **measure(credited),
+        "verdict_only": estimate(verdict_only(credited)).as_dict(),
         "parse_failure": failures.value,
         "parse_failure_ci95": list(failures.ci95),
         "too_long": {"exclude": sorted(excluded), "wrong": [s.item.id for s in scored if s.too_long]},
@@ -137,7 +140,8 @@ def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
     """Return what a terminal shows of a CARB file: the accuracy, then the warnings."""
     low, high = summary["ci95"]
     accuracy = f"{summary['accuracy']:.1%} [{low:.1%}, {high:.1%}] on n={summary['n']}"
-    shown = f"{name}: {accuracy}, parse failures {summary['parse_failure']:.1%}"
+    lenient = f"verdict-only {summary['verdict_only']['accuracy']:.1%}"
+    shown = f"{name}: {accuracy}, {lenient}, parse failures {summary['parse_failure']:.1%}"
     return [shown, *(f"warning: {warning}" for warning in warnings(name, summary))]
 
 
@@ -194,6 +198,7 @@ def metrics(name: str, summary: dict[str, Any]) -> dict[str, float]:
         "ci95_low": summary["ci95"][0],
         "ci95_high": summary["ci95"][1],
         "macro": summary["macro"]["accuracy"],
+        "verdict_only": summary["verdict_only"]["accuracy"],
         "parse_failure": summary["parse_failure"],
         **({"flips": flips["accuracy"]} if flips["n"] else {}),
         **{f"culture/{culture}": part["accuracy"] for culture, part in summary["by_culture"].items()},

@@ -18,6 +18,7 @@ from think_as_locals.evaluation.scored import (
     item_credits,
     on_flip_sets,
     read_scored,
+    verdict_only,
 )
 from think_as_locals.evaluation.statistics import Difference, Estimate, difference, holm, mcnemar, smallest_difference
 from think_as_locals.evaluation.tables import Figure, Table, figure
@@ -29,10 +30,11 @@ ALPHA = 0.05
 CAPTION = (
     "Per cent with 95 % intervals. p: of no difference, question groups being the unit; McNemar takes items for "
     "independent; both adjusted over the cells (Holm). smallest: the smallest true difference that this many items "
-    "would show with 80 % power. macro: every cell of culture and domain counts the same."
+    "would show with 80 % power. macro: every cell of culture and domain counts the same. verdict-only: all items by "
+    "the last verdict tag, whatever the format; every other row is strict."
 )
 _HEADINGS = ("items", "n", "A", "B", "B - A", "p", "p McNemar", "smallest", "best baseline")
-_ALL, _FLIPS, _MACRO = "all items", "flip sets", "macro"
+_ALL, _VERDICT_ONLY, _FLIPS, _MACRO = "all items", "verdict-only", "flip sets", "macro"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Comparison:
 
 
 def compare(a: Sequence[ItemCredit], b: Sequence[ItemCredit], by: str) -> list[Comparison]:
-    """Compare runs on all items, on the whole flip sets if there are any, over cells, then by parts of a breakdown.
+    """Compare runs on all items (also by their last verdict tags), on flip sets, over cells, then by a breakdown.
 
     The p-values of the parts are adjusted for one another (Holm 1979), the others are not.
     """
@@ -63,6 +65,9 @@ def compare(a: Sequence[ItemCredit], b: Sequence[ItemCredit], by: str) -> list[C
     if flips := on_flip_sets(a):
         parts[_FLIPS] = flips
     overall = [_compare(name, part, other, baselines, 1) for name, part in parts.items()]
+    if any(c.verdict_only != c.credit for c in (*a, *b) if c.verdict_only is not None):
+        tagged = {c.item.id: c for c in verdict_only(b)}
+        overall.insert(1, _compare(_VERDICT_ONLY, verdict_only(a), tagged, baselines, 1))
     macro = macro_cells(c.item for c in a)
     if macro["of"] > 1:
         of = f" of {macro['of']}" if macro["missing"] else ""
@@ -169,6 +174,8 @@ def table(comparisons: Sequence[Comparison], trained: Collection[str] = ()) -> T
             ]
         )
     sections = [
-        number for number, c in enumerate(comparisons, start=1) if c.name in (_ALL, _FLIPS) or c.p_mcnemar is None
+        number
+        for number, c in enumerate(comparisons, start=1)
+        if c.name in (_ALL, _VERDICT_ONLY, _FLIPS) or c.p_mcnemar is None
     ]
     return Table(headings, rows, sections=sections)

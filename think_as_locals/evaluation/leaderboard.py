@@ -52,8 +52,8 @@ _NOTE = (
     "Per cent with 95 % intervals by question group. Macro: every cell of culture and domain counts the same (an "
     "item without a culture, and every item of CARB, counts under its language). Ranks "
     f"are as sharp as paired differences allow (p < {ALPHA:g}, Holm over the pairs); ● may be first. Rows without a "
-    "rank are baselines on the same items. † Trained on some of these items; of models without a record of their "
-    "training items this is unknown."
+    "rank are baselines on the same items. Verdict-only: by the last verdict tag, whatever the format. † Trained on "
+    "some of these items; of models without a record of their training items this is unknown."
 )
 _PAIRS_NOTE = (
     "Paired differences, better placed less worse placed, in points; p by question group, Holm over the pairs; "
@@ -191,6 +191,7 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
                 "trained_on": summary.get("trained_on"),
                 **{key: summary[key] for key in _OF_SUMMARY},
                 "flips": {key: summary["flips"].get(key) for key in ("n", "sets", "accuracy", "ci95", "ci_method")},
+                "verdict_only": summary["verdict_only"],
                 "parse_failure": failures,
                 "ties": ties.as_dict("share"),
                 "too_long": summary["too_long"],
@@ -276,6 +277,7 @@ def _models_table(board: dict[str, Any]) -> Table:
                 figure(model["flips"], show_n=True) or "none",
                 figure(model["parse_failure"], "share", show_n=True, strong=False),
                 figure(model["ties"], "share", show_n=True, strong=False),
+                figure(model["verdict_only"], strong=False),
                 model["protocol"],
             ]
         )
@@ -283,9 +285,9 @@ def _models_table(board: dict[str, Any]) -> Table:
         label = Label(NAMES[name], note="best baseline" if name == board["best_baseline"] else "")
         flips = figure(on["flips"], show_n=True) or "none"
         plot = strip(None, on["macro"], chance)
-        rows.append(["", label, figure(on["macro"]), plot, figure(on["micro"], show_n=True), flips, "", "", ""])
+        rows.append(["", label, figure(on["macro"]), plot, figure(on["micro"], show_n=True), flips, "", "", "", ""])
     headings = ["rank", "reward model", "macro accuracy, %", "plot of macro accuracy, 0 to 100 %", "by items, %"]
-    headings += ["flip sets, %", "parse failures, %", "ties, %", "protocol"]
+    headings += ["flip sets, %", "parse failures, %", "ties, %", "verdict-only, %", "protocol"]
     return Table(headings, rows, header=1, sections=[len(board["models"])])
 
 

@@ -24,7 +24,7 @@ Outcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 _ITEM = tuple(field.name for field in fields(Item))
-_COLUMNS = (*_ITEM, "verdict", "order", "credit", "scores", "margin", "issues", "completion")
+_COLUMNS = (*(*_ITEM, "verdict", "order", "credit", "verdict_only_credit", "scores", "margin", "issues", "completion"),)
 
 Thing = TypeVar("Thing")
 Key = TypeVar("Key", bound=Hashable)
@@ -36,6 +36,7 @@ class ItemCredit:
 
     item: Item
     credit: float
+    verdict_only: float | None = None  # the credit if the last verdict tag counts
 
 
 def read_scored(path: Path) -> list[ScoredItem]:
@@ -81,9 +82,13 @@ def _scored_item(row: dict[str, Any]) -> ScoredItem:
         scores=None if row["scores"] is None else tuple(row["scores"][i] for i in order),
         margin=row["margin"],
         parse_failure_credit=credit,
+        tagged_credit=row["verdict_only_credit"],
     )
-    if not isinstance(credit, float) or not 0 <= credit <= 1 or credit != scored.credit:
-        raise DataError(f"item {row['id']!r}: credit must be in [0, 1] and that of its verdict or scores, got {credit}")
+    for name, value in (("credit", credit), ("verdict_only_credit", row["verdict_only_credit"])):
+        if not isinstance(value, float) or not 0 <= value <= 1:
+            raise DataError(f"item {row['id']!r}: {name} must be in [0, 1], got {value}")
+    if credit != scored.credit:
+        raise DataError(f"item {row['id']!r}: credit must be that of its verdict or scores, got {credit}")
     return scored
 
 
@@ -106,9 +111,18 @@ def too_long_note(how: str, ids: Sequence[str]) -> str:
 def item_credits(scored: Sequence[ScoredItem]) -> list[ItemCredit]:
     """Return each item once, with its credit, in the order of their first judgements."""
     return [
-        ItemCredit(judgements[0].item, math.fsum(s.credit for s in judgements) / len(judgements))
+        ItemCredit(
+            judgements[0].item,
+            math.fsum(s.credit for s in judgements) / len(judgements),
+            math.fsum(s.verdict_only_credit for s in judgements) / len(judgements),
+        )
         for judgements in grouped(scored, lambda s: s.item.id).values()
     ]
+
+
+def verdict_only(credited: Sequence[ItemCredit]) -> list[ItemCredit]:
+    """Return items with the credit of their last verdict tags."""
+    return [ItemCredit(c.item, c.credit if c.verdict_only is None else c.verdict_only) for c in credited]
 
 
 def flip_set_credits(credited: Sequence[ItemCredit]) -> list[list[ItemCredit]]:

@@ -127,6 +127,7 @@ def eval_results(results: Sequence[CarbResult]) -> list[HubFile]:
             notes=(
                 f"Accuracy in per cent, n={summary['n']}, 95 % interval {low:.1f} to {high:.1f}; "
                 f"{summary['protocol']}; items: {summary['split']}; "
+                f"verdict-only {100 * summary['verdict_only']['accuracy']:.1f}, "
                 f"parse failures {100 * summary['parse_failure']:.1f} %"
                 + (f"; {note}" if (note := carb.trained_on_note(summary)) else "")
             ),

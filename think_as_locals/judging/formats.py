@@ -90,7 +90,23 @@ def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> 
         analysis=bodies["analysis"],
         issues=tuple(rule for rule in RULES if rule in broken),
         completion=text,
+        verdict_only=last_marked(_VERDICT_TAG, text, num_responses),
     )
+
+
+_VERDICT_TAG = re.compile(rf"<verdict>\s*+([{LABELS}])\s*+</verdict>")
+
+
+def last_marked(mark: re.Pattern[str], text: str, num_responses: int) -> int | None:
+    """Return the index of the label in the last mark that holds one on offer; all other text is ignored.
+
+    The rule of verdict-only accuracy. A mark is well-formed with one label, and in tags white space around it; what is
+    not (`<verdict>A or B</verdict>`, a label that is not on offer, a tag cut off) is passed over.
+    """
+    label = None
+    for found in mark.finditer(text):
+        label = found[1] if found[1] in LABELS[:num_responses] else label
+    return None if label is None else LABELS.index(label)
 
 
 def _labels(num_responses: int) -> str:
@@ -138,15 +154,14 @@ def _rubric(body: str | None, broken: set[str]) -> Rubric | None:
 
 
 def _criterion(line: str) -> Criterion | None:
-    """Parse `- weight | name | description`; `None` if it is not."""
+    """Parse `- weight | name | description`; `None` if it is not, weight 0 for what is no positive integer (`40%`)."""
     parts = [part.strip() for part in line.strip().removeprefix("- ").split("|")]
     if not line.strip().startswith("- ") or len(parts) != 3 or not all(map(_visible, parts)):
         return None
     weight, name, description = parts
     # Three ASCII digits at most: `int` would take other scripts' digits, and time quadratic in a long string of them.
-    if not (weight.isascii() and weight.isdecimal() and len(weight) <= 3):
-        return None
-    return Criterion(0 if weight[0] == "0" else int(weight), name, description)  # `098` is no positive integer
+    valid = weight.isascii() and weight.isdecimal() and len(weight) <= 3 and weight[0] != "0"  # `098` is not
+    return Criterion(int(weight) if valid else 0, name, description)
 
 
 def _visible(text: str) -> str:
@@ -174,6 +189,7 @@ class Format:
     label_opening = "<verdict>"  # the text right before the verdict's label; empty without labels
     reserved_marks: tuple[str, ...] = ()  # what a verdict is read by, beyond the tags that are always neutralised
     asks_for_rating = False  # whether a single response is presented, to be rated
+    rules: tuple[str, ...] = tuple(RULES)  # that its issues name
 
     def read(
         self, text: str, num_responses: int, finish_reason: str | None, convention: Convention = "strict"
@@ -187,6 +203,8 @@ class Brackets(Format):
 
     label_opening = "[["
     reserved_marks = tuple(f"[[{label}]]" for label in LABELS)
+    rules = ("finished", "verdict_label")
+    _mark = re.compile(rf"\[\[([{LABELS}])\]\]")
 
     def read(
         self, text: str, num_responses: int, finish_reason: str | None, convention: Convention = "strict"
@@ -198,8 +216,14 @@ class Brackets(Format):
             label, issues = self._label(text), [] if finish_reason == "stop" else ["finished"]
         if label is None or label not in offered:
             issues.append("verdict_label")
-        verdict = None if issues or label is None else LABELS.index(label)
-        return Judgement(verdict=verdict, rubric=None, analysis=None, issues=tuple(issues), completion=text)
+        return Judgement(
+            verdict=None if issues or label is None else LABELS.index(label),
+            rubric=None,
+            analysis=None,
+            issues=tuple(issues),
+            completion=text,
+            verdict_only=last_marked(self._mark, text, num_responses),
+        )
 
     def _label(self, text: str) -> str | None:
         """Return the only label in brackets, if nothing but punctuation follows its last occurrence."""
@@ -214,6 +238,7 @@ class AnswerTag(Brackets):
     """RM-R1's verdict: `<answer>[[B]]</answer>` at the end."""
 
     reserved_marks = ("<answer>", "</answer>", *Brackets.reserved_marks)
+    _mark = re.compile(rf"<answer>\s*+\[\[([{LABELS}])\]\]\s*+</answer>")
 
     def _label(self, text: str) -> str | None:
         """Return the label in the only answer, if nothing follows it."""
@@ -229,6 +254,7 @@ class Rating(Format):
 
     label_opening = ""
     asks_for_rating = True
+    rules = ("rating",)
 
     def read(
         self, text: str, num_responses: int, finish_reason: str | None, convention: Convention = "strict"

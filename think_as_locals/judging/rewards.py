@@ -40,6 +40,7 @@ class Evidence:
         num_tokens: For `length`: tokens of the completion.
         length_share: For `length`: the share of the maximum length, at its end, over which the penalty grows.
         max_completion_length: For `length`: the length of the full penalty, in tokens.
+        num_rules: For `structure`: how many rules the prompt's format has (`Format.rules`); our grammar's by default.
     """
 
     log_probabilities: tuple[float, float] | None = None
@@ -49,6 +50,7 @@ class Evidence:
     num_tokens: int | None = None
     length_share: float | None = None
     max_completion_length: int | None = None
+    num_rules: int = len(RULES)
 
 
 Component = Callable[[Judgement, Item, Evidence], float]
@@ -75,8 +77,8 @@ def criteria_gain(judgement: Judgement, presented: Item, evidence: Evidence) -> 
 
 
 def structure(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-    """Share of the grammar's rules that the completion follows; 1 if the parser finds no issue. Ours."""
-    return 1.0 - len(judgement.issues) / len(RULES)
+    """Share of the format's rules that the completion follows; 1 if its reader finds no issue. Ours."""
+    return 1.0 - len(judgement.issues) / evidence.num_rules
 
 
 def rubric_quality(judgement: Judgement, presented: Item, evidence: Evidence) -> float:

@@ -7,7 +7,7 @@ an unparsed rating is -1 there (arXiv 2506.01937, its code). A tie of the best r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from think_as_locals.judging import prompt_format, reorder_responses
@@ -67,6 +67,18 @@ class JudgingProtocol:
 
     def predictions(self, requests: Sequence[Request], judgements: Sequence[Judgement], seed: int) -> list[ScoredItem]:
         """Combine the judgements of all `requests(item, seed)`: listwise, to a prediction for each order; else to one.
+
+        Each has the credit of the verdicts, and that of the last verdict tags in their place.
+        """
+        tagged = [
+            judged if judged.verdict_only is None else replace(judged, verdict=judged.verdict_only, issues=())
+            for judged in judgements
+        ]
+        both = (self._predictions(requests, each, seed) for each in (judgements, tagged))
+        return [replace(scored, tagged_credit=lenient.credit) for scored, lenient in zip(*both, strict=True)]
+
+    def _predictions(self, requests: Sequence[Request], judgements: Sequence[Judgement], seed: int) -> list[ScoredItem]:
+        """Combine judgements: listwise, to a prediction for each order; else to one.
 
         That one has `scores`: ratings, or shares of comparisons won (pairwise: by others against the best, which has
         1/2), and a verdict if everything could be parsed; else the credit of its scores, or nothing (strict, not

@@ -152,6 +152,7 @@ class ScoredItem:
     scores: tuple[float, ...] | None = None  # of the responses as presented
     margin: float | None = None  # log-odds that its choice is the best response
     parse_failure_credit: float = 0.0  # without a parsed verdict: 1/N in RewardBench 2's convention
+    tagged_credit: float | None = None  # of the last verdict tag of each completion; None where none is read
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -161,8 +162,10 @@ class ScoredItem:
     @property
     def answer(self) -> Judgement:
         """The judgement with its verdict in the item's own order."""
-        verdict = self.judgement.verdict
-        return replace(self.judgement, verdict=None if verdict is None else self.order[verdict], order=self.order)
+        verdict, last = (
+            None if i is None else self.order[i] for i in (self.judgement.verdict, self.judgement.verdict_only)
+        )
+        return replace(self.judgement, verdict=verdict, verdict_only=last, order=self.order)
 
     @property
     def parse_failure(self) -> bool:
@@ -184,6 +187,11 @@ class ScoredItem:
         return float(self.judgement.verdict == self.presented.best)
 
     @property
+    def verdict_only_credit(self) -> float:
+        """The credit if the last well-formed verdict tag counts, whatever other rules are broken."""
+        return self.credit if self.tagged_credit is None else self.tagged_credit
+
+    @property
     def correct(self) -> bool:
         """Whether the verdict is the best response: not for a parse failure or a tie."""
         return self.judgement.verdict == self.presented.best
@@ -198,6 +206,7 @@ class ScoredItem:
             "order": list(self.order),
             "correct": self.correct,
             "credit": self.credit,
+            "verdict_only_credit": self.verdict_only_credit,
             "scores": None if scores is None else [scores[self.order.index(i)] for i in range(len(scores))],
             "margin": self.margin,
             "issues": list(answer.issues),

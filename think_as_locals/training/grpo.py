@@ -23,6 +23,7 @@ from think_as_locals.judging import COMPONENTS, Component, render, shuffle_respo
 from think_as_locals.judging.custom_rewards import load_custom_rewards
 from think_as_locals.runtime.ranks import device_arguments, shards
 from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.training.ahead import SampledAhead
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, Values
 from think_as_locals.training.criteria_gain import CriteriaGainScorer
 from think_as_locals.training.faults import StepGuard
@@ -57,7 +58,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config)}
         dataset = prompt_dataset(config, rows, self.chat)
         gain_scorer = config.reward.criteria_gain.scorer
-        with rollout_engine(config, self.chat, dataset["prompt"], folder, self._log_rollouts):
+        with rollout_engine(config, self.chat, dataset["prompt"], folder, self.log_rollouts):
             super().__init__(
                 checkpoints=checkpoints,
                 scores_rubrics="criteria_gain" in self.rewards.weights and gain_scorer == "policy",
@@ -71,8 +72,11 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         self._gain_scorer = CriteriaGainScorer(self, self.chat, gain_scorer)
         self._step_guard = StepGuard(self.accelerator, folder.faults)
         self.add_callback(self._step_guard)
+        ahead = config.rollout.ahead
+        self._ahead = SampledAhead(self, self.vllm_generation, ahead) if ahead else None
 
-    def _log_rollouts(self, name: str, value: float) -> None:
+    def log_rollouts(self, name: str, value: float) -> None:
+        """Log a metric of rollouts with the others of this step."""
         # TRL's `_log_metric` holds a value back until the next rewards: an evaluation's after the last step is lost.
         self._metrics["train"][name].append(value)
 
@@ -96,6 +100,9 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         for number, batch in enumerate(batches):
             # Micro-batches may be views of one tensor, which safetensors does not store.
             tensors |= {f"{number}/{k}": v.clone().contiguous() for k, v in batch.items() if isinstance(v, Tensor)}
+        if self._ahead:
+            values["ahead"], sampled = self._ahead.state()
+            tensors |= sampled
         return values, tensors
 
     def load_rank_state(self, values: Values, tensors: dict[str, Tensor]) -> None:
@@ -107,7 +114,10 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         self._buffered_inputs = values["rollouts"] or None
         for name, tensor in tensors.items():
             number, _, key = name.partition("/")
-            values["rollouts"][int(number)][key] = tensor
+            if number != "ahead":
+                values["rollouts"][int(number)][key] = tensor
+        if self._ahead:
+            self._ahead.load_state(values["ahead"], tensors)
         self.rewards.guard.failed.extend(values["rewards"]["failed"])
         if self.shuffle_dataset:
             for _ in range(int(self.state.epoch or 0)):  # TRL's sampler would begin with the order of the first epoch
@@ -120,12 +130,22 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         self.rewards.score(completion_ids_list, rows, step, self._log_metric, self._gain_scorer.score)
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[no-any-return]
 
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *arguments: Any, **more: Any) -> Any:
+        if self._ahead and self.model.training:
+            return self._ahead.take(prompt_ids)
+        return super()._generate_single_turn(prompt_ids, *arguments, **more)
+
     def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
-        self._order = super()._get_train_sampler(dataset)
-        if self._both_orders:
-            settings = {name: getattr(self._order, name) for name in ("batch_size", "repeat_count", "shuffle", "seed")}
-            self._order = BothOrdersSampler(self._order.num_samples, self.num_generations, **settings)
+        self._order = self.make_order(dataset)
         return self._order
+
+    def make_order(self, dataset: Dataset | None = None) -> RepeatSampler:
+        """Return a new sampler of rows, at the beginning of the first epoch."""
+        order = super()._get_train_sampler(dataset)
+        if self._both_orders:
+            settings = {name: getattr(order, name) for name in ("batch_size", "repeat_count", "shuffle", "seed")}
+            order = BothOrdersSampler(order.num_samples, self.num_generations, **settings)
+        return order
 
 
 class BothOrdersSampler(RepeatSampler):

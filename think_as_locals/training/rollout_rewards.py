@@ -15,11 +15,11 @@ from accelerate.utils import gather_object
 
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.engines import Chat
-from think_as_locals.judging import Component, Evidence, judges_nothing, parse, rubric_span
+from think_as_locals.judging import Component, Evidence, judges_nothing, prompt_format, rubric_span
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.criteria_gain import GainQuery, LogProbPair
 from think_as_locals.training.faults import ParseFailureGuard, RewardGuard
-from think_as_locals.types import LABELS, Item, Judgement, RewardBreakdown, Rollout
+from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Item, Judgement, RewardBreakdown, Rollout
 
 ScoreGains = Callable[[Sequence[GainQuery]], Sequence[LogProbPair | None]]
 
@@ -38,6 +38,8 @@ class Rewards:
     ) -> None:
         self._sources = sources or [item.source for item in presented]
         self.weights = config.reward.weighted()
+        self._format = prompt_format(config.prompt.template)
+        self._asks_for_rubric = config.prompt.template in GRAMMAR_PROMPTS
         self.guard = RewardGuard(config.reward, run.faults)
         self._parse_failures = ParseFailureGuard(config, run)
         self._both_orders = config.reward.both_orders
@@ -52,6 +54,7 @@ class Rewards:
             rubric_language=config.reward.rubric_quality.language,
             length_share=config.reward.length.share,
             max_completion_length=config.grpo.max_completion_length,
+            num_rules=len(self._format.rules),
         )
         self._breakdowns: list[RewardBreakdown | None] = []
         self._rows: list[dict[str, Any]] = []
@@ -80,7 +83,7 @@ class Rewards:
         items = [self._presented[row] for row in rows]
         rollouts = [self._chat.rollout(ids) for ids in completion_ids]
         judgements = [
-            parse(rollout.text, len(item.responses), rollout.finish_reason)
+            self._format.read(rollout.text, len(item.responses), rollout.finish_reason)
             for rollout, item in zip(rollouts, items, strict=True)
         ]
         gains: Sequence[LogProbPair | None] = [None] * len(rows)
@@ -105,10 +108,14 @@ class Rewards:
             scored |= {"source": self._sources[row], "correct": right}
         self._rows += table
         log("parse_failure", sum(verdict is None for verdict, _ in verdicts) / len(verdicts))
+        tagged = [j.verdict_only == i.best for j, i in zip(judgements, items, strict=True)]
+        log("correct/strict", sum(right for _, right in verdicts) / len(verdicts))
+        log("correct/verdict_only", sum(tagged) / len(tagged))
         self._log_verdicts(everyones, log)
         self._log_sources(table, log)
         log("reward_faults", self.guard.settle(table, step + 1))
-        self._log_idle_share(judgements, items, log)
+        if self._asks_for_rubric:
+            self._log_idle_share(judgements, items, log)
         share = sum(verdict is None for verdict, _ in everyones) / len(everyones)
         self._parse_failures.check(share, judgements, step + 1)
 

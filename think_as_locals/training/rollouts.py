@@ -11,15 +11,19 @@ import logging
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any, TypeVar, cast, get_args
 
 import safetensors.torch
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
+from torch.distributed.fsdp import FSDPModule
 from trl import GRPOTrainer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
@@ -50,6 +54,8 @@ _CHECK_SAMPLING = {"temperature": 0.0, "max_tokens": _TOKENS, "logprobs": _LIKEL
 
 T = TypeVar("T")
 Parameters = Iterator[tuple[str, torch.Tensor]]
+Counts = tuple[float, float]
+"""Hits and queries of a prefix cache, in tokens."""
 
 
 def rollout_arguments(config: RunConfig) -> dict[str, Any]:
@@ -57,11 +63,12 @@ def rollout_arguments(config: RunConfig) -> dict[str, Any]:
     rollout, chat = config.rollout, {"chat_template_kwargs": dict(config.model.chat_template_kwargs)}
     if rollout.backend == "transformers":
         return {**chat, "use_vllm": False}
+    share = rollout.gpu_memory_utilization  # without a GPU there is none to share
     return {
         **chat,
+        **({"vllm_gpu_memory_utilization": share} if share else {}),
         "use_vllm": True,
         "vllm_mode": "colocate",  # with `server` TRL would look for a client of its own kind
-        "vllm_gpu_memory_utilization": rollout.gpu_memory_utilization,
         "vllm_max_model_length": rollout.max_model_length,
     }
 
@@ -146,11 +153,13 @@ class CheckedEngine(VLLMGeneration, ABC):
         """Sample as TRL does; log how much of the prompts the prefix cache had."""
         before = self._prefix_cache()
         found = self._sample(prompts, num_generations, profiler)
-        counts = zip(self._prefix_cache(), before, strict=True)
-        hits, queries = (now - then if now >= then else now for now, then in counts)  # a new server counts from 0
-        sums = self.accelerator.reduce(torch.tensor([hits, queries], device=self.accelerator.device))
-        self._log("rollout/prefix_cache_hit_rate", float(sums[0] / sums[1].clamp(min=1)))
+        self._log_hit_rate(_since(before, self._prefix_cache()))
         return found
+
+    def _log_hit_rate(self, counts: Counts) -> None:
+        """Log which share of the tokens that were looked up the prefix cache had; the ranks' counts are added up."""
+        sums = self.accelerator.reduce(torch.tensor(counts, device=self.accelerator.device))
+        self._log("rollout/prefix_cache_hit_rate", float(sums[0] / sums[1].clamp(min=1)))
 
     def _compare(self, completions: Sequence[SampledTokens]) -> float:
         """Return the worst rank's difference, in nats: the largest in full precision, the mean in half precision."""
@@ -188,10 +197,18 @@ class CheckedEngine(VLLMGeneration, ABC):
                 logits = self.model(input_ids=ids, attention_mask=mask, **wanted).logits
         finally:
             self.model.train(was_training)
+            self._reshard()
         log_probs: torch.Tensor = logits.float().log_softmax(-1).cpu()
         return log_probs
 
+    def _reshard(self) -> None:
+        """Shard again what a forward without gradients leaves whole under FSDP2: the last norm, the head, the root."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def _iter_named_params(self) -> Parameters:
+        self._reshard()  # other passes without gradients precede: old log-probabilities, the rewards'
         if is_peft_model(self.model) and not self._dist.is_fsdp:
             yield from self._counted(merged_parameters(self.model, self._dist.gather_params))
         else:
@@ -232,7 +249,7 @@ class CheckedEngine(VLLMGeneration, ABC):
         """Return what TRL's `generate` returns; prompts go to the engine in the order of their prefixes."""
 
     @abstractmethod
-    def _prefix_cache(self) -> tuple[float, float]:
+    def _prefix_cache(self) -> Counts:
         """Return how many prompt tokens the prefix cache has had so far, and how many were looked up."""
 
 
@@ -306,7 +323,7 @@ class ColocatedEngine(CheckedEngine):
             prompts, lambda ordered: VLLMGeneration.generate(self, ordered, None, num_generations, profiler)
         )
 
-    def _prefix_cache(self) -> tuple[float, float]:
+    def _prefix_cache(self) -> Counts:
         counts = {metric.name: metric.value for metric in self.llm.get_metrics() if "prefix_cache" in metric.name}
         return counts["vllm:prefix_cache_hits"], counts["vllm:prefix_cache_queries"]
 
@@ -338,6 +355,14 @@ _RESTARTS = 3  # times that a server may come back with other weights in one sam
 _GRACE_S = 10.0  # beyond rollout.timeout_s, which ends requests, for what no request can bound: a disk, a name server
 
 
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Completions of the prompts of all ranks, and what the prefix cache had of these."""
+
+    completions: list[SampledTokens]
+    prefix_cache: Counts
+
+
 class ServedEngine(CheckedEngine):
     """A vLLM server on other GPUs or another node, which the main process asks for all ranks, by a shared folder."""
 
@@ -347,26 +372,80 @@ class ServedEngine(CheckedEngine):
     def _init_vllm(self) -> None:
         self._url, self._timeout_s = self._config.rollout.url, self._config.rollout.timeout_s
         self._loaded = ""
+        self._in_flight: list[Future[Sampled | None]] = []
         self._on_main(self._connect)
+
+    @property
+    def limit_s(self) -> float:
+        """How long anything that the server is asked for may take."""
+        return self._timeout_s + _GRACE_S
+
+    def sync_weights(self) -> None:
+        """Send the policy's weights once nothing is being sampled with the last ones; see `CheckedEngine`."""
+        for future in self._in_flight:
+            self._on_main(partial(_wait, future))
+        super().sync_weights()
 
     def complete(self, prompts: Sequence[list[int]], **parameters: Any) -> list[SampledTokens]:
         """Return a completion for each prompt of this rank; all ranks call it and raise TrainingError together."""
-        counts = gather_object([len(prompts)])
-        everyones = gather_object(list(prompts))
+        everyones, own = self._gathered(prompts)
         for _ in range(_RESTARTS):
-            if (found := self._on_main(lambda: self._current(everyones, parameters))) is not None:
-                first = sum(counts[: self.accelerator.process_index])
-                return found[first : first + len(prompts)]
+            if (sampled := self._on_main(lambda: self._current(everyones, parameters))) is not None:
+                return sampled.completions[own]
             self.sync_weights()  # it was restarted, and has the weights it was started with
         raise TrainingError(self._restarts("sampled"))
 
-    def _current(self, prompts: list[list[int]], parameters: dict[str, Any]) -> list[SampledTokens] | None:
+    def sample_ahead(self, batches: Sequence[list[list[int]]]) -> list[Future[Sampled | None]]:
+        """Have the server sample batches with the weights of the last sync, one after the other, in the background.
+
+        The main process has the prompts of all ranks and gets completions by `collect`; `None` where the server has
+        other weights by then. The next sync waits for all of them.
+        """
+        self._in_flight = [Future() for _ in batches]
+        if batches and self.accelerator.is_main_process:
+            Thread(target=self._sample_all, args=(batches, self._in_flight), daemon=True).start()
+        return self._in_flight
+
+    def collect(
+        self, future: Future[Sampled | None], prompts: Sequence[list[int]], check: Callable[[list[list[int]]], None]
+    ) -> list[SampledTokens] | None:
+        """Return this rank's completions of a batch, which is waited for; `check` may refuse the prompts of all."""
+        everyones, own = self._gathered(prompts)
+
+        def take() -> Sampled | None:
+            check(everyones)
+            return future.result()
+
+        if (sampled := self._on_main(take)) is None:
+            return None
+        self._log_hit_rate(sampled.prefix_cache if self.accelerator.is_main_process else (0.0, 0.0))
+        return sampled.completions[own]
+
+    def _sample_all(self, batches: Sequence[list[list[int]]], futures: Sequence[Future[Sampled | None]]) -> None:
+        fault: Exception | None = None
+        for prompts, future in zip(batches, futures, strict=True):
+            try:
+                if fault is None:
+                    future.set_result(self._current(prompts, self._sampling))
+                    continue
+            except Exception as error:  # of whatever kind: `collect` raises it
+                fault = error
+            future.set_exception(fault)
+
+    def _gathered(self, prompts: Sequence[list[int]]) -> tuple[list[list[int]], slice]:
+        """Return the prompts of all ranks, and which of them are this rank's."""
+        counts = gather_object([len(prompts)])
+        first = sum(counts[: self.accelerator.process_index])
+        return gather_object(list(prompts)), slice(first, first + len(prompts))
+
+    def _current(self, prompts: list[list[int]], parameters: dict[str, Any]) -> Sampled | None:
         """Return completions by the weights of the last sync, or `None` where the server has others now."""
         with self._server.one_limit(), suppress(OtherWeightsError):
+            before = self._server.prefix_cache()
             (found,) = _in_prefix_order(
                 prompts, lambda ordered: (self._server.complete(ordered, self._loaded, **parameters),)
             )
-            return list(found)
+            return Sampled(found, _since(before, self._server.prefix_cache()))
         return None
 
     def _connect(self) -> None:
@@ -430,20 +509,24 @@ class ServedEngine(CheckedEngine):
         return self._answers
 
     def _sample(self, prompts: list[list[int]], num_generations: int, profiler: Any) -> Any:
-        found = self.complete(
-            prompts,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p or 0.0,
-            repetition_penalty=self.repetition_penalty,
-            max_tokens=self.max_completion_length,
-            stop_token_ids=sorted(self._eos_token_ids),
-            **self.generation_kwargs,
-        )
+        found = self.complete(prompts, **self._sampling)
         return prompts, [c.token_ids for c in found], [[[value] for value in c.log_probs] for c in found], None
 
-    def _prefix_cache(self) -> tuple[float, float]:
+    @property
+    def _sampling(self) -> dict[str, Any]:
+        """How rollouts are sampled, as parameters of a request."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p or 0.0,
+            "repetition_penalty": self.repetition_penalty,
+            "max_tokens": self.max_completion_length,
+            "stop_token_ids": sorted(self._eos_token_ids),
+            **self.generation_kwargs,
+        }
+
+    def _prefix_cache(self) -> Counts:
         counts = self._on_main(lambda: self._server.prefix_cache())
         return counts if self.accelerator.is_main_process else (0.0, 0.0)  # the ranks' are added up
 
@@ -458,8 +541,8 @@ class ServedEngine(CheckedEngine):
         found, fault = None, None
         if self.accelerator.is_main_process:
             try:
-                found = run_with_timeout(self._timeout_s + _GRACE_S, work)
-            except ServerError as error:
+                found = run_with_timeout(self.limit_s, work)
+            except (ServerError, TrainingError) as error:
                 fault = f"{error}"
             except Exception as error:  # of whatever kind: the other ranks wait
                 fault = (
@@ -470,6 +553,17 @@ class ServedEngine(CheckedEngine):
         if fault is not None:
             raise TrainingError(fault)
         return cast("T", found)
+
+
+def _wait(future: Future[Any]) -> None:
+    """Return when it is done, whatever came of it."""
+    wait([future])
+
+
+def _since(before: Counts, now: Counts) -> Counts:
+    """Return the growth of counts, which a restarted server begins anew."""
+    hits, queries = (new - old if new >= old else new for old, new in zip(before, now, strict=True))
+    return hits, queries
 
 
 def _in_prefix_order(prompts: list[list[int]], sample: Callable[[list[list[int]]], Any]) -> tuple[Any, ...]:

@@ -234,7 +234,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         if not old:
             raise RuntimeError("off policy, scoring rubrics computes old log-probabilities, but it did not run")
         width = batch["completion_ids"].shape[1]
-        batch["old_per_token_logps"] = torch.cat([pad(part[:, :width], (0, width - part.shape[1])) for part in old])
+        batch["old_per_token_logps"] = torch.cat([pad(part, (0, width - part.shape[1])) for part in old])
         if self.use_vllm and self.vllm_importance_sampling_correction:
             self._apply_correction(batch, batch["old_per_token_logps"], None)
 

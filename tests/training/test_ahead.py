@@ -1,0 +1,184 @@
+"""Batches that are sampled ahead: in order, each once, with weights that are known, also when resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, command, launch
+from loopback import Received
+from training.scripted_vllm import ScriptedVLLM, samples, serving
+from training.small_grpo import chance, ends_with, figures, tiny_trainer
+from transformers import TrainerCallback
+
+from think_as_locals.engines import Sampling
+from think_as_locals.engines.transformers_engine import TransformersEngine
+from think_as_locals.judging import COMPONENTS
+from think_as_locals.training.grpo import JudgeTrainer
+from think_as_locals.training.rollouts import policy_engine
+
+pytestmark = pytest.mark.filterwarnings("ignore::think_as_locals.types.TrainingWarning")
+
+GREEDY = Sampling(max_completion_length=6)
+STEPS = 10  # of which eight are an epoch
+SETTINGS = ["grpo.per_device_train_batch_size=8", "grpo.warmup_steps=0", "grpo.learning_rate=0.01"]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedVLLM]:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    tiny_trainer(tmp_path)  # makes the model
+    with serving(tmp_path / "model") as scripted:
+        yield scripted
+
+
+def made(server: ScriptedVLLM, folder: Path, ahead: int, *overrides: str) -> JudgeTrainer:
+    where = ["rollout=vllm_server", f"rollout.url={server.url}", f"rollout.ahead={ahead}", "rollout.timeout_s=20"]
+    steps = [f"grpo.max_steps={STEPS}", "grpo.save_steps=1", f"grpo.save_total_limit={STEPS}"]
+    server.restart()
+    server.served.clear()
+    return tiny_trainer(folder, *SETTINGS, *where, *steps, *overrides, components={**COMPONENTS, "correctness": chance})
+
+
+def logged(trainer: JudgeTrainer, name: str) -> list[Any]:
+    return [log[name] for log in trainer.state.log_history if name in log]
+
+
+@pytest.mark.parametrize(("ahead", "staleness"), [(1, [0, *[1] * 9]), (3, [0, *[1, 2, 3] * 3])])
+def test_batches_are_used_once_and_are_never_older_than_allowed(
+    server: ScriptedVLLM, tmp_path: Path, ahead: int, staleness: list[int]
+) -> None:
+    plain = made(server, tmp_path, 0)
+    plain.train()
+    trainer = made(server, tmp_path, ahead)
+    trainer.train()
+    assert logged(trainer, "rollout/staleness") == staleness
+    assert [size for _, size in server.served] == [8] * STEPS  # nothing is sampled twice, or beyond the end
+    syncs = list(dict.fromkeys(weights for weights, _ in server.served))
+    assert len(syncs) == len({number - age for number, age in enumerate(staleness)})
+    used = [[row["id"] for row in each.rewards.take_rows()] for each in (plain, trainer)]
+    assert used[0] == used[1]
+    # The first batch is that of today's; the log-probabilities of a later one are those of the weights that sampled it.
+    off_policy = [value > 1e-3 for value in logged(trainer, "sampling/sampling_logp_difference/max")]
+    assert off_policy == [age > 0 for age in staleness]
+    assert max(logged(plain, "sampling/sampling_logp_difference/max")) < 1e-4
+
+
+RESUMED = {  # overrides, and the steps whose checkpoints are continued
+    "one batch a step, past an epoch": (["rollout.ahead=1"], (1, 8)),
+    "several steps a batch, both orders, KL, rubrics scored": (
+        ["rollout.ahead=2", "grpo.steps_per_generation=2", "grpo.beta=0.1", "reward=full"],
+        (1, 4, 7),
+    ),
+    "an adapter": (["rollout.ahead=1", "lora=rank16"], (3,)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("overrides", "steps"), RESUMED.values(), ids=RESUMED)
+def test_a_resumed_run_ends_as_one_that_was_not_interrupted(
+    server: ScriptedVLLM, tmp_path: Path, overrides: list[str], steps: tuple[int, ...]
+) -> None:
+    whole = made(server, tmp_path, 1, *overrides)
+    whole.train()
+    weights = whole.model.state_dict()
+    for step in steps:
+        resumed = made(server, tmp_path, 1, *overrides)
+        resumed._save_checkpoint = lambda *_: None  # they are there already
+        resumed.train_from(tmp_path / "checkpoints" / f"step-{step}")
+        assert all(torch.equal(value, weights[name]) for name, value in resumed.model.state_dict().items()), step
+        compared = [[without_syncs(log) for log in figures(trainer)] for trainer in (resumed, whole)]
+        assert compared[0] == compared[1], step
+
+
+def without_syncs(log: dict[str, Any]) -> dict[str, Any]:
+    """What is logged of a step, but for what a process that has just connected sends to the server first."""
+    return {name: value for name, value in log.items() if name != "rollout/synced_megabytes"}
+
+
+def loads(request: Received) -> bool:
+    return request.path == "/collective_rpc" and request.body["method"] == "reload_weights"
+
+
+def test_an_evaluation_waits_for_what_is_in_flight_and_has_the_policys_weights(
+    server: ScriptedVLLM, tmp_path: Path
+) -> None:
+    trainer = made(server, tmp_path, 1)
+    overlapping, sampling = [], [0]
+    complete = server._complete
+
+    def watched(**body: Any) -> Any:
+        sampling[0] += 1
+        try:
+            return complete(**body)
+        finally:
+            sampling[0] -= 1
+
+    server._complete = watched  # type: ignore[method-assign]
+    server.before = lambda request: bool(overlapping.append(sampling[0])) if loads(request) else False
+    evaluated: list[Any] = []
+
+    class Evaluation(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            with policy_engine(trainer, trainer.chat, 8) as engine:
+                evaluated.append(engine.sample_tokens(trainer.vllm_generation._check_prompts, GREEDY))
+
+    trainer.add_callback(Evaluation())
+    trainer.train()
+    assert logged(trainer, "rollout/staleness") == [0, *[1] * 9]
+    assert len(evaluated) == STEPS
+    own = TransformersEngine(trainer.model, trainer.chat, 8)
+    assert evaluated[-1] == own.sample_tokens(trainer.vllm_generation._check_prompts, GREEDY)
+    assert not any(overlapping)  # no weights change while it samples
+
+
+def test_a_server_that_is_restarted_meanwhile_samples_the_batch_again(server: ScriptedVLLM, tmp_path: Path) -> None:
+    trainer = made(server, tmp_path, 2)
+    seen = []
+
+    def restarts(request: Received) -> bool:
+        seen.extend([request] if samples(request) else [])
+        if restart := samples(request) and len(seen) == 4:
+            server.restart()
+        return restart
+
+    server.before = restarts
+    trainer.train()
+    # The fourth batch was in flight; it and what was to follow with the same weights are sampled anew.
+    assert logged(trainer, "rollout/staleness") == [0, 1, 2, 0, *[1, 2] * 3]
+    assert [size for _, size in server.served] == [8] * STEPS
+    assert server._start not in {weights for weights, _ in server.served}
+
+
+def test_a_dead_server_ends_the_run_and_its_checkpoint_goes_on_with_one_that_lives(
+    server: ScriptedVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = made(server, tmp_path, 1)
+    whole.train()
+    ids = [row["id"] for row in whole.rewards.take_rows()]
+    trainer = made(server, tmp_path / "other", 1, "rollout.timeout_s=2")
+    server.before = lambda request: samples(request) and len(server.served) >= 4
+    message = ends_with(trainer.train)
+    assert f"the vLLM server at {server.url}" in message
+    assert "a checkpoint without what the server was sampling" in caplog.text
+    server.before = lambda request: False
+    resumed = made(server, tmp_path / "other", 1)
+    resumed.train_from(resumed.checkpoints.latest())
+    assert logged(resumed, "rollout/staleness") == [0, 1, 1, 1, 0, 1, 1, 1, 1, 1]  # those of the checkpoint first
+    assert [row["id"] for row in resumed.rewards.take_rows()] == ids[8 * 4 :]
+
+
+@pytest.mark.slow
+def test_ranks_share_batches_however_they_share_the_model(server: ScriptedVLLM, tmp_path: Path) -> None:
+    words = ["launch", "--config_file", "launch/cpu_zero2.yaml", "tests/training/ahead_process.py", str(tmp_path)]
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "VLLM_API_KEY": "secret", "OMP_NUM_THREADS": "1"}
+    done = launch(command("accelerate"), *words, server.url, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for way, (whole, resumed) in json.loads((tmp_path / "results.json").read_text()).items():
+        assert [log["rollout/staleness"] for log in whole] == [0, 1, 1, 1], way
+        assert [without_syncs(log) for log in resumed] == [without_syncs(log) for log in whole], way
+    assert {size for _, size in server.served} == {8}  # of both ranks

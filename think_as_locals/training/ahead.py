@@ -1,0 +1,187 @@
+"""Sampling ahead: a vLLM server samples the next generation batches while the policy learns from this one.
+
+With `rollout.ahead=N`, at the start of generation batch k:
+
+    1. its completions are taken from the server, which began with them while the policy learned from an earlier batch;
+    2. where nothing else is in flight, the policy's weights are sent and checked, and batches k+1 .. k+N are started;
+    3. rewards and the update follow, while the server samples.
+
+So weights change only between requests, and a batch is sampled with weights from at most N batches before it. TRL's
+importance weights, pi(token) / pi_server(token), correct for that. Prompts come in the order of the data loader, whose
+sampler is replayed here, and a batch is used only where its prompts are those that the data loader then gives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import islice
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
+
+from think_as_locals.engines.vllm_server import SampledTokens
+from think_as_locals.training.rollouts import Sampled, ServedEngine
+from think_as_locals.types import TrainingError
+
+if TYPE_CHECKING:
+    from think_as_locals.training.grpo import JudgeTrainer
+
+_logger = logging.getLogger(__name__)
+
+Prompts = list[list[int]]
+"""Of all ranks, as token ids."""
+
+
+@dataclass
+class _Batch:
+    number: int  # of the generation batch, counted over the run
+    weights: int  # the generation batch at whose start the weights were sent that sample it
+    prompts: str = ""  # their digest; the main process alone has it, and the completions
+    sampled: Future[Sampled | None] = field(default_factory=Future)
+
+
+class SampledAhead:
+    """The generation batches that are being sampled, or were and are still to be used; every rank has one."""
+
+    def __init__(self, trainer: JudgeTrainer, engine: ServedEngine, ahead: int) -> None:
+        self._trainer = trainer
+        self._engine = engine
+        self._ahead = ahead
+        self._batches: deque[_Batch] = deque()
+        self._rows: Iterator[list[int]] | None = None  # of the generation batches after those
+
+    def take(self, prompts: Prompts) -> tuple[list[list[int]], list[list[float | None]]]:
+        """Return token ids and log-probabilities for this rank's prompts of the generation batch that begins.
+
+        Raises TrainingError on all ranks where the server fails; where it was restarted, the batch is sampled now.
+        """
+        number = self._trainer._step // self._window
+        found, staleness = None, 0
+        if self._batches:
+            batch = self._batches.popleft()
+            found = self._engine.collect(batch.sampled, prompts, lambda everyones: self._check(batch, everyones))
+            staleness = number - batch.weights
+        if found is None:  # the first batch of a process, or the server was restarted: it has no weights for the rest
+            self._batches.clear()
+            self._rows = None
+            self._engine.sync_weights()
+            _, ids, log_probs, _ = self._engine.generate(prompts, None, self._trainer.num_generations)
+            found = [SampledTokens(i, [p[0] for p in row], []) for i, row in zip(ids, log_probs, strict=True)]
+            staleness = 0
+            self._start(number)
+        elif not self._batches:
+            self._engine.sync_weights()
+            self._start(number)
+        self._trainer.log_rollouts("rollout/staleness", staleness)
+        return [one.token_ids for one in found], [one.log_probs for one in found]
+
+    def state(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+        """Return what was sampled and not used yet, on the main process, once nothing is in flight."""
+        described: list[dict[str, Any]] = []
+        tensors: dict[str, Tensor] = {}
+        if not self._trainer.accelerator.is_main_process:
+            return described, tensors
+        for place, batch in enumerate(self._batches):
+            try:
+                sampled = batch.sampled.result(self._engine.limit_s)
+            except Exception as error:  # of whatever kind: training itself ends with it, at the next batch
+                _logger.warning("a checkpoint without what the server was sampling: %s", error)
+                break
+            if sampled is None:  # the server was restarted
+                break
+            places = {"number": batch.number, "weights": batch.weights, "prompts": batch.prompts}
+            described.append({**places, "prefix_cache": sampled.prefix_cache})
+            tensors |= {f"ahead/{place}/{name}": value for name, value in _as_tensors(sampled.completions).items()}
+        return described, tensors
+
+    def load_state(self, described: Sequence[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
+        """Restore it; all ranks call this, with what each has saved."""
+        [everyones] = broadcast_object_list([list(described)])
+        for place, values in enumerate(everyones):
+            prefix_cache = tuple(values.pop("prefix_cache"))
+            batch = _Batch(**values)
+            if self._trainer.accelerator.is_main_process:
+                prefix = f"ahead/{place}/"
+                own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+                batch.sampled.set_result(Sampled(_from_tensors(own), prefix_cache))
+            self._batches.append(batch)
+
+    def _start(self, number: int) -> None:
+        """Start the generation batches after this one, as many as there are up to N."""
+        if self._rows is None:
+            self._rows = islice(self._generation_batches(), number + 1, self._count_batches())
+        rows = list(islice(self._rows, self._ahead))
+        prompts = [self._tokenized(each) if self._trainer.accelerator.is_main_process else [] for each in rows]
+        futures = self._engine.sample_ahead(prompts)
+        self._batches.extend(
+            _Batch(number + 1 + place, number, _digest(each), future)
+            for place, (each, future) in enumerate(zip(prompts, futures, strict=True))
+        )
+
+    def _tokenized(self, rows: list[int]) -> Prompts:
+        """Return the prompts of rows, which repeat, as the trainer gives them to the engine."""
+        distinct = list(dict.fromkeys(rows))
+        conversations = self._trainer.train_dataset[distinct]["prompt"]
+        ids = dict(zip(distinct, self._trainer._tokenize_prompts(conversations)[0], strict=True))
+        return [ids[row] for row in rows]
+
+    def _check(self, batch: _Batch, everyones: Prompts) -> None:
+        """Raise TrainingError unless a batch is the one that the data loader gives."""
+        if _digest(everyones) != batch.prompts:
+            raise TrainingError(
+                f"generation batch {batch.number} was sampled for other prompts than those that the data loader gives: "
+                "something changes their order; set rollout.ahead=0"
+            )
+
+    @property
+    def _window(self) -> int:
+        """The number of micro-steps that use one generation batch."""
+        return int(self._trainer.args.steps_per_generation * self._trainer.num_iterations)
+
+    def _generation_batches(self) -> Iterator[list[int]]:
+        """Yield the rows of each generation batch, epoch after epoch."""
+        order, size = self._trainer.make_order(), self._trainer.args.generation_batch_size
+        order.repeat_count = 1
+        while True:
+            rows = iter(order)
+            while batch := list(islice(rows, size)):
+                yield batch
+
+    def _count_batches(self) -> int:
+        """Return how many generation batches there are until the last optimizer step."""
+        args = self._trainer.args
+        epoch = len(self._trainer.make_order()) // args.generation_batch_size  # micro-steps
+        epochs, steps = divmod(self._trainer.state.max_steps, ceil(epoch / args.gradient_accumulation_steps))
+        micro_steps: int = epochs * epoch + min(epoch, steps * args.gradient_accumulation_steps)
+        return ceil(micro_steps / self._window)
+
+
+def _digest(prompts: Prompts) -> str:
+    return hashlib.sha256(repr(prompts).encode()).hexdigest()
+
+
+def _as_tensors(completions: Sequence[SampledTokens]) -> dict[str, Tensor]:
+    """Return completions one behind the other: lengths (B), token ids and log-probabilities (tokens of all)."""
+    scores = [torch.nan if value is None else value for one in completions for value in one.log_probs]
+    return {
+        "lengths": torch.tensor([len(one.token_ids) for one in completions]),
+        "token_ids": torch.tensor([token for one in completions for token in one.token_ids]),
+        "log_probs": torch.tensor(scores, dtype=torch.float32),  # the type that TRL turns them into
+    }
+
+
+def _from_tensors(tensors: dict[str, Tensor]) -> list[SampledTokens]:
+    lengths = tensors["lengths"].tolist()
+    ids, scores = (torch.split(tensors[name], lengths) for name in ("token_ids", "log_probs"))
+    return [
+        SampledTokens(i.tolist(), [None if value != value else value for value in s.tolist()], [])
+        for i, s in zip(ids, scores, strict=True)
+    ]
