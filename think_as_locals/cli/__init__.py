@@ -101,12 +101,12 @@ def _parser() -> ArgumentParser:
 
 def _parse(words: list[str]) -> Namespace:
     """Parse a command; key=value may stand behind options too, where argparse would no longer take them."""
-    arguments, rest = (parser := _parser()).parse_known_args(words)
-    overrides = getattr(arguments, "overrides", None)
-    if rest and (overrides is None or any(word.startswith("-") for word in rest)):
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(words)
+    if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
-        arguments.overrides = [*overrides, *rest]
+        arguments.overrides = [*arguments.overrides, *rest]
     return arguments
 
 
