@@ -16,6 +16,7 @@ from think_as_locals.config.checks import Config, load_config
 from think_as_locals.config.compose import recipes
 from think_as_locals.config.schema import (
     ClassifierSection,
+    DemonstrationConfig,
     EvaluationConfig,
     ImplicitSection,
     JudgeSection,
@@ -49,8 +50,9 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
     if isinstance(config, RunConfig | ScpoConfig):
         missing += launch_faults(config)
         missing += memory_faults(config, recipe, overrides) if not missing else []
-    if isinstance(config, EvaluationConfig) and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        missing.append(f"an evaluation runs in one process, got {started}: start it with `tal run`")
+    alone = isinstance(config, EvaluationConfig | DemonstrationConfig)
+    if alone and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        missing.append(f"{config.recipe} runs in one process, got {started}: start it with `tal run`")
     if missing:
         others = [path for path in recipes() if path.stem != config.recipe and _runs_here(path, type(config))]
         here = f"\nRuns here: {', '.join(f'recipes/{path.name}' for path in others)}" if others else ""
@@ -73,6 +75,8 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
     missing = _shared(config)
     if isinstance(config, EvaluationConfig):
         return missing + [fault for rm in config.rms.values() for fault in reward_model_faults(rm)]
+    if isinstance(config, DemonstrationConfig):
+        return missing + reward_model_faults(config.teacher)
     if isinstance(config, RunConfig):
         missing += packages("vllm") if config.rollout.backend == "vllm_colocate" else []
         if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
