@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 _LEVEL = "TAL_OUTPUT"  # in the environment: ranks and jobs are as quiet as what started them
 
@@ -21,7 +22,9 @@ _QUIETER = {"TRANSFORMERS_VERBOSITY": "error", "VLLM_LOGGING_LEVEL": "ERROR", "T
 _NOISE = [
     # Names that torch 2.13 deprecates: DeepSpeed 0.19 calls them, vLLM 0.31 looks at every attribute of the module. No
     # issue is known in either.
-    ("`torch.distributed", FutureWarning)
+    ("`torch.distributed", FutureWarning),
+    # Names that transformers 5.23 deprecates and TRL 1.16 and PEFT 0.21 use, whatever is configured. No issue is known.
+    ("`(is_)?gradient_checkpointing", FutureWarning),
 ]
 """Warnings of libraries about their own code, which no user can change: shown with `-v` alone."""
 
@@ -45,6 +48,14 @@ def progress_console(*, is_main: bool = True) -> Console:
     from rich.console import Console
 
     return Console(stderr=True, quiet=not is_main or os.environ.get(_LEVEL) == "quiet")
+
+
+def progress_bar(console: Console) -> Progress:
+    """Return the bar of work that is counted, with what is left of its time."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console)
 
 
 def quiet_transformers() -> None:
