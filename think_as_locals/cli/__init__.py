@@ -54,8 +54,15 @@ def main(recipe: str | None = None) -> None:
         status, message = _ending(error)
         if not message:
             raise
-        print(f"tal: {message}", file=sys.stderr)
+        print(f"tal: {_on_terminal(message)}", file=sys.stderr)
         raise SystemExit(status) from error
+
+
+def _on_terminal(message: str) -> str:
+    """Return a message with its control characters escaped: names in it are other people's, from recipes and files."""
+    from think_as_locals.data.rows import printable
+
+    return "\n".join(map(printable, message.split("\n")))
 
 
 def _format_warning(
@@ -63,7 +70,7 @@ def _format_warning(
 ) -> str:
     """Return a warning about data or training as one line: the code that gave it tells a user nothing."""
     if issubclass(category, DataWarning | TrainingWarning):
-        return f"tal: warning: {message}\n"
+        return f"tal: warning: {_on_terminal(str(message))}\n"
     return _PYTHONS(message, category, filename, lineno, line)
 
 
