@@ -179,7 +179,7 @@ def test_every_task_is_sampled_from_every_policy_alone_and_before_an_evaluation(
         (DOWNSTREAM, ["eval.candidates=x"], "eval.candidates: the candidates are sampled here"),
         (DOWNSTREAM, ["~rms.tulu"], "rms: got 2, expected at least 3 reward models"),
         (CARB, ["sample=multiple_choice", *SAMPLED], "rms: got 1, expected at least 3"),
-        (GRPO, ["sample=multiple_choice", *SAMPLED], "sample.* belongs to a recipe that draws candidates"),
+        (GRPO, ["sample.task=prompts"], "sample.* belongs to a recipe that draws candidates"),
     ],
 )
 def test_a_sample_that_cannot_be_is_named_with_the_remedy(recipe: Path, overrides: list[str], expected: str) -> None:
