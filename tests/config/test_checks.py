@@ -108,7 +108,10 @@ def test_a_cold_start_takes_demonstrations_of_a_file() -> None:
     assert pretrained.sft is not None
     assert scratch.sft is not None
     assert (pretrained.sft.data, scratch.sft.data) == ("x", "x")
-    assert (pretrained.sft.learning_rate, pretrained.grpo.learning_rate) == (1e-5, 1e-6)
+    assert (pretrained.sft.learning_rate, pretrained.grpo.learning_rate) == (1e-4, 1e-5)  # of adapters
+    whole = load_recipe(GRPO, ["trainer=demonstrated_grpo", "sft.data=x"])
+    assert whole.sft is not None
+    assert (whole.sft.learning_rate, whole.grpo.learning_rate) == (1e-5, 1e-6)
     assert (pretrained.unread.get("sft.data=null"), pretrained.sft.length) == (None, "2 epochs")
     assert scratch.unread["sft.data=null"].startswith("sft.biased_share")
     assert reloaded(pretrained) == pretrained

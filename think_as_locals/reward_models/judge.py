@@ -144,9 +144,13 @@ class Judge:
             return cls(engine=server, settings=settings, protocol=protocol, margins=margins, model=model)
         settings = replace(JudgeSettings.load(path, revision), **changes)
         dtype, template_kwargs = settings.dtype, dict(settings.chat_template_kwargs)
-        engine = load_engine(
-            *(path, backend), dtype=dtype, template_kwargs=template_kwargs, batch_size=batch_size, revision=revision
-        )
+        loading: dict[str, Any] = {"dtype": dtype, "template_kwargs": template_kwargs, "revision": revision}
+        try:
+            engine = load_engine(path, backend, batch_size=batch_size, **loading)
+        except ModuleNotFoundError as error:
+            extras = "train,vllm" if backend == "vllm" else "train"
+            error.add_note(f"pip install 'think-as-locals[{extras}]', or give base_url for a judge behind a server")
+            raise
         loaded = {"dtype": dtype, "backend": backend, "chat_template_kwargs": template_kwargs}
         model = identify_weights(path, revision) | loaded
         asked: dict[str, Any] = {"settings": settings, "protocol": protocol, "margins": margins}
