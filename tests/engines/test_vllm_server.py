@@ -112,7 +112,7 @@ def test_where_nobody_listens_it_ends_in_time_and_the_message_names_the_remedy(s
 
 
 def test_preflight_names_what_the_vllm_server_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_recipe("recipes/quickstart.yaml", ["rollout=vllm_server", "rollout.url=http://127.0.0.1:9"])
+    config = load_recipe("recipes/quickstart.yaml", ["rollout=vllm_server", "rollout.urls=[http://127.0.0.1:9]"])
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     [message] = missing_for(config)
     assert "VLLM_API_KEY is not set" in message

@@ -29,8 +29,9 @@ from think_as_locals.engines import Sampling, sample_all, vllm_engine
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_server import VLLMServer
 from think_as_locals.judging import COMPONENTS, Component
-from think_as_locals.training import rollouts
-from think_as_locals.training.rollouts import ColocatedEngine, policy_engine
+from think_as_locals.training import rollouts, served_engine, trainer_engine
+from think_as_locals.training.rollouts import ColocatedEngine
+from think_as_locals.training.trainer_engine import policy_engine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from training.small_grpo import ends_with, tiny_trainer
@@ -181,7 +182,7 @@ def check_stale_lm_head(folder: Path) -> None:
         def _send_weights(self) -> None:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(self._iter_named_params())})
 
-    rollouts.ColocatedEngine = Reloading
+    trainer_engine.ColocatedEngine = Reloading
     trainer = tiny_trainer(folder, *WIDE, "rollout=vllm_colocate")
     trainer.vllm_generation.sync_weights()  # nothing has changed yet
     change(trainer.model)
@@ -192,7 +193,7 @@ def check_stale_lm_head(folder: Path) -> None:
 
 def restarts(engine: Any, start: str, times: int) -> Callable[[str], None]:
     """Loads weights into a server that is started anew right after, so many times."""
-    load, left = engine._server.load_weights, [times]
+    load, left = engine._servers.all[0].load_weights, [times]
 
     def load_weights(path: str) -> None:
         load(path)
@@ -208,20 +209,23 @@ def check_faults_of_a_sync(trainer: Any, start: str) -> None:
     engine, main = trainer.vllm_generation, trainer.accelerator.is_main_process
     for times, expected in ((1, ""), (3, "came back with other weights 3 times while it took new weights")):
         if main:
-            load, engine._server.load_weights = engine._server.load_weights, restarts(engine, start, times)
+            load, engine._servers.all[0].load_weights = (
+                engine._servers.all[0].load_weights,
+                restarts(engine, start, times),
+            )
         message = ends_with(engine.sync_weights)
         assert expected in message if expected else message == ""
         if main:
-            engine._server.load_weights = load
-    unseen = ends_with(lambda: engine._on_main(lambda: engine._server.load_weights(f"{start}-unseen")))
+            engine._servers.all[0].load_weights = load
+    unseen = ends_with(lambda: engine._on_main(lambda: engine._servers.all[0].load_weights(f"{start}-unseen")))
     assert "/collective_rpc" in unseen
     assert "rollout.weights_dir" in unseen
-    timeout, grace = engine._timeout_s, rollouts._GRACE_S
-    engine._timeout_s, rollouts._GRACE_S = 0.5, 0.5
+    timeout, grace = engine._timeout_s, served_engine._GRACE_S
+    engine._timeout_s, served_engine._GRACE_S = 0.5, 0.5
     stuck = ends_with(lambda: engine._on_main(lambda: time.sleep(30)))
     assert "TimeoutError: took longer than 1 s" in stuck
     assert "rollout.timeout_s" in stuck
-    engine._timeout_s, rollouts._GRACE_S = timeout, grace
+    engine._timeout_s, served_engine._GRACE_S = timeout, grace
 
 
 def check_without_syncs(trainer: Any) -> None:
@@ -238,7 +242,7 @@ def check_without_syncs(trainer: Any) -> None:
 
 def serve(folder: Path, port: str, server: str) -> None:
     url = f"http://127.0.0.1:{port}"
-    where = ["rollout=vllm_server", f"rollout.url={url}", "rollout.timeout_s=400"]
+    where = ["rollout=vllm_server", f"rollout.urls=[{url}]", "rollout.timeout_s=400"]
     for left in ("mine/sync-killed", "another/sync-used"):
         (folder / "shared" / left).mkdir(parents=True, exist_ok=True)
     (folder / "environment.json").write_text('{"id": "mine"}')
@@ -260,13 +264,13 @@ def serve(folder: Path, port: str, server: str) -> None:
     policy = [c.token_ids for c in engine.complete(prompts, **greedy)]
     assert alike(policy)
     if main:  # as after a restart, it has other weights than those of the last sync
-        engine._server.load_weights(str(folder / "model"))
-        restarted = engine._server.complete(prompts, str(folder / "model"), **greedy)
+        engine._servers.all[0].load_weights(str(folder / "model"))
+        restarted = engine._servers.all[0].complete(prompts, str(folder / "model"), **greedy)
         assert [c.token_ids for c in restarted] != policy
     # What it samples with other weights is not used: it gets the policy's, and samples again.
     assert [c.token_ids for c in engine.complete(prompts, **greedy)] == policy
     if main:
-        engine._server._timeout = 4.0
+        engine._servers.all[0]._timeout = 4.0
         os.kill(int(server), signal.SIGSTOP)
     started = time.monotonic()
     hangs = ends_with(lambda: engine.complete(prompts, max_tokens=4))
@@ -284,8 +288,8 @@ def check_forgotten_adapter(folder: Path, *where: str) -> None:
     trainer, sampled, base_and_adapter = check_adapter(folder, *where, base_first=True)
     engine = trainer.vllm_generation
     if trainer.accelerator.is_main_process:
-        another = VLLMServer(engine._url, 60)
-        another._ask("POST", "/v1/unload_lora_adapter", json={"lora_name": engine._server._adapter["model"]})
+        another = VLLMServer(engine._servers.all[0].url, 60)
+        another._ask("POST", "/v1/unload_lora_adapter", json={"lora_name": engine._servers.all[0]._adapter["model"]})
         another.load_weights(str(folder / "model"))
     resampled = engine._sample([engine._check_prompts[0][::-1]], 1, None)[1]
     assert resampled == gather_object(sampled)  # by one rank

@@ -165,7 +165,7 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
         return f"{place}: no such key{nearest(place, known)}"
     if fault["type"] == "union_tag_invalid" or place == "data.mix" or (loc[0] == "rms" and len(loc) < 3):
         return _added(place, fault)
-    if loc[-1] == "url":  # the value may hold a password
+    if loc[-1] == "url" or loc[:-1] == ("rollout", "urls"):  # the value may hold a password
         return f"{place}: expected http[s]://HOST[:PORT][/PATH] without user or key, which the environment names"
     if fault["type"].startswith("union_tag"):
         known = fault["ctx"]["expected_tags"].replace("'", "").split(", ")
@@ -419,7 +419,7 @@ _SET_ELSEWHERE = {  # fields of TRL's that other keys determine
     **dict.fromkeys(("use_vllm", "vllm_mode"), "rollout"),
     "vllm_gpu_memory_utilization": "rollout.gpu_memory_utilization",
     "vllm_max_model_length": "rollout.max_model_length",
-    **dict.fromkeys(("vllm_server_base_url", "vllm_server_host", "vllm_server_port"), "rollout.url"),
+    **dict.fromkeys(("vllm_server_base_url", "vllm_server_host", "vllm_server_port"), "rollout.urls"),
     "vllm_server_timeout": "rollout.timeout_s",
     "vllm_group_port": "rollout.weights_dir (through it weights reach a server)",
 }

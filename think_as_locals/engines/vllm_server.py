@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ KEY_VARIABLE = "VLLM_API_KEY"
 START = "launch/vllm_server.sh MODEL --dtype DTYPE"
 _CONNECT = 5.0  # seconds: a living server accepts a connection within this time
 _PAUSE = 1.0  # seconds before the next try
+_IMPATIENT_TRIES = 2  # a connection that was kept open may just have been closed
 _TRIES_WITH_ANSWER = 3  # if the server answers with errors, more tries do not help
 
 
@@ -37,14 +39,17 @@ class SampledTokens:
 class VLLMServer:
     """A vLLM server started by launch/vllm_server.sh; its key comes from the environment.
 
-    Every method raises a ServerError if there is no good answer within `timeout_s`, with retries and a restart.
+    Every method raises a ServerError if there is no good answer within `timeout_s`, with retries and a restart; where
+    it is not `patient`, after two tries without a connection.
     """
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, *, patient: bool = True) -> None:
         if not (key := os.environ.get(KEY_VARIABLE)):
             raise ServerError(f"{KEY_VARIABLE} is not set: put the key there that the server at {url} was started with")
+        self.url = url
         self._client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, trust_env=False)
         self._timeout = timeout_s
+        self._tries_without_answer = math.inf if patient else _IMPATIENT_TRIES
         self._began: float | None = None
         self._adapter: dict[str, str] = {}  # fields of a request that apply it
 
@@ -68,7 +73,7 @@ class VLLMServer:
 
         def check_weights() -> None:
             if (holds := self.state()["weights"]) != weights:
-                raise OtherWeightsError(f"the vLLM server at {self._client.base_url} holds {holds}, expected {weights}")
+                raise OtherWeightsError(f"the vLLM server at {self.url} holds {holds}, expected {weights}")
 
         choices = self._ask("POST", route, before=check_weights, json=content).json()["choices"]
         check_weights()
@@ -78,9 +83,7 @@ class VLLMServer:
         """Load the safetensors of a folder into every worker, and reset the prefix cache."""
         self._ask("POST", "/collective_rpc", json={"method": "reload_weights", "kwargs": {"weights_path": folder}})
         if not self._ask("POST", "/reset_prefix_cache").json()["success"]:
-            raise ServerError(
-                f"the vLLM server at {self._client.base_url} did not empty its prefix cache: is it shared?"
-            )
+            raise ServerError(f"the vLLM server at {self.url} did not empty its prefix cache: is it shared?")
         self._adapter = {}
 
     def load_adapter(self, folder: str) -> None:
@@ -95,7 +98,7 @@ class VLLMServer:
         """Return the state of its workers: `weights` (where loaded from), `dtype`, `logprobs_mode`, `adapters`."""
         workers = self._ask("POST", "/collective_rpc", json={"method": "tal_state"}).json()["results"]
         if any(worker != workers[0] for worker in workers):
-            raise ServerError(f"the workers of the vLLM server at {self._client.base_url} differ: {workers}")
+            raise ServerError(f"the workers of the vLLM server at {self.url} differ: {workers}")
         state: dict[str, Any] = workers[0]
         return state
 
@@ -121,6 +124,8 @@ class VLLMServer:
                 response = self._client.request(method, path, timeout=limit, **content)
             except httpx.TransportError as error:
                 what = f"{type(error).__name__}: {error}"
+                if tries - answers >= self._tries_without_answer:
+                    break
             else:
                 if response.is_success:
                     return response
@@ -130,9 +135,9 @@ class VLLMServer:
                     break
             time.sleep(min(_PAUSE, max(0.0, started + self._timeout - time.monotonic())))
         raise ServerError(
-            f"the vLLM server at {self._client.base_url} failed at {path} ({what}); {tries} tries in "
+            f"the vLLM server at {self.url} failed at {path} ({what}); {tries} tries in "
             f"{time.monotonic() - started:.0f} s of {self._timeout:.0f} s (rollout.timeout_s). "
-            f"Start it with {START} and its key in {KEY_VARIABLE}; rollout.url says where it listens, "
+            f"Start it with {START} and its key in {KEY_VARIABLE}; rollout.urls says where it listens, "
             "rollout.weights_dir through which folder, seen by both, it gets weights"
         )
 

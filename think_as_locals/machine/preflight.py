@@ -74,10 +74,11 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
         if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
             from think_as_locals.engines.vllm_server import VLLMServer
 
-            try:
-                VLLMServer(config.rollout.url, _SERVER_TIMEOUT).state()
-            except ServerError as error:
-                missing.append(str(error))
+            for url in config.rollout.urls:
+                try:
+                    VLLMServer(url, _SERVER_TIMEOUT).state()
+                except ServerError as error:
+                    missing.append(str(error))
         trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
         missing += [fault for tracker in trackers for fault in packages(tracker)]
     if config.model.requires_gpu and not has_gpu():
