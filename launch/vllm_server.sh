@@ -11,5 +11,6 @@ export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"
 exec "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server --model "$@" \
   --host "${HOST:-127.0.0.1}" --port "${PORT:-8000}" \
   --logprobs-mode processed_logprobs --generation-config vllm \
+  --weight-transfer-config '{"backend": "tal"}' \
   --worker-extension-cls think_as_locals.engines.vllm_worker.WorkerExtension \
   --middleware think_as_locals.engines.vllm_worker.RequireKey

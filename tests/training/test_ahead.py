@@ -101,7 +101,7 @@ def without_syncs(log: dict[str, Any]) -> dict[str, Any]:
 
 
 def loads(request: Received) -> bool:
-    return request.path == "/collective_rpc" and request.body["method"] == "reload_weights"
+    return request.path == "/update_weights"
 
 
 def test_an_evaluation_waits_for_what_is_in_flight_and_has_the_policys_weights(

@@ -177,6 +177,7 @@ class RolloutSection(Section):
     urls: Annotated[list[Url], Field(min_length=1)]
     timeout_s: PositiveFloat
     weights_dir: str | None
+    transfer: Literal["nccl", "folder"] | None
     ahead: NonNegativeInt
 
 

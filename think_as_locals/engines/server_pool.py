@@ -54,6 +54,14 @@ class VLLMServers:
                 raise (others or errors)[0]
             time.sleep(_PAUSE_S)
 
+    def on_all(self, work: Callable[[VLLMServer], T]) -> list[T]:
+        """Return the results of all servers; the ServerError of the first that fails."""
+        results = [result for _, result in _in_parallel(self.all, work)]
+        for result in results:
+            if isinstance(result, ServerError):
+                raise result
+        return [result for result in results if not isinstance(result, ServerError)]
+
     def complete(self, prompts: Sequence[list[int]], weights: str, **parameters: Any) -> list[SampledTokens]:
         """Return a completion for each prompt, by servers with these weights; see `VLLMServer.complete`.
 

