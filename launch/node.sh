@@ -6,7 +6,8 @@
 set -um # -m: the launcher has a process group of its own, and what a terminal sends reaches this script alone
 TAL_STOPPED=$(mktemp) || exit
 export TAL_STOPPED
-accelerate launch "$@" </dev/null &
+# Where Slurm signals every process of a step (proctrack/linuxproc), the launcher must outlive it; workers unblock it.
+env --block-signal=USR1 accelerate launch "$@" </dev/null &
 launcher=$! waiting=1 signals=0
 # shellcheck disable=SC2086,SC2329 # several words; the traps call it
 stop() {

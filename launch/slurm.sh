@@ -6,18 +6,22 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --signal=USR1@600
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -u
 recipe=$1
 shift
-export TAL_MAIN_HOST TAL_PROCESSES=$((8 * SLURM_NNODES))
+# A port that no other job on these nodes has, and all cores of a node for its one task.
+export TAL_MAIN_HOST TAL_PROCESSES=$((8 * SLURM_NNODES)) TAL_PORT=$((10000 + SLURM_JOB_ID % 20000))
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_ON_NODE
 TAL_MAIN_HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # shellcheck disable=SC2016 # each node expands it
 srun bash -c 'exec launch/node.sh --config_file launch/nodes_zero3.yaml --num_machines "$SLURM_NNODES" \
     --num_processes "$TAL_PROCESSES" --machine_rank "$SLURM_NODEID" --main_process_ip "$TAL_MAIN_HOST" \
-    --main_process_port 29500 "$@"' node "$recipe" "run.name=$SLURM_JOB_NAME-$SLURM_JOB_ID" run.resume=auto "$@"
+    --main_process_port "$TAL_PORT" "$@"' node "$recipe" "run.name=$SLURM_JOB_NAME-$SLURM_JOB_ID" run.resume=auto "$@"
 status=$?
 if [ "$status" -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$status"

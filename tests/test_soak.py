@@ -69,7 +69,11 @@ def test_a_node_returns_75_only_where_its_workers_have_saved_and_stopped(
 ) -> None:
     worker, launcher, heeds = tmp_path / "worker", tmp_path / "accelerate", tmp_path / "heeds"
     worker.write_text(f"#!/bin/bash\ntrap 'rm {heeds}; {end}' USR1\ntouch {heeds}\nwhile sleep 0.02; do :; done\n")
-    launcher.write_text(f"#!/bin/bash\n{worker} & wait $! || exit 1\n")  # whatever the worker's status is
+    # As our workers do, it unblocks the signal; its status is 1, whatever the worker's is.
+    unblock = "import signal, subprocess\nsignal.pthread_sigmask(signal.SIG_SETMASK, [])\n"
+    launcher.write_text(
+        f"#!{sys.executable}\n{unblock}raise SystemExit(subprocess.run(['{worker}']).returncode and 1)\n"
+    )
     for script in (worker, launcher):
         script.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
@@ -95,6 +99,7 @@ def test_a_slurm_job_that_was_stopped_is_queued_again(tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     job = {"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NAME": "tal", "SLURM_JOB_ID": "7"}
+    job["SLURM_CPUS_ON_NODE"] = "96"
     where = f"{tmp_path}:{os.environ['PATH']}"
     done = launch("launch/slurm.sh", "recipes/tal_grpo.yaml", "seed=3", PATH=where, **job)
     assert done.returncode == 75

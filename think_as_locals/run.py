@@ -6,21 +6,24 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from think_as_locals.config.schema import EvaluationConfig, RunConfig, ScpoConfig
+from think_as_locals.config.schema import DemonstrationConfig, EvaluationConfig, RunConfig, ScpoConfig, ServerSection
+from think_as_locals.runtime.ranks import take_up_launch
 from think_as_locals.runtime.signals import interrupt, on_signals
 from think_as_locals.runtime.startup import loading
 from think_as_locals.types import ConfigError, DataWarning, Item
 
 if TYPE_CHECKING:
+    from think_as_locals.data.load import TrainingData
     from think_as_locals.runtime.run_folder import RunFolder
 
 
-def start(recipe: str, overrides: Sequence[str]) -> None:
-    """Train, evaluate or steer, as a recipe says; in a launch every process calls this.
+def start(recipe: str, overrides: Sequence[str]) -> RunFolder:
+    """Train, evaluate, steer or demonstrate, as a recipe says; in a launch every process calls this.
 
     The main process alone composes the recipe, and sends it to the others, so that no two processes can differ.
     """
@@ -31,6 +34,7 @@ def start(recipe: str, overrides: Sequence[str]) -> None:
             program, run = _prepare(recipe, overrides, lock)
         with resumable(run.path), on_signals(interrupt):
             program()
+    return run
 
 
 def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
@@ -47,6 +51,17 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
             ("on", f"{_described(measured)} ({config.data.source}, {config.eval.items})"),
             ("in", config.run.dir),
         ]
+    if isinstance(config, DemonstrationConfig):
+        from think_as_locals import demonstrate
+
+        teacher, items = config.teacher, demonstrate.items_of(config)
+        orders = ", in both orders" if config.both_orders else ""
+        return [
+            ("asks", teacher.model if isinstance(teacher, ServerSection) else teacher.path),
+            ("about", f"{_described(items)} ({config.data.source}, {config.items})"),
+            ("tries", f"{config.tries}{orders}{', then with the hint' if config.hint else ''}"),
+            ("in", config.run.dir),
+        ]
     data = load_data(config)
     if isinstance(config, ScpoConfig):
         variants = f"{', '.join(config.scpo.variants)}; seeds {', '.join(map(str, config.scpo.seeds))}"
@@ -61,7 +76,7 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
     check_leaks(config, data)
     grpo, model = config.grpo, str(config.model.path or "a new model")
     steps = f"{grpo.max_steps} steps" if grpo.max_steps > 0 else f"{grpo.num_train_epochs:g} epochs"
-    sft = f"SFT, {config.sft.max_steps} steps, then " if config.sft else ""
+    sft = f"SFT, {config.sft.length}, then " if config.sft else ""
     weights = config.reward.weights.items()
     return [
         ("trains", f"{model}: {sft}GRPO, {steps}"),
@@ -70,20 +85,28 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
         *((f"measures {name}", f"{_described(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
         ("when", f"before GRPO, every {config.eval.every_steps} steps, at the end"),
-        ("memory", _memory(config)),
+        *_estimates(config, data),
         ("in", config.run.dir),
     ]
 
 
-def _memory(config: RunConfig) -> str:
+def _estimates(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
     from think_as_locals.config.compose import find_launch, read_launch
-    from think_as_locals.machine.memory import GB, count, estimate, gpu_needed
+    from think_as_locals.machine import hours
+    from think_as_locals.machine.fit import needed_bytes
+    from think_as_locals.machine.gpus import gpus
+    from think_as_locals.machine.memory import GB, count
 
+    name = config.run.launch or "single"
+    launch = read_launch(find_launch(name))
     try:
-        parts = estimate(config, read_launch(find_launch("single")), count(config))
+        counts = count(config)
     except ConfigError as error:
-        return str(error)
-    return f"about {gpu_needed(config, parts) / GB:.1f} GB of one GPU; tal doctor says it for others (--launch)"
+        return [("memory", str(error))]
+    needed = f"about {needed_bytes(config, launch, counts) / GB:.1f} GB of each GPU of launch/{name}.yaml"
+    judgements = sum(len(each.items) * each.orders for each in data.sets.values())
+    took = hours.described(config, launch, counts, gpus(), len(data.train), judgements)
+    return [("memory", f"{needed}; tal doctor says it for others (--launch)"), ("hours", took)]
 
 
 def _described(items: Sequence[Item]) -> str:
@@ -100,18 +123,27 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     """Return the program of a recipe with all it needs (configuration, items), and the locked folder of the run."""
     config: RunConfig | ScpoConfig | None = None
     data = run = None
-    if int(os.environ.get("RANK", "0")) == 0:
+    is_main = int(os.environ.get("RANK", "0")) == 0
+    if not is_main:
+        take_up_launch(_launch_named(recipe, overrides))
+    else:
         from think_as_locals.config.checks import load_config
         from think_as_locals.data.load import check_leaks
+        from think_as_locals.machine.fit import fitted
         from think_as_locals.machine.preflight import preflight
 
         loaded = load_config(recipe, overrides)
-        preflight(loaded)
+        if (launched := take_up_launch(loaded.run.launch)) is not None:
+            print(launched)
+        preflight(loaded, recipe, overrides)
         if isinstance(loaded, EvaluationConfig):
             return _evaluation(loaded, lock)
+        if isinstance(loaded, DemonstrationConfig):
+            return _demonstration(loaded, lock)
         config, data = loaded, load_data(loaded)
         if isinstance(config, RunConfig):
             check_leaks(config, data)
+            config = fitted(config, data, recipe, overrides)
     if "WORLD_SIZE" in os.environ:
         config, run = _share(config, lock)
     elif config is not None:
@@ -129,6 +161,17 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     return partial(train.run, config, data, run), run
 
 
+def _launch_named(recipe: str, overrides: Sequence[str]) -> str | None:
+    """Return a recipe's `run.launch`, as the other processes need it before they can be told by the main one."""
+    from think_as_locals.config.compose import compose_recipe
+
+    try:
+        name = compose_recipe(recipe, overrides)["run"]["launch"]
+    except (ConfigError, KeyError, TypeError):  # the main process says what is wrong, and ends them
+        return None
+    return name if isinstance(name, str) else None
+
+
 def _evaluation(config: EvaluationConfig, lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
     from think_as_locals import evaluate
     from think_as_locals.runtime.run_folder import lock_run_dir, open_run
@@ -138,6 +181,16 @@ def _evaluation(config: EvaluationConfig, lock: ExitStack) -> tuple[Callable[[],
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
     return partial(evaluate.run, config, items, candidates, run), run
+
+
+def _demonstration(config: DemonstrationConfig, lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
+    from think_as_locals import demonstrate
+    from think_as_locals.runtime.run_folder import lock_run_dir, open_run
+
+    items = demonstrate.items_of(config)
+    run = open_run(config)
+    lock.enter_context(lock_run_dir(run.path))
+    return partial(demonstrate.run, config, items, run), run
 
 
 def load_data(config: RunConfig | ScpoConfig) -> Any:
@@ -155,6 +208,12 @@ def load_data(config: RunConfig | ScpoConfig) -> Any:
 
     load_custom_rewards(config.reward.own)
     data = load_training_data(config, BREAKDOWNS["cell"])
+    if config.sft is not None and config.sft.data is not None:
+        from think_as_locals.judging import prompt_format
+        from think_as_locals.reward_models.demonstrations import read_demonstrations
+
+        demonstrations = read_demonstrations(config.sft.data, prompt_format(config.prompt.template))
+        data = replace(data, demonstrations=demonstrations)
     if "rubric_quality" in config.reward.weighted():
         check_languages(config.reward.rubric_quality.language, data.train)
     return data

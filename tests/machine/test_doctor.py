@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import QUICK, SMALL
@@ -14,8 +16,10 @@ from conftest import QUICK, SMALL
 from think_as_locals import cli
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.compose import Launch
-from think_as_locals.machine import doctor
+from think_as_locals.machine import doctor, gpus
 from think_as_locals.machine.doctor import examine
+from think_as_locals.machine.preflight import missing_for
+from think_as_locals.runtime import ranks
 
 ONE = Launch("NO", 0, 1)
 
@@ -56,14 +60,13 @@ def test_a_recipe_that_runs_here_lacks_nothing(
 def test_what_a_recipe_lacks_is_marked_and_the_status_says_so(
     run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "gpus", list)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = ["recipes/tal_grpo.yaml", "rollout=transformers", "model.path=nobody/nothing"]
     status, output = run_doctor(*words, "--launch", "gpu8_zero3")
     assert status == 1
     missing = [line for line in output.splitlines() if line.startswith("MISSING")]
     assert any("nobody/nothing: neither a directory" in line for line in missing)
-    assert "none that nvidia-smi sees" in output
+    assert "torch sees no CUDA device: runs with requires_gpu or bfloat16 weights do not go here" in output
     assert "not known: nobody/nothing: its config.json is not on this machine" in output
     status, output = run_doctor(*words, "--launch", "gpu8_zero3", "--json")
     faults = [finding for finding in json.loads(output)["findings"] if finding["fault"]]
@@ -105,7 +108,43 @@ def test_a_gpu_is_listed_with_its_memory_and_driver(monkeypatch: pytest.MonkeyPa
     program.write_text('#!/bin/sh\necho "NVIDIA H200, 143771 MiB, 4 MiB, 570.86"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert doctor.gpus() == ["NVIDIA H200, of 143771 MiB, used 4 MiB, driver 570.86"]
+    assert gpus.gpus() == ["NVIDIA H200, of 143771 MiB, used 4 MiB, driver 570.86"]
+
+
+@pytest.mark.parametrize("on_path", [True, False])
+def test_a_driver_too_old_for_torchs_cuda_is_named(
+    run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: bool
+) -> None:
+    if on_path:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(
+            '#!/bin/sh\ncase "$1" in *name*) echo "NVIDIA H100, 81559 MiB, 4 MiB, 570.86";; *) echo 570.86;; esac\n'
+        )
+        program.chmod(0o755)
+    else:  # a container, to which the driver was given and no program
+        file = tmp_path / "version"
+        file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build\n")
+        monkeypatch.setattr(ranks, "_DRIVERS", (file,))
+        monkeypatch.setattr(gpus, "_VERSION_FILE", file)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    status, output = run_doctor()
+    assert status == 1
+    fault = r"NVIDIA's driver is 570\.86\S*, torch \S+ \(CUDA 13\.0\) needs 580 or newer"
+    assert re.search(fault, output)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert any(re.search(fault, each) for each in missing_for(load_config("recipes/tal_grpo.yaml")))
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert "is built without CUDA" in run_doctor()[1]
+
+
+def test_gpus_are_listed_by_torch_where_there_is_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "has_gpu", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties", lambda _: SimpleNamespace(name="NVIDIA H100", total_memory=81559 * 2**20)
+    )
+    assert gpus.gpus() == ["NVIDIA H100, of 81559 MiB"] * 2
 
 
 def test_a_port_that_is_taken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from transformers import (
 from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.compose import Launch, read_launch
 from think_as_locals.config.schema import RunConfig, ScpoConfig
-from think_as_locals.machine.memory import Counts, count, estimate, gpu_needed
+from think_as_locals.machine.memory import GB, USABLE, Counts, count, engine, engine_share, estimate, gpu_needed
 from think_as_locals.types import ConfigError
 
 ONE = Launch("NO", 0, 1)
@@ -34,7 +34,7 @@ def a_run(*overrides: str) -> RunConfig:
 
 
 def of_size(parameters: int, trained: int | None = None, positions: int = 32_768) -> Counts:
-    return Counts(parameters, trained or parameters, 4096, 32, 32, positions)
+    return Counts(parameters, trained or parameters, 4096, 32, 32, positions, 2 * 32 * 8 * 128)
 
 
 def a_model(folder: Path) -> str:
@@ -45,7 +45,9 @@ def a_model(folder: Path) -> str:
 
 
 def test_parameters_of_a_known_architecture_are_counted_exactly(tmp_path: Path) -> None:
-    assert count(a_run(f"model.path={a_model(tmp_path)}")) == Counts(7_615_616_512, 7_615_616_512, 3584, 28, 28, 32_768)
+    cached = 2 * 28 * 4 * 128
+    expected = Counts(7_615_616_512, 7_615_616_512, 3584, 28, 28, 32_768, cached)
+    assert count(a_run(f"model.path={a_model(tmp_path)}")) == expected
 
 
 def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
@@ -104,9 +106,44 @@ def test_checkpointing_keeps_less_and_vllm_takes_its_share() -> None:
     kept = estimate(a_run(), ONE, counts)["activations"]
     assert plain / kept == pytest.approx(32 * 17 / (32 + 17))
     assert estimate(a_run("grpo.beta=0.0"), ONE, counts)["reference model"] == 0
-    parts = {"weights": 7.0}
-    assert gpu_needed(a_run(), parts) == pytest.approx(10)
-    assert gpu_needed(a_run("rollout=vllm_server"), parts) == 7
+    parts, half = {"weights": 7.0}, ["rollout.gpu_memory_utilization=0.3"]
+    assert gpu_needed(a_run("rollout=vllm_server"), parts, {}) == pytest.approx(7 / USABLE)
+    assert gpu_needed(a_run(*half), parts, {"vLLM's weights": 1.0}) == pytest.approx(7 / (USABLE - 0.3))
+    assert gpu_needed(a_run(*half), parts, {"vLLM's weights": 6.0}) == pytest.approx(20)  # it has to start
+    assert gpu_needed(a_run(), parts, {"vLLM's weights": 6.0}) == pytest.approx(13 / USABLE)
+
+
+def test_vllm_has_to_hold_the_whole_model_and_one_sequence_in_its_share() -> None:
+    """Qwen2.5-14B on 80 GB with a share of 0.3 cannot start, however training is divided."""
+    counts = Counts(14_770_033_664, 14_770_033_664, 5120, 48, 40, 32_768, 2 * 48 * 8 * 128)
+    parts = {name: size / GB for name, size in engine(a_run("rollout.max_model_length=32768"), counts).items()}
+    assert parts == pytest.approx({"vLLM's weights": 29.5, "vLLM's cache": 6.44, "vLLM's work": 2}, rel=0.01)
+    zero3, fixed = Launch("DEEPSPEED", 3, 8), "rollout.gpu_memory_utilization=0.3"
+    for overrides, needed in (([fixed, "rollout.max_model_length=32768"], 126), ([fixed], 107), ([], 81.9)):
+        run = a_run(*overrides)
+        found = gpu_needed(run, estimate(run, zero3, counts), engine(run, counts)) / GB
+        assert found == pytest.approx(needed, rel=0.01), overrides
+    assert engine(a_run("grpo.vllm_tensor_parallel_size=2"), counts)["vLLM's weights"] == 14_770_033_664
+    assert engine(a_run("rollout=transformers"), counts) == {}
+
+
+def test_the_share_of_vllm_suits_model_and_gpu() -> None:
+    counts, run = of_size(7_500_000_000), a_run()
+    parts = estimate(run, Launch("DEEPSPEED", 3, 8), counts)
+    least, training = sum(engine(run, counts).values()), sum(parts.values())
+    for gpu in (40e9, 48e9, 80e9, 141e9):
+        share = engine_share(run, counts, parts, gpu)
+        if least + training > USABLE * gpu:
+            assert share is None
+        else:
+            assert share is not None
+            assert least <= share * gpu
+            assert share * gpu + training < (USABLE + 0.011) * gpu
+    assert engine_share(run, counts, parts, 40e9) is None
+    # Room for keys and values of all rollouts of a step is enough: 64 of 3,072 tokens.
+    assert engine_share(run, counts, parts, 400e9) == pytest.approx(
+        (least + 64 * 3072 * 2 * counts.cached) / 400e9, abs=0.01
+    )
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "launch").glob("*.yaml")), ids=lambda file: file.stem)
@@ -120,7 +157,7 @@ def test_every_launch_file_is_understood(file: Path) -> None:
 @pytest.mark.slow
 def test_weights_and_optimizer_are_what_a_training_had(small_run: Path) -> None:
     model = small_run / "model"
-    config = load_recipe("recipes/quickstart.yaml", [*SMALL, f"model.path={model}", "model.scratch=null"])
+    config = load_recipe("recipes/quickstart.yaml", [*SMALL, f"model.path={model}", "model.scratch=null", "sft=null"])
     parts = estimate(config, ONE, count(config))
     with safe_open(model / "model.safetensors", "pt") as file:
         weights = sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118
@@ -135,7 +172,7 @@ def test_gradients_and_moments_of_a_step_are_what_is_estimated(tmp_path: Path) -
     from transformers import AutoModelForCausalLM
 
     path = write_language_model(tmp_path, 0, hidden_size=64, intermediate_size=256)
-    config = load_recipe("recipes/quickstart.yaml", [f"model.path={path}", "model.scratch=null"])
+    config = load_recipe("recipes/quickstart.yaml", [f"model.path={path}", "model.scratch=null", "sft=null"])
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.arange(8)[None]
@@ -172,7 +209,7 @@ def test_a_reward_model_of_a_known_architecture_is_counted_exactly(tmp_path: Pat
     path = a_deberta(tmp_path, vocab_size=128_100, **sizes)
     counts = count(steered(f"model.path={path}"))
     published = 183_831_552 + 768 * 769 + 769  # DeBERTa v3 base, its pooler, one label
-    assert counts == Counts(published, published, 768, 12, 12, 512)
+    assert counts == Counts(published, published, 768, 12, 12, 512, 2 * 12 * 768)
     adapted = count(steered(f"model.path={path}", "lora=rank16"))
     assert published < adapted.parameters < published + adapted.trained + 1
     assert adapted.trained > 768  # the adapter, and the head
@@ -188,7 +225,7 @@ def test_the_global_rm_is_there_whole_however_the_steered_one_is_divided() -> No
         "optimizer": 12,
         "global RM": 16,
     }
-    assert gpu_needed(steered(*big), parts) == sum(parts.values())
+    assert gpu_needed(steered(*big), parts, engine(steered(*big), counts)) == sum(parts.values()) / USABLE
     adapter = of_size(8_040_000_000, 40_000_000)
     assert estimate(steered(*big, "lora=rank16"), ONE, adapter)["global RM"] == 16e9
 

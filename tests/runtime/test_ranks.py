@@ -18,6 +18,7 @@ from training import spread
 
 from think_as_locals import Judge
 from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.compose import read_launch
 from think_as_locals.runtime import ranks as workers
 from think_as_locals.types import ConfigError
 
@@ -76,6 +77,41 @@ def test_a_launch_file_says_what_it_is_for_sets_no_hyperparameter_and_has_no_fau
     assert workers.launch_faults(load_recipe(f"recipes/{'tal_grpo' if on_gpu else 'quickstart'}.yaml")) == []
 
 
+@pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda file: file.stem)
+def test_ranks_that_take_up_a_launch_file_are_told_what_accelerate_would_tell_them(
+    file: Path, bare: pytest.MonkeyPatch
+) -> None:
+    expected = environment_of(file)
+    bare.setattr(os, "environ", {"WORLD_SIZE": "8", "ACCELERATE_MIXED_PRECISION": "no"})
+    said = workers.take_up_launch(file.stem)
+    taken = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
+    assert taken == {name: expected[name] for name in taken}
+    sharded = [name for name in expected if name.startswith(("ACCELERATE_USE_", "FSDP_VERSION")) or "ZERO" in name]
+    assert set(sharded) <= taken.keys()
+    assert workers.current_launch().zero_stage == read_launch(file).zero_stage
+    assert said is not None
+    assert f"launch: 8 processes, of which the launcher says no more; run.launch={file.stem}" in said
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, None),  # one process
+        ({"WORLD_SIZE": "1"}, None),
+        ({"WORLD_SIZE": "8", "ACCELERATE_USE_DEEPSPEED": "true"}, "(DeepSpeed); run.launch=gpu8_zero3 is not needed"),
+        ({"WORLD_SIZE": "8", "ACCELERATE_USE_FSDP": "true"}, "(FSDP); run.launch=gpu8_zero3 is not needed"),
+        ({"WORLD_SIZE": "8", "ACCELERATE_MIXED_PRECISION": "bf16"}, "(bf16); run.launch=gpu8_zero3 is not needed"),
+    ],
+)
+def test_what_the_launcher_says_itself_wins(
+    bare: pytest.MonkeyPatch, environment: dict[str, str], said: str | None
+) -> None:
+    bare.setattr(os, "environ", {**environment})
+    found = workers.take_up_launch("gpu8_zero3")
+    assert (found is None) if said is None else (found is not None and said in found)
+    assert os.environ == environment
+
+
 def test_there_is_a_launch_file_for_every_kind_of_machine() -> None:
     ways = [*(f"cpu_{way}" for way in ("ddp", "zero2", "zero3")), *(f"gpu8_{way}" for way in ("ddp", "zero2", "zero3"))]
     assert {file.stem for file in LAUNCH_FILES} >= {"single", "nodes_zero3", "gpu8_fsdp2", *ways}
@@ -108,6 +144,7 @@ DEEPSPEED, FSDP = {"ACCELERATE_USE_DEEPSPEED": "true"}, {"ACCELERATE_USE_FSDP": 
         (FSDP | {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, 0, "quickstart", "FULL_STATE_DICT"),
         (FSDP, 0, "quickstart", "rollout=transformers"),
         ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, 4, "quickstart", "torch sees 4"),
+        ({}, 8, "quickstart", "accelerate launch --num_processes 8 recipes/quickstart.yaml"),
     ],
 )
 def test_what_a_launch_would_leave_undone_is_named(
@@ -167,15 +204,17 @@ def test_ranks_wait_longer_for_the_main_process_than_that_for_its_server(overrid
 
 
 @pytest.mark.slow
-def test_zero3_shards_a_whole_run_and_saves_a_plain_model(tmp_path: Path) -> None:
+def test_ranks_of_a_bare_launch_take_up_zero3_which_shards_a_whole_run_and_saves_a_plain_model(tmp_path: Path) -> None:
     overrides = ["sft.gradient_checkpointing=true", "grpo.gradient_checkpointing=true", "grpo.max_steps=6"]
     rewards = ["reward=full", "grpo.save_steps=100"]
     uneven = ["eval.every_steps=100", "eval.max_items=17", "eval.batch_size=8"]  # two batches on rank 0, one on rank 1
     done = launch(
-        *[command("accelerate"), "launch", "--config_file", "launch/cpu_zero3.yaml", "recipes/quickstart.yaml"],
+        *[command("accelerate"), "launch", "--multi_gpu", "--num_processes", "2", "recipes/quickstart.yaml"],
         *[*SMALL, *QUICK, *overrides, *rewards, *uneven, f"run.dir={tmp_path}", "run.name=zero3"],
+        "run.launch=cpu_zero3",
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("of which the launcher says no more; run.launch=cpu_zero3: DEEPSPEED stage 3") == 1
     run = tmp_path / "zero3"
     spread_over = json.loads((run / "workers.json").read_text())
     assert (spread_over["kind"], spread_over["zero_stage"], len(spread_over["ranks"])) == ("DEEPSPEED", 3, 2)
@@ -211,7 +250,7 @@ def test_two_processes_learn_what_one_does(ways: tuple[Path, dict[str, Any]], ov
     assert len(expected) == 6
     assert expected[2:, 0].abs().min() > 0.01
     cases = [case for case, (_, changed) in spread.WAYS.items() if changed == overrides]
-    for case in cases:
+    for case in [*cases, *([] if overrides else ["fsdp2"])]:
         difference = (torch.tensor(results[case]["curve"]) - expected).abs().max(0).values
         assert (difference < 1e-4).all(), f"{case}: {difference}"
     assert cases == (["lora_zero2", "lora_zero3"] if overrides else ["ddp", "zero1", "zero2", "zero3"])
@@ -231,6 +270,18 @@ def test_every_way_waits_long_enough_shares_prefixes_and_saves_the_policy(ways: 
         assert here["optimized"] <= (whole / 2 if stage else whole)
     assert (folder / "lora_zero2" / "adapter" / "adapter_model.safetensors").is_file()
     assert (folder / "lora_zero2" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_fsdp2_shares_prefixes_resumes_saves_the_recipes_type_and_syncs_again_and_again(
+    ways: tuple[Path, dict[str, Any]],
+) -> None:
+    found = ways[1]["fsdp2"]
+    assert found["unshared"] is None
+    assert (found["resumed"], found["same weights"]) == (True, True)
+    assert (found["dtypes"], found["saved"]) == (["bfloat16", "torch.bfloat16"], True)
+    assert len(found["synced"]) == 3
+    assert max(found["synced"]) < 1e-5
 
 
 @pytest.mark.slow

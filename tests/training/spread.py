@@ -208,9 +208,13 @@ def tensor_parallel() -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
+    from training import fsdp2
+
     join()
     set_rank_timeout(load_recipe("recipes/quickstart.yaml", SLOW_SERVER))
-    found: dict[str, Any] = {}
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "false"
+    found: dict[str, Any] = {"fsdp2": fsdp2.check(folder)}  # first: DeepSpeed leaves its mark on transformers
+    print("fsdp2", found["fsdp2"], flush=True)
     for case, (stage, overrides) in WAYS.items():
         os.environ["ACCELERATE_USE_DEEPSPEED"] = str(stage is not None).lower()
         os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = stage or ""

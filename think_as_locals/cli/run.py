@@ -39,7 +39,8 @@ def add(commands: Any) -> None:
     doctor = commands.add_parser("doctor", help=of_machine)
     doctor.add_argument("recipe", nargs="?", help=f"{_RECIPE}; without one, the machine alone")
     doctor.add_argument("overrides", nargs="*", default=[], help="key=value, as for tal run")
-    doctor.add_argument("--launch", default="single", help="accelerate configuration: a name in launch/, or a file")
+    of_launch = "accelerate configuration: a name in launch/, or a file; default: the recipe's run.launch, or single"
+    doctor.add_argument("--launch", help=of_launch)
     doctor.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     doctor.set_defaults(command=_doctor)
 
@@ -100,8 +101,8 @@ def _doctor(arguments: Namespace) -> None:
     from think_as_locals.config.compose import read_launch
     from think_as_locals.machine.doctor import examine
 
-    launch = read_launch(find_launch(arguments.launch))
     config = load_config(arguments.recipe, arguments.overrides) if arguments.recipe else None
+    launch = read_launch(find_launch(arguments.launch or (config and config.run.launch) or "single"))
     findings = examine(config, launch)
     if arguments.json:
         print(json.dumps({"findings": [asdict(finding) for finding in findings]}))

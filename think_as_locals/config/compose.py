@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -57,8 +57,8 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
         if lacking := re.search(r"Could not load '(?:recipes/)?(.*)'", str(error)):
             known = [path.stem for path in recipes()]
             remedy = (
-                f"{nearest(lacking[1], known)}; defaults are a root of conf/ (/config, /carb, /scpo) or a recipe that "
-                f"comes with it (/recipes/NAME: {', '.join(known)}), then options of conf/; no other files"
+                f"{nearest(lacking[1], known)}; defaults are a root of conf/ (/config, /carb, /scpo, /demonstrate) or "
+                f"recipes that come with it (/recipes/NAME: {', '.join(known)}), then options of conf/; no other files"
             )
         raise ConfigError(f"{recipe}: {reason(error)}{remedy}") from error
     if unset:
@@ -107,6 +107,33 @@ class Launch:
     zero_stage: int  # DeepSpeed's; 3 for FSDP2, which shards the same; 0 for none
     processes: int  # on all machines
     machines: int = 1
+    name: str = ""  # of its file
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment: what it tells each process
+
+
+# Keys of `deepspeed_config` and the variables by which accelerate passes them on.
+_DEEPSPEED = {
+    "zero_stage": "DEEPSPEED_ZERO_STAGE",
+    "zero3_init_flag": "DEEPSPEED_ZERO3_INIT",
+    "zero3_save_16bit_model": "DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
+    "offload_optimizer_device": "DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+    "offload_param_device": "DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+    "deepspeed_config_file": "DEEPSPEED_CONFIG_FILE",
+    "gradient_clipping": "GRADIENT_CLIPPING",
+}
+
+
+def _variables(kind: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return what `accelerate launch` puts into the environment of each process for a configuration."""
+    found = {"ACCELERATE_MIXED_PRECISION": values.get("mixed_precision", "no")}
+    if kind == "DEEPSPEED":
+        given = values.get("deepspeed_config") or {}
+        found |= {f"ACCELERATE_{name}": given[key] for key, name in _DEEPSPEED.items() if key in given}
+        found["ACCELERATE_USE_DEEPSPEED"] = True
+    elif kind == "FSDP":
+        found |= {key.upper(): value for key, value in (values.get("fsdp_config") or {}).items()}
+        found["ACCELERATE_USE_FSDP"] = True
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
 
 
 def read_launch(path: Path) -> Launch:
@@ -122,7 +149,8 @@ def read_launch(path: Path) -> Launch:
             raise ConfigError(f"{path}: {key}: got {got!r}, expected a whole number from 1")
     kind = str(values.get("distributed_type", "NO"))
     stages = {"DEEPSPEED": (values.get("deepspeed_config") or {}).get("zero_stage", 0), "FSDP": 3}
-    return Launch(kind, int(stages.get(kind, 0)), values["num_processes"], values["num_machines"])
+    processes, machines = values["num_processes"], values["num_machines"]
+    return Launch(kind, int(stages.get(kind, 0)), processes, machines, path.stem, _variables(kind, values))
 
 
 def read_override(text: str, parser: OverridesParser | None = None) -> Override:
@@ -145,6 +173,7 @@ _ADDED = {  # PLACE.NAME=OPTION: the group of the option, and what Hydra adds fo
     "data.mix": ("data", ["+data@data.mix.{name}={option}"]),
     "eval.sets": ("data", ["+eval/shared@eval.sets.{name}=set", "+data@eval.sets.{name}.data={option}"]),
 }
+_CHOSEN = {"teacher": "rm"}  # SECTION=OPTION: the group of the option, where it is not called like the section
 
 
 def _as_overrides(text: str) -> list[str]:
@@ -163,6 +192,8 @@ def _as_overrides(text: str) -> list[str]:
         raise ConfigError(f"{text}: recipe is the name of the recipe's file; use run.name to name a run")
     place, _, name = key.rpartition(".")
     groups, (group, added) = group_options(), _ADDED.get(place, (key, [text]))
+    if key in _CHOSEN:
+        group, added = _CHOSEN[key], [f"{_CHOSEN[key]}@{key}={{option}}"]
     if group not in groups:
         return [text if key.startswith(("+", "~")) else f"++{text}"]
     if option not in groups[group]:

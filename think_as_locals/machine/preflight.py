@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from itertools import chain
@@ -15,6 +16,7 @@ from think_as_locals.config.checks import Config, load_config
 from think_as_locals.config.compose import recipes
 from think_as_locals.config.schema import (
     ClassifierSection,
+    DemonstrationConfig,
     EvaluationConfig,
     ImplicitSection,
     JudgeSection,
@@ -25,7 +27,9 @@ from think_as_locals.config.schema import (
     ServerSection,
 )
 from think_as_locals.data.rows import hub_id
-from think_as_locals.runtime.ranks import has_gpu, launch_faults
+from think_as_locals.machine.fit import memory_faults
+from think_as_locals.machine.gpus import gpu_fault
+from think_as_locals.runtime.ranks import launch_faults
 from think_as_locals.runtime.run_folder import installed_version
 from think_as_locals.types import ConfigError, PreflightError, ServerError
 
@@ -35,7 +39,7 @@ _HUB_TIMEOUT = 5.0  # seconds
 _SERVER_TIMEOUT = 3.0  # seconds
 
 
-def preflight(config: Config | ServeConfig) -> None:
+def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequence[str] = ()) -> None:
     """Raise a `PreflightError` that lists what machine and launch lack, how to mend it, and which recipes run here."""
     if isinstance(config, EvaluationConfig):
         of_models = [reward_model_faults(rm) for rm in config.rms.values()]
@@ -45,8 +49,10 @@ def preflight(config: Config | ServeConfig) -> None:
         missing = missing_for(config)
     if isinstance(config, RunConfig | ScpoConfig):
         missing += launch_faults(config)
-    if isinstance(config, EvaluationConfig) and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        missing.append(f"an evaluation runs in one process, got {started}: start it with `tal run`")
+        missing += memory_faults(config, recipe, overrides) if not missing else []
+    alone = isinstance(config, EvaluationConfig | DemonstrationConfig)
+    if alone and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        missing.append(f"{config.recipe} runs in one process, got {started}: start it with `tal run`")
     if missing:
         others = [path for path in recipes() if path.stem != config.recipe and _runs_here(path, type(config))]
         here = f"\nRuns here: {', '.join(f'recipes/{path.name}' for path in others)}" if others else ""
@@ -69,6 +75,8 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
     missing = _shared(config)
     if isinstance(config, EvaluationConfig):
         return missing + [fault for rm in config.rms.values() for fault in reward_model_faults(rm)]
+    if isinstance(config, DemonstrationConfig):
+        return missing + reward_model_faults(config.teacher)
     if isinstance(config, RunConfig):
         missing += packages("vllm") if config.rollout.backend == "vllm_colocate" else []
         if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
@@ -81,9 +89,9 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
                     missing.append(str(error))
         trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
         missing += [fault for tracker in trackers for fault in packages(tracker)]
-    if config.model.requires_gpu and not has_gpu():
+    if config.model.requires_gpu and (fault := gpu_fault()):
         small = "quickstart_rm global_rm=pooled" if isinstance(config, ScpoConfig) else "quickstart"
-        missing.append(f"a GPU: torch sees no CUDA device (model={small} needs none)")
+        missing.append(f"a GPU: {fault} (model={small} needs none)")
     if config.model.path is not None and (fault := model_fault(config.model.path, config.model.revision)):
         missing.append(fault)
     return missing

@@ -14,10 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from think_as_locals.config.compose import Launch, find_launch, read_launch
 from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.types import PreflightError
 
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_DRIVERS = tuple(map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
 _MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16"}
 _AFTER_SERVER_S = 60.0  # how much longer ranks wait for the main process than it waits for the vLLM server
 
@@ -25,11 +27,62 @@ _AFTER_SERVER_S = 60.0  # how much longer ranks wait for the main process than i
 def has_gpu() -> bool:
     """Return whether torch sees a GPU."""
     # Without a driver torch need not be imported, which takes seconds.
-    if not find_spec("torch") or not any(map(shutil.which, ("nvidia-smi", "rocm-smi"))):
+    if not find_spec("torch") or not has_driver():
         return False
     import torch
 
     return bool(torch.cuda.is_available())
+
+
+def has_driver() -> bool:
+    """Return whether there is a GPU's driver, which containers may have without its programs on PATH."""
+    return any(map(shutil.which, ("nvidia-smi", "rocm-smi"))) or any(path.exists() for path in _DRIVERS)
+
+
+def num_gpus() -> int:
+    """Return how many GPUs torch sees."""
+    if not has_gpu():
+        return 0
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def gpu_bytes() -> int | None:
+    """Return the memory of the smallest GPU that torch sees, or `None` where it sees none."""
+    if not num_gpus():
+        return None
+    import torch
+
+    return min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+
+
+def take_up_launch(name: str | None) -> str | None:
+    """Take up the sharding of a file of launch/ in the ranks of a launch that names none; return what holds, or `None`.
+
+    Every rank calls it before accelerate's state is made, which reads these variables of the environment. What the
+    launcher itself says wins: DeepSpeed, FSDP, or a mixed precision, which it names only where it was configured.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if name is None or started == 1:
+        return None
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    said = "DeepSpeed" if uses_deepspeed() else "FSDP" if shards() else precision
+    if said != "no":
+        return f"launch: {started} processes, as the launcher says ({said}); run.launch={name} is not needed"
+    launch = read_launch(find_launch(name))
+    os.environ.update(launch.variables)
+    sharding = f"{launch.kind} stage {launch.zero_stage}" if launch.zero_stage else launch.kind
+    return f"launch: {started} processes, of which the launcher says no more; run.launch={name}: {sharding}"
+
+
+def current_launch() -> Launch:
+    """Return the launch that this process belongs to, as its environment has it."""
+    environment = os.environ
+    processes = int(environment.get("WORLD_SIZE", "1"))
+    stage = int(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")) if uses_deepspeed() else 3 if shards() else 0
+    kind = "DEEPSPEED" if uses_deepspeed() else "FSDP" if shards() else "MULTI_GPU" if processes > 1 else "NO"
+    return Launch(kind, stage, processes, max(1, processes // int(environment.get("LOCAL_WORLD_SIZE", processes))))
 
 
 def launch_faults(config: RunConfig | ScpoConfig) -> list[str]:
@@ -43,6 +96,12 @@ def launch_faults(config: RunConfig | ScpoConfig) -> list[str]:
             )
         if any(int(environment.get(name, "1")) > 1 for name in _MPI):
             faults.append("processes that know each other: MPI started several, each would train alone; use torchrun")
+        elif (gpus := num_gpus()) > 1:
+            faults.append(
+                f"a process for each GPU: this one sees {gpus}, and would split the model over them layer by layer; "
+                f"start `accelerate launch --num_processes {gpus} recipes/{config.recipe}.yaml ...`, or set "
+                "CUDA_VISIBLE_DEVICES=0 to use one"
+            )
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in ("no", _MIXED_PRECISION[dtype]):
         faults.append(

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset
 from peft import LoraConfig
 from rich.console import Console
@@ -130,9 +131,9 @@ class VariantTrainer:
         write = partial(save_model, trainer, rm.path, config.model, adapter, kind=AutoModelForSequenceClassification)
         hashes = training_hashes([item for item, _ in weighted], rm.path, config.model.revision)
         save_model_atomically(write, partial(save_training_items, hashes), output.model)
-        accelerator = trainer.accelerator
-        del trainer, write  # so that garbage collection finds it: trainer and callbacks refer to each other
-        accelerator.free_memory()
+        trainer.accelerator.free_memory()
+        del trainer, write  # trainer, callbacks and the model's wrapped forward refer to one another
+        clear_device_cache(garbage_collection=True)
 
 
 def num_steps(section: TrlSection, num_pairs: int, epochs: float, batch_size: int, *, exactly: bool) -> int:

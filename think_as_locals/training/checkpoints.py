@@ -40,7 +40,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from think_as_locals.config.schema import ModelSection
 from think_as_locals.runtime.files import explain, file_fault, flush, probe, write_json, write_text
-from think_as_locals.runtime.ranks import shards
+from think_as_locals.runtime.ranks import uses_deepspeed
 from think_as_locals.runtime.run_folder import RunFolder, rewind
 from think_as_locals.runtime.signals import STOP_SIGNALS, end_at_next, on_signals
 from think_as_locals.types import ConfigError, RunStoppedError, ThinkAsLocalsError, TrainingError
@@ -52,7 +52,7 @@ _NAME = "step-"
 _REPLACED = ".step-"
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _MAX_REASON = 300  # characters of a library's message
-_FORWARDED_S = 1.0  # within which torchrun sends its workers what Ctrl-C has sent them already
+_FORWARDED_S = 1.0  # within which a launcher forwards to its workers what they got already
 
 _logger = logging.getLogger(__name__)
 
@@ -361,8 +361,10 @@ class StopSignals(TrainerCallback):
         now = time.monotonic()
         if not self._received:
             self._received = now
-            # torchrun (accelerate, with several processes) forwards these two; from others the next one is the second.
-            twice = (signal.SIGINT, signal.SIGTERM) if "TORCHELASTIC_RUN_ID" in os.environ else ()
+            # torchrun (accelerate, with several processes) forwards two of them, launch/node.sh the third, which Slurm
+            # may have sent to every process already; from others the next one is the second.
+            twice = [signal.SIGINT, signal.SIGTERM] if "TORCHELASTIC_RUN_ID" in os.environ else []
+            twice += [signal.SIGUSR1] if "TAL_STOPPED" in os.environ else []
             end_at_next([each for each in STOP_SIGNALS if each not in twice])
             if PartialState().is_main_process:
                 show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a second signal leaves no time for it
@@ -439,7 +441,7 @@ def save_model(
     LoRA's adapter goes to `adapter`, and merged into the base model, an `AutoModelFor...` of this kind, to `folder`.
     """
     if adapter is None:
-        if not shards():
+        if not uses_deepspeed():  # which saves in the type of its own weights
             trainer.model.to(getattr(torch, settings.dtype))  # trained in float32, perhaps
         trainer.save_model(folder)
         return

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_args
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
+from torch.distributed.fsdp import FSDPModule
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -46,11 +47,12 @@ def rollout_arguments(config: RunConfig) -> dict[str, Any]:
     rollout, chat = config.rollout, {"chat_template_kwargs": dict(config.model.chat_template_kwargs)}
     if rollout.backend == "transformers":
         return {**chat, "use_vllm": False}
+    share = rollout.gpu_memory_utilization  # without a GPU there is none to share
     return {
         **chat,
+        **({"vllm_gpu_memory_utilization": share} if share else {}),
         "use_vllm": True,
         "vllm_mode": "colocate",  # with `server` TRL would look for a client of its own kind
-        "vllm_gpu_memory_utilization": rollout.gpu_memory_utilization,
         "vllm_max_model_length": rollout.max_model_length,
     }
 
@@ -143,10 +145,18 @@ class CheckedEngine(VLLMGeneration, ABC):
                 logits = self.model(input_ids=ids, attention_mask=mask, **wanted).logits
         finally:
             self.model.train(was_training)
+            self._reshard()
         log_probs: torch.Tensor = logits.float().log_softmax(-1).cpu()
         return log_probs
 
+    def _reshard(self) -> None:
+        """Shard again what a forward without gradients leaves whole under FSDP2: the last norm, the head, the root."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def _iter_named_params(self) -> Parameters:
+        self._reshard()  # other passes without gradients precede: old log-probabilities, the rewards'
         if is_peft_model(self.model) and not self._dist.is_fsdp:
             yield from self._counted(merged_parameters(self.model, self._dist.gather_params))
         else:

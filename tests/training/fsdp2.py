@@ -1,0 +1,109 @@
+"""FSDP2 as launch/gpu8_fsdp2.yaml asks for it, on the ranks of spread.py: accelerate takes their gloo group for GPUs.
+
+By itself accelerate engages FSDP on several GPUs alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from conftest import ROOT
+from safetensors import safe_open
+from training import spread
+from training.local_engine import LocalEngine
+from training.small_grpo import figures
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.training import rollouts
+from think_as_locals.training.checkpoints import save_model
+
+
+class Measuring(TrainerCallback):
+    """Syncs twice before the first step, as evaluations before training do."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._engine.sync_weights()
+        self._engine.sync_weights()
+
+
+COLOCATED = ["rollout=vllm_colocate", "grpo.steps_per_generation=1", "grpo.gradient_accumulation_steps=1"]
+
+
+@contextmanager
+def engaged() -> Iterator[None]:
+    """Trainers that are made within are sharded by FSDP2."""
+    settings = yaml.safe_load((ROOT / "launch" / "gpu8_fsdp2.yaml").read_text())["fsdp_config"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_FSDP", "true")
+        for name, value in settings.items():
+            patch.setenv(name.upper(), value if isinstance(value, str) else str(value).lower())
+        patch.setattr(PartialState, "_prepare_backend", lambda *_, **__: ("gloo", DistributedType.MULTI_GPU))
+        patch.setattr(PartialState, "set_device", lambda state: setattr(state, "device", torch.device("cpu")))
+        yield
+
+
+def whole(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: value.full_tensor().clone() for name, value in trainer.model.state_dict().items()}
+
+
+def saved(trainer: Any, folder: Path, *overrides: str) -> tuple[str, dict[str, torch.Tensor]]:
+    """The type that a model's config names, and its tensors in the file."""
+    config = load_recipe("recipes/quickstart.yaml", [*spread.TINY, *overrides])
+    save_model(trainer, str(folder / "model"), config.model, None, str(folder / "saved"), AutoModelForCausalLM)
+    PartialState().wait_for_everyone()
+    with safe_open(folder / "saved" / "model.safetensors", "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return json.loads((folder / "saved" / "config.json").read_text())["dtype"], tensors
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """What the test of spread.py is told: steps and whether prefixes are shared, resumed steps, types, syncs."""
+    found: dict[str, Any] = {}
+    with engaged():
+        trainer = spread.make(folder)
+        trainer.train()
+        assert trainer.accelerator.is_fsdp2
+        found["curve"], found["unshared"] = spread.curve(trainer), trainer.unshared_reason
+        logged = {}
+        for name in ("whole", "resumed"):
+            trainer = spread.make(folder / "fsdp2_stopped", "grpo.save_steps=3")
+            trainer.train_from(trainer.checkpoints.latest())
+            assert (trainer.resumed_from is None) == (name == "whole")
+            logged[name] = figures(trainer), whole(trainer)
+        found["resumed"] = logged["whole"][0] == logged["resumed"][0]
+        found["same weights"] = all(
+            torch.equal(value, logged["resumed"][1][name]) for name, value in logged["whole"][1].items()
+        )
+        half = ["model.dtype=bfloat16", "grpo.max_steps=1"]
+        trainer = spread.make(folder, *half)
+        trainer.train()
+        expected = whole(trainer)
+        named, tensors = saved(trainer, folder / "fsdp2_half", *half)
+        found["dtypes"] = [named, *sorted({str(value.dtype) for value in tensors.values()})]
+        found["saved"] = all(torch.equal(value, expected[name].bfloat16()) for name, value in tensors.items())
+        found["synced"] = synced(folder)
+    return found
+
+
+def synced(folder: Path) -> list[float]:
+    """Differences of log-probabilities after syncs: two without a step between them, then one in each step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollouts, "ColocatedEngine", LocalEngine)
+        trainer = spread.sampling(folder, *COLOCATED, "grpo.max_steps=3", "grpo.num_iterations=1")
+        assert isinstance(trainer.vllm_generation, LocalEngine)
+        trainer.add_callback(Measuring(trainer.vllm_generation))
+        trainer.train()
+    return [log["rollout/probe_difference"] for log in trainer.state.log_history if "rollout/probe_difference" in log]

@@ -1,0 +1,118 @@
+"""A run fitted to data and GPU: how long a colocated vLLM's sequences get, its share of memory, and what cannot fit."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+from think_as_locals.config.checks import load_config
+from think_as_locals.config.compose import Launch, find_launch, read_launch
+from think_as_locals.config.schema import RunConfig, ScpoConfig
+from think_as_locals.machine import memory
+from think_as_locals.machine.memory import GB
+from think_as_locals.runtime.ranks import current_launch, gpu_bytes, num_gpus
+from think_as_locals.types import ConfigError, PreflightError
+
+if TYPE_CHECKING:
+    from think_as_locals.data.load import TrainingData
+    from think_as_locals.types import Item
+
+TENSOR_PARALLEL = "grpo.vllm_tensor_parallel_size"
+"""Over how many ranks a colocated vLLM's weights are divided."""
+
+_MARGIN = 64  # tokens: other orders and protocols of an item have slightly longer prompts
+_STEP = 256  # lengths are multiples of this
+
+
+def fitted(config: RunConfig, data: TrainingData, recipe: str, overrides: Sequence[str]) -> RunConfig:
+    """Return the configuration with the length and the share of memory of a colocated vLLM, where they are null.
+
+    Raises a PreflightError where sequences as long as the data's make the run too large for its GPUs.
+    """
+    if config.rollout.backend != "vllm_colocate":
+        return config
+    if config.rollout.max_model_length is None and config.model.path is not None:
+        config = _with_rollout(config, {"max_model_length": longest_sequence(config, data)})
+    if (gpu := gpu_bytes()) is None:
+        return config
+    if faults := memory_faults(config, recipe, overrides):
+        raise PreflightError(f"{faults[0]} (sequences of {config.rollout.max_model_length} tokens)")
+    if config.rollout.gpu_memory_utilization is None:
+        counts = memory.count(config)
+        share = memory.engine_share(config, counts, memory.estimate(config, current_launch(), counts), gpu)
+        config = _with_rollout(config, {"gpu_memory_utilization": share})
+    return config
+
+
+def _with_rollout(config: RunConfig, values: Mapping[str, float | None]) -> RunConfig:
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update=values)})
+
+
+def longest_sequence(config: RunConfig, data: TrainingData) -> int:
+    """Return the tokens of the longest prompt of a run's items and a whole completion, the model's limit at most."""
+    from think_as_locals.judging import render
+    from think_as_locals.training.grpo import load_chat
+
+    chat = load_chat(config, str(config.model.path))
+
+    def lengths(items: Iterable[Item]) -> list[int]:
+        template, special = config.prompt.template, chat.special_tokens
+        return [len(ids) for ids in chat.encode([render(item, template, config.seed, special) for item in items])]
+
+    limits = [config.sources[name].max_prompt_tokens for name in data.sources]
+    trained = [n for n, limit in zip(lengths(data.train), limits, strict=True) if limit is None or n <= limit]
+    measured = lengths(dict.fromkeys(item for each in data.sets.values() for item in each.items))
+    wanted = max(trained + measured) + _MARGIN + config.grpo.max_completion_length
+    return min(-(-wanted // _STEP) * _STEP, memory.count(config).positions)
+
+
+def memory_faults(config: RunConfig | ScpoConfig, recipe: str, overrides: Sequence[str]) -> list[str]:
+    """Return that a GPU of this machine is too small for a run as it was launched, and a command that fits."""
+    if (gpu := gpu_bytes()) is None:
+        return []
+    try:
+        counts = memory.count(config)
+    except ConfigError:  # the check of the model says so
+        return []
+    launch = current_launch()
+    needed = needed_bytes(config, launch, counts)
+    if needed <= gpu:
+        return []
+    got = f"memory: each of {launch.processes} processes needs about {needed / GB:.0f} GB, a GPU has {gpu / GB:.0f}"
+    line = fitting_command(config, recipe, overrides, gpu, max(num_gpus(), launch.processes // launch.machines))
+    return [f"{got}; this fits: {line}" if line else f"{got}; no file of launch/ fits, not with lora=rank16 either"]
+
+
+def needed_bytes(config: RunConfig | ScpoConfig, launch: Launch, counts: memory.Counts) -> float:
+    """Return the bytes that each GPU must have."""
+    return memory.gpu_needed(config, memory.estimate(config, launch, counts), memory.engine(config, counts))
+
+
+def fitting_command(
+    config: RunConfig | ScpoConfig, recipe: str, overrides: Sequence[str], gpu: float, gpus: int
+) -> str | None:
+    """Return a command for nodes of so many GPUs of so many bytes, or `None`.
+
+    First more sharding, then a vLLM that is divided among GPUs, then an adapter.
+    """
+    plain = [text for text in overrides if not text.startswith("rollout.gpu_memory_utilization=")]
+    files = ("gpu8_zero2", "gpu8_zero3", "nodes_zero3") if gpus > 1 else ("single",)
+    colocated = isinstance(config, RunConfig) and config.rollout.backend == "vllm_colocate"
+    divided = [[f"{TENSOR_PARALLEL}={ranks}"] for ranks in (2, 4, 8) if colocated and gpus % ranks == 0]
+    for adapter, engine in product([[], ["lora=rank16"]][: 1 if config.lora else 2], [[], *divided]):
+        tried = load_config(recipe, words := [*plain, *engine, *adapter])
+        if not isinstance(tried, RunConfig | ScpoConfig):
+            return None
+        counts = memory.count(tried)
+        for name in files:
+            file = read_launch(find_launch(name))
+            launch = replace(file, processes=gpus * file.machines)
+            if needed_bytes(tried, launch, counts) <= gpu:
+                number = "" if launch.processes == file.processes else f" --num_processes {launch.processes}"
+                return shlex.join(
+                    ["accelerate", "launch", "--config_file", f"launch/{name}.yaml", *number.split(), recipe, *words]
+                )
+    return None

@@ -1,0 +1,66 @@
+"""The GPUs of this machine and their driver, and why torch sees none of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+from think_as_locals.runtime.ranks import has_driver, has_gpu
+
+DRIVERS = {12: 525, 13: 580}
+"""The oldest driver for each major version of CUDA (NVIDIA's table of CUDA compatibility)."""
+
+_VERSION_FILE = Path("/proc/driver/nvidia/version")
+
+
+def gpus() -> list[str]:
+    """Return name, memory and driver of each GPU that `nvidia-smi` lists; without that program, those torch sees."""
+    names = ("", "of ", "used ", "driver ")
+    lines = [line.split(", ") for line in _query("name,memory.total,memory.used,driver_version")]
+    if not lines and has_gpu():
+        import torch
+
+        seen = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        lines = [[gpu.name, f"{gpu.total_memory / 2**20:.0f} MiB"] for gpu in seen]
+    return [", ".join(f"{name}{value}" for name, value in zip(names, line, strict=False)) for line in lines]
+
+
+def driver() -> str | None:
+    """Return the version of NVIDIA's driver, from `nvidia-smi` or from the kernel, or `None`."""
+    if found := _query("driver_version"):
+        return found[0]
+    try:
+        text = _VERSION_FILE.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    version = re.search(r"\d+(?:\.\d+)+", text)
+    return version[0] if version else None
+
+
+def gpu_fault() -> str | None:
+    """Return why torch sees no GPU, and what mends it where that is known; `None` where it sees one."""
+    if has_gpu():
+        return None
+    if not has_driver() or not find_spec("torch"):
+        return "torch sees no CUDA device"
+    import torch
+
+    version, cuda = driver(), torch.version.cuda
+    if cuda is None:
+        return f"there is a driver ({version or 'unknown'}), but torch {torch.__version__} is built without CUDA"
+    least = DRIVERS.get(int(cuda.partition(".")[0]), 0)
+    if version and int(version.partition(".")[0]) < least:
+        return f"NVIDIA's driver is {version}, torch {torch.__version__} (CUDA {cuda}) needs {least} or newer"
+    return f"torch sees no CUDA device, though there is a driver ({version}): is CUDA_VISIBLE_DEVICES empty?"
+
+
+def _query(fields: str) -> list[str]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    words = [program, f"--query-gpu={fields}", "--format=csv,noheader"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+    return done.stdout.splitlines() if done.returncode == 0 else []

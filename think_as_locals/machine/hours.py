@@ -1,0 +1,107 @@
+"""An estimate of how long a run takes, from the work of its steps and the figures of a GPU.
+
+A step reads T tokens with N parameters: 2 N T operations a pass, twice that for the gradients of activations and again
+as much for those of weights. Sampling reads weights and cached keys and values once for each token of the longest
+completion. How much of its published figures a GPU reaches, and how long completions are, is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from think_as_locals.config.compose import Launch
+from think_as_locals.config.schema import RunConfig
+from think_as_locals.machine import memory
+from think_as_locals.machine.memory import PROMPT_TOKENS, Counts
+
+MFU, BANDWIDTH = 0.35, 0.6
+"""Shares of a GPU's operations in training, and of its memory's bandwidth in sampling (assumed)."""
+MEAN_COMPLETION = 0.4
+"""Mean length of a completion as a share of the longest (assumed)."""
+ASSUMED = "H100"
+_AT_ONCE = 256  # requests that vLLM works on together in an evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A GPU's operations a second in bfloat16, dense, and bytes a second of its memory, as published."""
+
+    operations: float
+    bandwidth: float
+
+
+SPEEDS = {
+    "B200": Speed(2250e12, 8.0e12),
+    "H200": Speed(989e12, 4.8e12),
+    "H100": Speed(989e12, 3.35e12),
+    "A100": Speed(312e12, 2.0e12),
+    "L40S": Speed(362e12, 0.864e12),
+    "A6000": Speed(155e12, 0.768e12),
+    "4090": Speed(165e12, 1.008e12),
+}
+
+
+def speed_of(gpu: str) -> tuple[str, Speed]:
+    """Return the name and figures of a GPU, given its name, or those of the one that is assumed instead."""
+    known = next((name for name in SPEEDS if name in gpu), ASSUMED)
+    return known, SPEEDS[known]
+
+
+def step_seconds(config: RunConfig, launch: Launch, counts: Counts, speed: Speed) -> dict[str, float]:
+    """Return the seconds of an optimizer step by part: `sampling` and `update`."""
+    grpo, size = config.grpo, memory.element_size(config)
+    rows = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps
+    completion = MEAN_COMPLETION * grpo.max_completion_length
+    tokens = rows / grpo.num_generations * PROMPT_TOKENS + rows * completion
+    passes = 2 * (2 + (config.lora is None))  # forward, gradients of activations, of weights
+    passes += 2 * grpo.gradient_checkpointing + 2 * (grpo.beta > 0) + 2 * ("criteria_gain" in config.reward.weighted())
+    update = passes * counts.parameters * tokens / (MFU * speed.operations)
+    return {"sampling": _decoding(counts, rows, grpo.max_completion_length, size, speed), "update": update}
+
+
+def _decoding(counts: Counts, rows: int, longest: int, size: int, speed: Speed) -> float:
+    """Return the seconds in which one GPU samples so many completions at once."""
+    read = size * (counts.parameters + rows * counts.cached * (PROMPT_TOKENS + longest / 2))
+    return longest * max(read / (BANDWIDTH * speed.bandwidth), 2 * counts.parameters * rows / (MFU * speed.operations))
+
+
+def evaluation_seconds(config: RunConfig, launch: Launch, counts: Counts, speed: Speed, judgements: int) -> float:
+    """Return the seconds in which all GPUs together judge as often."""
+    rounds = judgements / (_AT_ONCE * launch.processes)
+    longest, size = config.grpo.max_completion_length, memory.element_size(config)
+    return rounds * _decoding(counts, _AT_ONCE, round(MEAN_COMPLETION * longest), size, speed)
+
+
+def steps_of(config: RunConfig, launch: Launch, items: int) -> int:
+    """Return the optimizer steps of a run on so many training items."""
+    grpo = config.grpo
+    if grpo.max_steps > 0:
+        return grpo.max_steps
+    rows = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * launch.processes
+    return max(1, round(grpo.num_train_epochs * items * grpo.num_generations / rows))
+
+
+def described(
+    config: RunConfig, launch: Launch, counts: Counts, gpus: Sequence[str], items: int, judgements: int
+) -> str:
+    """Return a line about how long a run on so many training items takes on the first of these GPUs."""
+    card, speed = speed_of(gpus[0] if gpus else "")
+    parts, steps = step_seconds(config, launch, counts, speed), steps_of(config, launch, items)
+    trained, measured = run_hours(config, launch, counts, speed, items, judgements)
+    each = ", ".join(f"{name} {seconds:.0f}" for name, seconds in parts.items())
+    return (
+        f"about {trained + measured:.1f} on {launch.processes} x {card}{'' if gpus else ' (assumed)'} for {items:,} "
+        f"items: {steps:,} steps of {sum(parts.values()):.0f} s ({each}), evaluations {measured:.1f}; not measured"
+    )
+
+
+def run_hours(
+    config: RunConfig, launch: Launch, counts: Counts, speed: Speed, items: int, judgements: int
+) -> tuple[float, float]:
+    """Return the hours of a run's steps, and of its evaluations of so many judgements each."""
+    steps = steps_of(config, launch, items)
+    evaluations = 2 + steps // config.eval.every_steps
+    step = sum(step_seconds(config, launch, counts, speed).values())
+    once = evaluation_seconds(config, launch, counts, speed, judgements)
+    return steps * step / 3600, evaluations * once / 3600
