@@ -154,14 +154,15 @@ class ServedEngine(CheckedEngine):
 
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
         for _ in range(_RESTARTS):
-            states = self._on_main(lambda: self._servers.on_each(VLLMServer.state))
-            if any(state["weights"] != self._loaded for state in states):
-                # It was never given this run's base weights, or was restarted.
+            if self._on_main(self._lack_weights):  # never given this run's base weights, or restarted
                 self._send(self._new_name(), self._counted(base_parameters(self.model, self._dist.gather_params)))
             if (answers := self._on_main(lambda: self._load_adapter(tensors))) is not None:
                 self._answers = answers
                 return
         raise TrainingError(self._restarts("took an adapter"))
+
+    def _lack_weights(self) -> bool:
+        return any(state["weights"] != self._loaded for state in self._servers.on_each(VLLMServer.state))
 
     def _load_adapter(self, tensors: dict[str, torch.Tensor]) -> list[SampledTokens] | None:
         """Load the adapter; return the answers to the sync check, or `None` where no server has its base weights."""
