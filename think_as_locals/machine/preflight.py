@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -151,8 +152,9 @@ def model_fault(path: str, revision: str | None) -> str | None:
     """Return why a model cannot be loaded from a directory, the local cache or the Hub; `None` if it can."""
     if (folder := Path(path).expanduser()).is_dir():
         of_run = f"; a run's model is {path}/model" if (folder / "model/config.json").is_file() else ""
-        has_config = (folder / "config.json").is_file()
-        return None if has_config else f"model: {path} is a directory without config.json{of_run}"
+        if not (folder / "config.json").is_file():
+            return f"model: {path} is a directory without config.json{of_run}"
+        return _own_code_fault(path, folder / "config.json")
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         return f"model: {path}: no such directory, and no Hub id (owner/name)"
     if not find_spec("huggingface_hub"):
@@ -160,10 +162,24 @@ def model_fault(path: str, revision: str | None) -> str | None:
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:
-        if isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str):
-            return None
+        if isinstance(cached := try_to_load_from_cache(path, "config.json", revision=revision), str):
+            return _own_code_fault(path, Path(cached))
         HfApi().model_info(path, revision=revision, timeout=_HUB_TIMEOUT)
     except Exception as error:
         reason = type(error).__name__
         return f"model {path}: neither a directory, nor in the local cache, nor available from the Hub ({reason})"
     return None
+
+
+def _own_code_fault(path: str, config: Path) -> str | None:
+    """Return why a model whose class is in a Python file of its own cannot be loaded, else `None`."""
+    try:
+        found = json.loads(config.read_bytes())
+        if "auto_map" not in found:
+            return None
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+        known = found.get("model_type") in CONFIG_MAPPING_NAMES
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return f"model: {config} cannot be read: {error}"
+    return None if known else f"model: {path} comes with code of its own (auto_map), which is not run: choose another"

@@ -45,7 +45,7 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
         demonstrations: Sequence[Demonstration],
         checkpoints: Checkpoints,
     ) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision)
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, trust_remote_code=False)
         arguments = trl_arguments(config, sft, checkpoints.folder)
         chat = Chat(tokenizer, config.model.chat_template_kwargs)
         template, end = config.prompt.template, tokenizer.eos_token_id

@@ -163,7 +163,9 @@ class BothOrdersSampler(RepeatSampler):
 
 def load_chat(config: RunConfig, model: str) -> Chat:
     """Load the tokenizer of a judge, and how this run calls its chat template."""
-    tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(
+        model, revision=config.model.revision, padding_side="left", trust_remote_code=False
+    )
     ends = eos_token_ids(tokenizer, generation_config(model, config.model.revision))
     return Chat(tokenizer, config.model.chat_template_kwargs, ends)
 
