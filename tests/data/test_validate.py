@@ -294,7 +294,7 @@ GERMAN = "Man verbeugt sich tief und sagt dabei ein paar freundliche Worte."
 def test_a_text_in_another_language_is_named_with_both(item: Item) -> None:
     assert faults(item) == []
     found = faults(item, responses=(GERMAN, *item.responses[1:]))
-    assert found == [("wrong_language", "the response 0 is in 'de', the row says 'en'")]
+    assert found == [("wrong_language", "the response 0 is in 'de', it counts as 'en'")]
     assert [defect for defect, _ in faults(item, prompt=GERMAN)] == ["wrong_language"]
 
 

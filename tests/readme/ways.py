@@ -119,6 +119,12 @@ def _starts_a_folder(reader: Reader, typed: Command) -> None:
     assert (reader.folder / "mine" / "judge.yaml").is_file()
 
 
+def _enters(reader: Reader, typed: Command) -> None:
+    """test_init.py types the whole block in its order."""
+    assert reader.run("init", typed.words()[1]).status == 0
+    assert (reader.folder / "mine").is_dir()
+
+
 LOCAL = "http://127.0.0.1"
 
 
@@ -241,4 +247,5 @@ WAYS: dict[str, Callable[[Reader, Command], None]] = {
     r"inspect eval .+": _inspects,
     r"python tests/.+": _has_script,
     r"hf auth login": _has_help,
+    r"cd mine": _enters,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from argparse import SUPPRESS, ArgumentParser, _SubParsersAction
+from argparse import SUPPRESS, ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -47,7 +47,7 @@ def main(recipe: str | None = None) -> None:
             set_output(None)
             start(recipe, sys.argv[1:])
         else:
-            arguments = _parser().parse_args(sys.argv[1:] or ["--help"])
+            arguments = _parse(sys.argv[1:] or ["--help"])
             set_output(getattr(arguments, "output", None))
             arguments.command(arguments)
     except (Exception, KeyboardInterrupt) as error:
@@ -97,6 +97,17 @@ def _parser() -> ArgumentParser:
     completion.set_defaults(command=lambda arguments: print(_completion(parser, arguments.shell)))
     _add_output(parser)
     return parser
+
+
+def _parse(words: list[str]) -> Namespace:
+    """Parse a command; key=value may stand behind options too, where argparse would no longer take them."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(words)
+    if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
 
 
 def _completion(parser: ArgumentParser, shell: str) -> str:

@@ -146,17 +146,21 @@ class Judge:
         settings = replace(JudgeSettings.load(path, revision), **changes)
         dtype, template_kwargs = settings.dtype, dict(settings.chat_template_kwargs)
         common: dict[str, Any] = {"dtype": dtype, "template_kwargs": template_kwargs, "revision": revision}
-        engine: Engine
-        if backend == "transformers":
-            from think_as_locals.engines.transformers_engine import TransformersEngine
+        try:
+            if backend == "transformers":
+                from think_as_locals.engines.transformers_engine import TransformersEngine
 
-            engine = TransformersEngine.load(path, batch_size=batch_size, **common)
-        elif backend == "vllm":
-            from think_as_locals.engines.vllm_engine import VLLMEngine
+                engine: Engine = TransformersEngine.load(path, batch_size=batch_size, **common)
+            elif backend == "vllm":
+                from think_as_locals.engines.vllm_engine import VLLMEngine
 
-            engine = VLLMEngine.load(path, **common)
-        else:
-            raise ConfigError(f"no backend {backend!r}; available: transformers, vllm")
+                engine = VLLMEngine.load(path, **common)
+            else:
+                raise ConfigError(f"no backend {backend!r}; available: transformers, vllm")
+        except ModuleNotFoundError as error:
+            extras = "train,vllm" if backend == "vllm" else "train"
+            error.add_note(f"pip install 'think-as-locals[{extras}]', or give base_url for a judge behind a server")
+            raise
         loaded = {"dtype": dtype, "backend": backend, "chat_template_kwargs": template_kwargs}
         model = identify_weights(path, revision) | loaded
         asked: dict[str, Any] = {"settings": settings, "protocol": protocol, "margins": margins}
