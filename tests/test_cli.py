@@ -362,3 +362,16 @@ def test_a_dry_run_reads_the_data_and_makes_nothing(
     for text in expected:
         assert text in done.out
     assert not list(tmp_path.iterdir())
+
+
+def test_no_control_character_of_a_name_reaches_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mine.yaml"])
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text('defaults:\n  - /recipes/quickstart\n  - _self_\n"a\\e[2J": 1\n')
+    with pytest.raises(SystemExit):
+        main(str(recipe))
+    message = capsys.readouterr().err
+    assert "\x1b" not in message
+    assert r"a\x1b[2J: no such key" in message

@@ -13,7 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from think_as_locals.config.schema import DemonstrationConfig, EvaluationConfig, RunConfig, ScpoConfig, ServerSection
+from think_as_locals.config.schema import (
+    DemonstrationConfig,
+    EvaluationConfig,
+    RunConfig,
+    SampleConfig,
+    SampleSection,
+    ScpoConfig,
+    ServerSection,
+)
 from think_as_locals.runtime.ranks import take_up_launch
 from think_as_locals.runtime.signals import interrupt, on_signals
 from think_as_locals.runtime.startup import loading
@@ -52,8 +60,11 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         rows = [
             ("evaluates", ", ".join(config.rms)),
             ("on", f"{_described(measured)} ({config.data.source}, {config.eval.items})"),
+            *(_planned(config.sample, config.seed) if config.sample else ()),
             ("memory", "estimated only for recipes that train"),
         ]
+    elif isinstance(config, SampleConfig):
+        rows = _planned(config.sample, config.seed)
     elif isinstance(config, DemonstrationConfig):
         from think_as_locals import demonstrate
 
@@ -135,6 +146,14 @@ def _estimates(config: RunConfig | ScpoConfig, train: Sequence[Item], judgements
     return rows
 
 
+def _planned(sample: SampleSection, seed: int) -> list[tuple[str, str]]:
+    from think_as_locals.evaluation.tasks import questions_of
+
+    items = [question.item for question in questions_of(sample, seed)]
+    name = sample.policy.path if sample.policy.kind == "model" else sample.policy.model
+    return [("samples", f"{sample.num_candidates} candidates of {name} ({sample.task})"), ("for", _described(items))]
+
+
 def _described(items: Sequence[Item]) -> str:
     groups, cultures = len({item.group for item in items}), {str(item.culture) for item in items}
     languages = sorted({item.language for item in items})
@@ -162,10 +181,8 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
         if (launched := take_up_launch(loaded.run.launch)) is not None:
             print(launched)
         preflight(loaded, recipe, overrides)
-        if isinstance(loaded, EvaluationConfig):
-            return _evaluation(loaded, lock)
-        if isinstance(loaded, DemonstrationConfig):
-            return _demonstration(loaded, lock)
+        if not isinstance(loaded, RunConfig | ScpoConfig):
+            return _without_training(loaded, lock)
         config, data = loaded, load_data(loaded)
         if isinstance(config, RunConfig):
             check_leaks(config, data)
@@ -198,25 +215,26 @@ def _launch_named(recipe: str, overrides: Sequence[str]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _evaluation(config: EvaluationConfig, lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
-    from think_as_locals import evaluate
+def _without_training(
+    config: EvaluationConfig | DemonstrationConfig | SampleConfig, lock: ExitStack
+) -> tuple[Callable[[], None], RunFolder]:
+    """As `_prepare`, for what runs in one process; a fault in the data ends it before there is a folder."""
+    from think_as_locals import demonstrate, evaluate, sample
+    from think_as_locals.evaluation.tasks import questions_of
     from think_as_locals.runtime.run_folder import lock_run_dir, open_run
 
-    # A fault in the data ends the run before it has a folder.
-    items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
+    program: Callable[[RunFolder], None]
+    if isinstance(config, DemonstrationConfig):
+        program = partial(demonstrate.run, config, demonstrate.items_of(config))
+    elif isinstance(config, SampleConfig):
+        program = partial(sample.run, config, questions_of(config.sample, config.seed))
+    else:
+        items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
+        questions = questions_of(config.sample, config.seed) if config.sample else []
+        program = partial(evaluate.run, config, items, candidates, questions=questions)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
-    return partial(evaluate.run, config, items, candidates, run), run
-
-
-def _demonstration(config: DemonstrationConfig, lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
-    from think_as_locals import demonstrate
-    from think_as_locals.runtime.run_folder import lock_run_dir, open_run
-
-    items = demonstrate.items_of(config)
-    run = open_run(config)
-    lock.enter_context(lock_run_dir(run.path))
-    return partial(demonstrate.run, config, items, run), run
+    return partial(program, run), run
 
 
 def load_data(config: RunConfig | ScpoConfig) -> Any:

@@ -157,6 +157,13 @@ ROWS: dict[str, dict[str, Any]] = {
     "preferences": {"prompt": "?", "response_a": "a", "response_b": "b", "winner": "model_a", "model_a": "m"},
     "m_rewardbench": {"prompt": "?", "chosen": "a", "rejected": "b", "language": "deu_Latn", "source": "s", "id": 1}
     | {"category": "Chat", "chosen_model": "m", "rejected_model": "n"},
+    "include": {
+        "question": "?",
+        **{f"option_{x}": x for x in "abcd"},
+        "answer": 1,
+        "language": "Thai",
+        "country": None,
+    },
     "crisp_rm": {
         "scenario": "At work.",
         "question": "?",
