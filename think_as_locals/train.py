@@ -48,7 +48,7 @@ from think_as_locals.training.logging import (
     ShardsWriter,
     track,
 )
-from think_as_locals.training.rollouts import policy_engine, ranks_per_engine
+from think_as_locals.training.trainer_engine import policy_engine, ranks_per_engine
 from think_as_locals.types import TEST, DataError, Item, ProtocolKind
 
 _TOKENIZER_DEMONSTRATIONS = 4000

@@ -180,7 +180,7 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
         return f"{place}: no such key{nearest(place, known)}"
     if fault["type"] == "union_tag_invalid" or place == "data.mix" or (loc[0] == "rms" and len(loc) < 3):
         return _added(place, fault)
-    if loc[-1] == "url":  # the value may hold a password
+    if loc[-1] == "url" or loc[:-1] == ("rollout", "urls"):  # the value may hold a password
         return f"{place}: expected http[s]://HOST[:PORT][/PATH] without user or key, which the environment names"
     if fault["type"].startswith("union_tag"):
         known = fault["ctx"]["expected_tags"].replace("'", "").split(", ")

@@ -174,9 +174,10 @@ class RolloutSection(Section):
     gpu_memory_utilization: Share | None
     max_model_length: PositiveInt | None
     tolerance: ToleranceSection
-    url: Url
+    urls: Annotated[list[Url], Field(min_length=1)]
     timeout_s: PositiveFloat
     weights_dir: str | None
+    transfer: Literal["nccl", "folder"] | None
     ahead: NonNegativeInt
 
 
@@ -283,7 +284,7 @@ class RunConfig(Recipe):
         }
         backend = self.rollout.backend
         if backend != "vllm_server":
-            keys["rollout=vllm_server"] = "rollout.url, rollout.timeout_s, rollout.weights_dir"
+            keys["rollout=vllm_server"] = "rollout.urls, rollout.timeout_s, rollout.weights_dir"
         if backend != "vllm_colocate":
             keys["rollout=vllm_colocate"] = "rollout.gpu_memory_utilization, rollout.max_model_length"
         if backend == "transformers":

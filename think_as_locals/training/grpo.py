@@ -28,8 +28,9 @@ from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoint
 from think_as_locals.training.criteria_gain import CriteriaGainScorer
 from think_as_locals.training.faults import StepGuard
 from think_as_locals.training.rollout_rewards import Rewards
-from think_as_locals.training.rollouts import rollout_arguments, rollout_engine
+from think_as_locals.training.rollouts import rollout_arguments
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
+from think_as_locals.training.trainer_engine import rollout_engine
 from think_as_locals.types import ConfigError, Item
 
 
