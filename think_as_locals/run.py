@@ -18,6 +18,7 @@ from think_as_locals.types import ConfigError, DataWarning, Item
 
 if TYPE_CHECKING:
     from think_as_locals.data.load import TrainingData
+    from think_as_locals.data.splits import Splits
     from think_as_locals.runtime.run_folder import RunFolder
 
 
@@ -172,12 +173,10 @@ def load_data(config: RunConfig | ScpoConfig) -> Any:
     """Read a run's `TrainingData`, or SCPO's `Splits`, and check that they have what its rewards and stages need."""
     from think_as_locals.data import read
     from think_as_locals.data.load import load_training_data
-    from think_as_locals.data.splits import split_people
     from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 
     if isinstance(config, ScpoConfig):
-        people, by_country = read(config.data, config.seed), config.mode.split == "by_country"
-        return split_people(people, config.data.test_share, config.seed, by_country=by_country)
+        return _split_people(config, read(config.data, config.seed))
     from think_as_locals.judging.custom_rewards import load_custom_rewards
     from think_as_locals.judging.rubric import check_languages
 
@@ -186,6 +185,24 @@ def load_data(config: RunConfig | ScpoConfig) -> Any:
     if "rubric_quality" in config.reward.weighted():
         check_languages(config.reward.rubric_quality.language, data.train)
     return data
+
+
+def _split_people(config: ScpoConfig, pairs: Sequence[Item]) -> Splits:
+    from think_as_locals.config.compose import nearest
+    from think_as_locals.data.rows import path_of
+    from think_as_locals.data.sources.prism import released_test_people
+    from think_as_locals.data.splits import split_people
+
+    data, scpo, by_country = config.data, config.scpo, config.mode.split == "by_country"
+    known = sorted({str(item.culture) for item in pairs})
+    for key in ("country_filter_thresholds", "country_learning_rates"):
+        if unknown := sorted(set(getattr(scpo, key)).difference(known)):
+            raise ConfigError(
+                f"scpo.{key}: got {', '.join(unknown)}{nearest(unknown[0], known)}; the pairs are of {', '.join(known)}"
+            )
+    released = data.source == "prism" and not by_country
+    test = released_test_people(path_of(data), data.test_share, config.seed) if released else None
+    return split_people(pairs, data.test_share, config.seed, by_country=by_country, test=test)
 
 
 def _open(config: RunConfig | ScpoConfig, lock: ExitStack) -> RunFolder:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from training import spread
 
 from think_as_locals import Judge
-from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.compose import read_launch
 from think_as_locals.runtime import ranks as workers
 from think_as_locals.types import ConfigError

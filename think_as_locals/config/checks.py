@@ -316,6 +316,9 @@ def _scpo_faults(config: ScpoConfig) -> list[str]:
             faults.append(f"scpo.{key}: got {list(values)}, expected each once")
     if unknown := set(scpo.keep_models).difference(scpo.variants):
         faults.append(f"scpo.keep_models: {', '.join(sorted(unknown))} is not among scpo.variants")
+    if bool(scpo.country_filter_thresholds or scpo.country_learning_rates) != ("scpo_tuned" in scpo.variants):
+        keys = "scpo.country_filter_thresholds or scpo.country_learning_rates"
+        faults.append(f"scpo.variants: scpo_tuned alone uses {keys}: give it and one of them, or neither")
     if config.data.split != "group":
         faults.append(f"data.split: got {config.data.split}, expected group: people are split, not pairings")
     if config.data.validation_share is not None:
@@ -441,6 +444,10 @@ _OF_REWARD_MODELS = {
     "max_length": "scpo.max_length",
     "num_train_epochs": "max_steps of this section",
     "save_only_model": "save_steps of this section (a run could not be continued from a model alone)",
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "auto_find_batch_size", "accelerator_config"),
+        "batch_size of this section (the pairs of a step on all processes), and per_device_train_batch_size for memory",
+    ),
     **dict.fromkeys(("seed", "data_seed"), "seed and scpo.seeds"),
     **dict.fromkeys(("chat_template_path", "eos_token", "pad_token"), "model (its texts are read as it was made for)"),
     **dict.fromkeys(

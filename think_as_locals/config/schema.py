@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from think_as_locals.types import Convention, DataSource, ProtocolKind, TooLong
+from think_as_locals.types import ConfigError, Convention, DataSource, ProtocolKind, TooLong
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,49}$")]
@@ -191,7 +191,6 @@ class TrlSection(Section):
     lr_scheduler_type: str
     warmup_steps: NonNegativeInt
     per_device_train_batch_size: PositiveInt
-    gradient_accumulation_steps: PositiveInt
     gradient_checkpointing: bool
     max_steps: Annotated[int, Field(ge=-1)]
     logging_steps: PositiveInt
@@ -200,6 +199,7 @@ class TrlSection(Section):
 
 
 class GrpoSection(TrlSection):
+    gradient_accumulation_steps: PositiveInt
     num_generations: Annotated[int, Field(ge=2)]
     max_completion_length: PositiveInt
     temperature: PositiveFloat
@@ -216,6 +216,7 @@ class SftSection(TrlSection):
 
     OURS = frozenset({"biased_share", "biased_wrong", "biased_right", "biased_guess"})
 
+    gradient_accumulation_steps: PositiveInt
     max_steps: PositiveInt
     biased_share: Annotated[float, Field(ge=0, le=1)]
     biased_wrong: Annotated[float, Field(ge=0, le=1)]
@@ -400,7 +401,7 @@ class EvaluationConfig(Recipe):
 
 # An SCPO run: a scalar reward model is steered to one country after the other.
 
-Variant = Literal["full", "filter", "weight", "scpo", "inverse_weight"]
+Variant = Literal["full", "filter", "weight", "scpo", "inverse_weight", "filter_inverse_weight", "scpo_tuned"]
 """Which of a country's pairs are trained on, and their weights; `scpo.select` has the rules."""
 
 
@@ -410,6 +411,7 @@ class ModeSection(Section):
     name: Literal["corrected", "as_released"]
     dropout: bool
     training_text: Literal["as_scored", "joined"]
+    long_texts: Literal["left_out", "scored"]
     minority_test: Literal["filter", "disagreement"]
     split: Literal["by_country", "together"]
     steps: Literal["at_most", "exactly"]
@@ -419,14 +421,42 @@ class ModeSection(Section):
 
 
 class GlobalRMSection(TrlSection):
-    """Training of a global RM from scratch on all countries' pairs: TRL's RewardConfig."""
+    """Training of a global RM from scratch on all countries' pairs: TRL's RewardConfig.
 
+    `batch_size` is the number of pairs per optimizer step, over all processes.
+    """
+
+    OURS = frozenset({"batch_size"})
+
+    batch_size: PositiveInt
     max_steps: PositiveInt
 
+    def micro_batches(self, num_processes: int) -> tuple[int, int]:
+        """Return the pairs per process and micro-step, and the micro-steps of an optimizer step.
 
-class ScpoSection(TrlSection):
+        A micro-step has at most `per_device_train_batch_size` pairs: 16 pairs with at most 8 are (8, 2) on one process,
+        (8, 1) on two and (4, 1) on four.
+
+        Raises:
+            ConfigError: the batch does not divide among the processes; it names the numbers that would.
+        """
+        share, rest = divmod(size := self.batch_size, num_processes)
+        if rest:
+            near = " or ".join(str(n * num_processes) for n in (share, share + 1) if n)
+            divisors = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+            raise ConfigError(
+                f"got {size} pairs per optimizer step for {num_processes} processes, expected a multiple of "
+                f"{num_processes}: set batch_size to {near}, or start as many processes as divide {size}: {divisors}"
+            )
+        most = min(share, self.per_device_train_batch_size)
+        pairs = next(n for n in range(most, 0, -1) if share % n == 0)
+        return pairs, share // pairs
+
+
+class ScpoSection(GlobalRMSection):
     OURS = frozenset(
-        {"variants", "seeds", "pair_counts", "reference", "filter_threshold", "weight_temperature"}
+        {"variants", "seeds", "pair_counts", "reference", "filter_threshold", "weight_temperature", "batch_size"}
+        | {"country_filter_thresholds", "country_learning_rates"}
         | {"num_train_epochs", "max_length", "scoring_batch_size", "keep_models"}
     )
 
@@ -434,14 +464,22 @@ class ScpoSection(TrlSection):
     seeds: Annotated[list[Seed], Field(min_length=1)]
     pair_counts: list[PositiveInt]
     reference: Literal["global_rm", "other_countries"]
-    filter_threshold: Annotated[float, Field(gt=0, lt=1)]
+    filter_threshold: Share
     weight_temperature: PositiveFloat
+    country_filter_thresholds: dict[str, Share]
+    country_learning_rates: dict[str, PositiveFloat]
     num_train_epochs: PositiveFloat
-    max_steps: PositiveInt
     max_length: PositiveInt | None
     scoring_batch_size: PositiveInt
     keep_models: list[Variant]
     ddp_timeout: PositiveInt
+
+    def tuned(self, variant: str, country: str) -> tuple[float, float]:
+        """Return the filter's threshold and the learning rate with which a variant is trained for a country."""
+        if variant != "scpo_tuned":
+            return self.filter_threshold, self.learning_rate
+        threshold = self.country_filter_thresholds.get(country, self.filter_threshold)
+        return threshold, self.country_learning_rates.get(country, self.learning_rate)
 
 
 class ScpoConfig(Recipe):
