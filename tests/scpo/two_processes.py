@@ -45,14 +45,8 @@ WAYS: dict[str, tuple[str | None, list[str]]] = {  # stage of ZeRO, and override
 def overrides(model: Path, folder: Path, case: str) -> list[str]:
     """Those of a way to steer a model: the same for any number of processes."""
     loaded = ["model.scratch=null", f"model.path={model}", "global_rm=none"]
-    return [
-        *STEERED,
-        *loaded,
-        f"scpo.batch_size={GLOBAL_BATCH}",
-        *WAYS[case][1],
-        f"run.dir={folder}",
-        f"run.name={case}",
-    ]
+    run = [f"scpo.batch_size={GLOBAL_BATCH}", f"run.dir={folder}", f"run.name={case}"]
+    return [*STEERED, *loaded, *WAYS[case][1], *run]
 
 
 def curves(run: Path) -> dict[str, list[list[float]]]:

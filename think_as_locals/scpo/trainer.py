@@ -97,11 +97,8 @@ class VariantTrainer:
         steps = num_steps(scpo, len(kept), exactly=mode.steps == "exactly")
         if not output.model.is_dir():
             weighted = [(items[index], weight) for index, weight in kept.items()]
-            changes = {
-                "seed": spec.seed,
-                "max_steps": steps,
-                "learning_rate": scpo.tuned(spec.variant, spec.country)[1],
-            }
+            _, learning_rate = scpo.tuned(spec.variant, spec.country)
+            changes = {"seed": spec.seed, "max_steps": steps, "learning_rate": learning_rate}
             self._train(spec.name, weighted, scpo, changes, output)
         return len(items), list(kept.values()), steps
 
