@@ -12,7 +12,7 @@ from typing import Any
 
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
 from think_as_locals.config.schema import AskedSection, EvaluationConfig
 from think_as_locals.data import load, read
@@ -29,7 +29,7 @@ from think_as_locals.judging import shuffle_responses
 from think_as_locals.machine.preflight import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
-from think_as_locals.runtime.output import progress_console, quiet_transformers
+from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import Item, PreflightError, ThinkAsLocalsError
 
@@ -108,10 +108,9 @@ class RewardModelEvaluation:
         section = self.config.rms[self.name]
         if faults := reward_model_faults(section):
             raise PreflightError("; ".join(faults))
-        answers = self.folder / "journals" / f"{self.name}.jsonl"
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        bar = Progress(*columns, console=self.console)
-        with closing(load_reward_model(section, self.config.seed)) as rm, Journal(answers, rm.identity) as journal, bar:
+        answers = RunFolder(self.folder).journal(self.name)
+        rm = load_reward_model(section, self.config.seed)
+        with closing(rm), Journal(answers, rm.identity) as journal, progress_bar(self.console) as bar:
             for stage, measure in missing.items():
                 task = bar.add_task(f"{self.name}: {stage}", total=None)
                 self._result(stage).parent.mkdir(exist_ok=True)

@@ -6,11 +6,12 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from think_as_locals.config.schema import EvaluationConfig, RunConfig, ScpoConfig
+from think_as_locals.config.schema import DemonstrationConfig, EvaluationConfig, RunConfig, ScpoConfig, ServerSection
 from think_as_locals.runtime.ranks import take_up_launch
 from think_as_locals.runtime.signals import interrupt, on_signals
 from think_as_locals.runtime.startup import loading
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from think_as_locals.runtime.run_folder import RunFolder
 
 
-def start(recipe: str, overrides: Sequence[str]) -> None:
-    """Train, evaluate or steer, as a recipe says; in a launch every process calls this.
+def start(recipe: str, overrides: Sequence[str]) -> RunFolder:
+    """Train, evaluate, steer or demonstrate, as a recipe says; in a launch every process calls this.
 
     The main process alone composes the recipe, and sends it to the others, so that no two processes can differ.
     """
@@ -34,6 +35,7 @@ def start(recipe: str, overrides: Sequence[str]) -> None:
             program, run = _prepare(recipe, overrides, lock)
         with resumable(run.path), on_signals(interrupt):
             program()
+    return run
 
 
 def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
@@ -50,6 +52,17 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
             ("on", f"{_described(measured)} ({config.data.source}, {config.eval.items})"),
             ("in", config.run.dir),
         ]
+    if isinstance(config, DemonstrationConfig):
+        from think_as_locals import demonstrate
+
+        teacher, items = config.teacher, demonstrate.items_of(config)
+        orders = ", in both orders" if config.both_orders else ""
+        return [
+            ("asks", teacher.model if isinstance(teacher, ServerSection) else teacher.path),
+            ("about", f"{_described(items)} ({config.data.source}, {config.items})"),
+            ("tries", f"{config.tries}{orders}{', then with the hint' if config.hint else ''}"),
+            ("in", config.run.dir),
+        ]
     data = load_data(config)
     if isinstance(config, ScpoConfig):
         variants = f"{', '.join(config.scpo.variants)}; seeds {', '.join(map(str, config.scpo.seeds))}"
@@ -64,7 +77,7 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
     check_leaks(config, data)
     grpo, model = config.grpo, str(config.model.path or "a new model")
     steps = f"{grpo.max_steps} steps" if grpo.max_steps > 0 else f"{grpo.num_train_epochs:g} epochs"
-    sft = f"SFT, {config.sft.max_steps} steps, then " if config.sft else ""
+    sft = f"SFT, {config.sft.length}, then " if config.sft else ""
     weights = config.reward.weights.items()
     return [
         ("trains", f"{model}: {sft}GRPO, {steps}"),
@@ -126,6 +139,8 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
         preflight(loaded, recipe, overrides)
         if isinstance(loaded, EvaluationConfig):
             return _evaluation(loaded, lock)
+        if isinstance(loaded, DemonstrationConfig):
+            return _demonstration(loaded, lock)
         config, data = loaded, load_data(loaded)
         if isinstance(config, RunConfig):
             check_leaks(config, data)
@@ -169,6 +184,16 @@ def _evaluation(config: EvaluationConfig, lock: ExitStack) -> tuple[Callable[[],
     return partial(evaluate.run, config, items, candidates, run), run
 
 
+def _demonstration(config: DemonstrationConfig, lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
+    from think_as_locals import demonstrate
+    from think_as_locals.runtime.run_folder import lock_run_dir, open_run
+
+    items = demonstrate.items_of(config)
+    run = open_run(config)
+    lock.enter_context(lock_run_dir(run.path))
+    return partial(demonstrate.run, config, items, run), run
+
+
 def load_data(config: RunConfig | ScpoConfig) -> Any:
     """Read a run's `TrainingData`, or SCPO's `Splits`, and check that they have what its rewards and stages need."""
     from think_as_locals.data import read
@@ -182,6 +207,12 @@ def load_data(config: RunConfig | ScpoConfig) -> Any:
 
     load_custom_rewards(config.reward.own)
     data = load_training_data(config, BREAKDOWNS["cell"])
+    if config.sft is not None and config.sft.data is not None:
+        from think_as_locals.judging import prompt_format
+        from think_as_locals.reward_models.demonstrations import read_demonstrations
+
+        demonstrations = read_demonstrations(config.sft.data, prompt_format(config.prompt.template))
+        data = replace(data, demonstrations=demonstrations)
     if "rubric_quality" in config.reward.weighted():
         check_languages(config.reward.rubric_quality.language, data.train)
     return data

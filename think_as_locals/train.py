@@ -22,7 +22,7 @@ from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.report import FROM_SCRATCH, made_from_scratch, next_steps, write_report
 from think_as_locals.evaluation.tables import escape_terminal
-from think_as_locals.judging import render
+from think_as_locals.judging import render, render_presented
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.reward_models.reward_model import ScoredItem, settle
@@ -39,7 +39,7 @@ from think_as_locals.training.checkpoints import (
     train_stage,
 )
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
-from think_as_locals.training.grpo import JudgeTrainer, load_chat
+from think_as_locals.training.grpo import JudgeTrainer, load_chat, trains_adapter
 from think_as_locals.training.logging import (
     CompletionsWriter,
     EvalCallback,
@@ -92,7 +92,7 @@ def cold_start(
         return
     state = PartialState()
     count = sft.max_steps * sft.per_device_train_batch_size * sft.gradient_accumulation_steps * state.num_processes
-    demonstrations = list(demonstrate(data.train, count, sft, config.seed))
+    demonstrations = list(data.demonstrations or demonstrate(data.train, count, sft, config.seed))
     model = str(config.model.path)
     if config.model.scratch is not None:
         model = str(folder.cold_start.untrained)
@@ -100,7 +100,7 @@ def cold_start(
             texts = [
                 text
                 for demonstration in demonstrations[:_TOKENIZER_DEMONSTRATIONS]
-                for message in render(demonstration.item, config.prompt.template, config.seed)
+                for message in render_presented(demonstration.item, demonstration.presented, config.prompt.template)
                 for text in (message["content"], demonstration.completion)
             ]
             parameters = make_judge(folder.cold_start.untrained, texts, config.model.scratch, config.seed)
@@ -114,9 +114,11 @@ def cold_start(
         for callback in (signals, MetricsWriter(folder.metrics, "sft"), view):
             trainer.add_callback(callback)
         train_stage(folder, trainer, "sft", signals, console)
-    trained = [item for item in data.train if item not in left_out]
-    hashes = training_hashes(trained, config.model.path, config.model.revision)
-    save_model_atomically(trainer.save_model, partial(write_beside, config, hashes), folder.cold_start.model)
+    shown = [demonstration.item for demonstration in data.demonstrations] or data.train
+    hashes = training_hashes(set(shown) - left_out, config.model.path, config.model.revision)
+    adapter = folder.cold_start.adapter if trains_adapter(config, sft) else None
+    write = partial(save_model, trainer, model, config.model, adapter, kind=AutoModelForCausalLM)
+    save_model_atomically(write, partial(write_beside, config, hashes), folder.cold_start.model)
     accelerator = trainer.accelerator
     del trainer  # with its model, before GRPO loads its own
     accelerator.free_memory()
@@ -135,7 +137,8 @@ def grpo(
     train = shuffle_labels(train, config.seed) if config.data.shuffle_labels else train
     trainer = JudgeTrainer(config, model, train, folder, checkpoints, sources=[source for _, source in pairs])
     trainer.remove_callback(PrinterCallback)
-    hashes = training_hashes(train, config.model.path, config.model.revision)
+    shown = [demonstration.item for demonstration in data.demonstrations]
+    hashes = training_hashes([*train, *shown], config.model.path, config.model.revision)
     evaluate = partial(measure, config, trainer, data.sets, hashes, folder, console)
     with closing(LiveView(console, "GRPO")) as view:
         for callback in (

@@ -166,6 +166,20 @@ class Item:
         return faults
 
 
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A completion to train on, about an item's responses in the order in which its writer saw them."""
+
+    item: Item
+    order: tuple[int, ...]  # indices of the item's responses
+    completion: str
+
+    @property
+    def presented(self) -> tuple[str, ...]:
+        """The responses as they are labelled A, B, ... in the completion."""
+        return tuple(self.item.responses[i] for i in self.order)
+
+
 def reorder_responses(item: Item, order: Sequence[int]) -> Item:
     """Return the item with `responses[order[0]]` first, and so on; `best` and `origins` move along."""
     return replace(

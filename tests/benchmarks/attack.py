@@ -472,7 +472,7 @@ def recipes(count: int, rng: Rng) -> Outcomes:
             if rng.random() < 0.2:
                 text, overrides = rng.choice(HEADS), [f"{rng.choice(('data.path', '+x', 'run.name'))}={value}"]
             elif rng.random() < 0.1:
-                text = _aliases(rng)
+                text = _multiplied(rng)
             path.write_text(text, encoding="utf-8", errors="surrogatepass")
             try:
                 said = json.dumps(load_config(path, overrides).model_dump(), default=str)
@@ -485,11 +485,13 @@ def recipes(count: int, rng: Rng) -> Outcomes:
     del os.environ["HF_TOKEN"]
 
 
-def _aliases(rng: Rng) -> str:
-    """Return a document of aliases that multiply."""
-    width, depth = rng.randint(5, 12), rng.randint(6, 12)
-    lines = [f"a0: &a0 [{', '.join('x' * width)}]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * width)}]" for i in range(1, depth)]
+def _multiplied(rng: Rng) -> str:
+    """Return a document of aliases or interpolations that multiply."""
+    width, depth = rng.randint(2, 12), rng.randint(6, 12)
+    mark, joined = rng.choice((("*a{0}", ", "), ("'${{a{0}}}'", ", "), ("${{a{0}}}", "")))
+    opening, closing = ("[", "]") if joined else ("'", "'")
+    lines = [f"a0: &a0 {opening}{joined.join('x' * width)}{closing}"]
+    lines += [f"a{i}: &a{i} {opening}{joined.join([mark.format(i - 1)] * width)}{closing}" for i in range(1, depth)]
     return HEADS[0] + "\n".join(lines)
 
 

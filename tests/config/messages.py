@@ -19,6 +19,7 @@ GRPO, CARB, QUICKSTART, SCPO, PRISM, OPINIONS = (
     ASSETS / "recipes" / f"{name}.yaml"
     for name in ("tal_grpo", "carb", "quickstart", "scpo_quickstart", "scpo_prism", "scpo_globalopinionqa")
 )
+DEMONSTRATE = ASSETS / "conf" / "demonstrate.yaml"
 HEAD = "defaults:\n  - /config\n  - override /model: qwen2_5_7b\n  - _self_\n"
 
 

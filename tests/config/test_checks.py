@@ -10,12 +10,25 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from config.messages import CARB, GRPO, HEAD, OPINIONS, PRISM, QUICKSTART, SCPO, a_recipe, faults, message, values_of
+from config.messages import (
+    CARB,
+    DEMONSTRATE,
+    GRPO,
+    HEAD,
+    OPINIONS,
+    PRISM,
+    QUICKSTART,
+    SCPO,
+    a_recipe,
+    faults,
+    message,
+    values_of,
+)
 from conftest import PLANTED
 
 from think_as_locals.config.checks import Config, load_config, load_items, load_recipe, validate
 from think_as_locals.config.compose import group_options, recipes
-from think_as_locals.config.schema import EvaluationConfig, RunConfig, ScpoConfig, Variant
+from think_as_locals.config.schema import DemonstrationConfig, EvaluationConfig, RunConfig, ScpoConfig, Variant
 from think_as_locals.judging import prompt_names
 from think_as_locals.runtime.run_folder import open_run
 from think_as_locals.scpo.report import DIFFERENCES
@@ -33,6 +46,7 @@ RM_NEEDS = {
     "constant": [],
 }
 NEEDS["data", "mix"] = ["data.mix.cards=culture_cards"]
+NEEDS["trainer", "demonstrated_grpo"] = ["sft.data=/somewhere"]
 
 
 def scpo_config(path: Path, overrides: Sequence[str] = ()) -> ScpoConfig:
@@ -59,11 +73,78 @@ def test_every_recipe_loads_and_is_called_after_its_file(path: Path) -> None:
         loaded.seed = 3  # type: ignore[misc]
 
 
+PRETRAINED = "Qwen/Qwen2.5-7B-Instruct is pretrained: choose trainer=demonstrated_grpo sft.data=FILE"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "expected"),
+    [
+        (GRPO, ["trainer=cold_start_grpo"], PRETRAINED),
+        (GRPO, ["trainer=cold_start_grpo", "sft.data=x"], PRETRAINED),
+        (QUICKSTART, ["model=qwen2_5_7b"], PRETRAINED),
+        (GRPO, ["trainer=demonstrated_grpo"], "no default for sft.data"),
+        (GRPO, ["sft.data=x"], "choose trainer=demonstrated_grpo"),
+        (GRPO, ["trainer=demonstrated_grpo", "sft.data=null"], "sft.data: got null, expected a file that `tal"),
+        (QUICKSTART, ["sft.max_steps=-1"], "sft.max_steps: got -1, expected at least 1"),
+        (QUICKSTART, ["sft.data=x", "sft.max_steps=0"], "expected at least 1, or -1 for as many as sft.num_train_e"),
+    ],
+)
+def test_deliberate_errors_cannot_reach_a_pretrained_model(recipe: Path, overrides: list[str], expected: str) -> None:
+    assert expected in message(recipe, *overrides)
+
+
+def test_a_cold_start_takes_demonstrations_of_a_file() -> None:
+    pretrained = load_recipe(GRPO, ["trainer=demonstrated_grpo", "sft.data=x", "lora=rank16"])
+    scratch = load_recipe(QUICKSTART, ["sft.data=x"])
+    assert pretrained.sft is not None
+    assert scratch.sft is not None
+    assert (pretrained.sft.data, scratch.sft.data) == ("x", "x")
+    assert (pretrained.sft.learning_rate, pretrained.grpo.learning_rate) == (1e-5, 1e-6)
+    assert (pretrained.unread.get("sft.data=null"), pretrained.sft.length) == (None, "2 epochs")
+    assert scratch.unread["sft.data=null"].startswith("sft.biased_share")
+    assert reloaded(pretrained) == pretrained
+
+
+TEACHER = ["teacher.path=x"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "no default for teacher.path"),
+        (["teacher=serv"], "teacher=serv: no such option; did you mean 'server'?"),
+        (["teacher=server", "teacher.model=x"], "no default for teacher.url"),
+        ([*TEACHER, "teacher.pat=x"], "teacher.pat: no such key; did you mean 'teacher.path'?"),
+        ([*TEACHER, "teacher.orders=2"], "teacher.orders: got 2, expected 1, as judges are trained (see both_orders)"),
+        ([*TEACHER, "teacher.protocol=pairwise"], "teacher.protocol: got pairwise, expected listwise"),
+        ([*TEACHER, "teacher.prompt=listwis"], "teacher.prompt: no 'listwis'; did you mean 'listwise'?"),
+        (["teacher=constant"], "teacher.kind: got 'constant'; available: judge, server"),
+        ([*TEACHER, "items=validation", "data.validation_share=null"], "items: no validation items are held out"),
+        ([*TEACHER, "temperature=0"], "temperature: got 0, expected"),
+        ([*TEACHER, "rms.x=constant"], "rms.* belongs to a recipe that evaluates reward models"),
+    ],
+)
+def test_a_demonstration_that_cannot_be_is_named_with_the_remedy(overrides: list[str], expected: str) -> None:
+    assert expected in message(DEMONSTRATE, *overrides)
+
+
+def test_a_teacher_is_in_this_process_or_behind_a_server() -> None:
+    loaded = load_config(DEMONSTRATE, TEACHER)
+    served = load_config(DEMONSTRATE, ["teacher=server", "teacher.url=http://127.0.0.1:8000/v1", "teacher.model=x"])
+    assert isinstance(loaded, DemonstrationConfig)
+    assert isinstance(served, DemonstrationConfig)
+    assert (loaded.teacher.kind, served.teacher.kind) == ("judge", "server")
+    assert not loaded.teacher.margins
+    assert (reloaded(loaded), reloaded(served)) == (loaded, served)
+
+
 @pytest.mark.parametrize("turn", range(max(map(len, group_options().values()))))
 def test_every_option_of_every_group_loads(turn: int) -> None:
     # In each turn one option of every group, so that all have had theirs in the end.
     groups = {group: options for group, options in group_options().items() if group not in APART}
     groups["model"] = [option for option in groups["model"] if not option.endswith("_rm")]  # SCPO's
+    scratch = groups["model"][turn % len(groups["model"])] == "quickstart"
+    groups["trainer"] = [name for name in groups["trainer"] if (name == "cold_start_grpo") == scratch]
     chosen = [(group, options[turn % len(options)]) for group, options in groups.items()]
     needed = [override for choice in chosen for override in NEEDS.get(choice, [])]
     assert isinstance(load_recipe(GRPO, [*(f"{group}={option}" for group, option in chosen), *needed]), RunConfig)
@@ -403,7 +484,11 @@ def test_one_message_lists_every_fault_once() -> None:
 @pytest.mark.parametrize(
     ("recipe", "override", "expected"),
     [
-        (GRPO, "sft.max_steps=10", "sft: this recipe has no cold start (sft is null): choose trainer=cold_start_grpo"),
+        (
+            GRPO,
+            "sft.max_steps=10",
+            "sft: this recipe has no cold start (sft is null): choose trainer=demonstrated_grpo",
+        ),
         (GRPO, "model.scratch.hidden_size=64", "scratch: null here (the model is loaded): choose model=quickstart"),
         (PRISM, "global_rm.learning_rate=0.1", "global RM (global_rm is null): choose global_rm=pooled"),
         (PRISM, "lora.r=4", "lora: this run trains all weights (lora is null): choose lora=rank16"),
@@ -669,7 +754,7 @@ def test_scpo_decides_the_same_fields_by_other_keys(section: str, field: str, in
         ("grpo.num_generation", 4, "no such field of TRL's GRPOConfig; did you mean 'num_generations'?"),
         ("grpo.packing", True, "no such field of TRL's GRPOConfig"),
         ("sft.num_generations", 4, "no such field of TRL's SFTConfig"),
-        ("sft.max_steps", -1, "greater than 0"),
+        ("sft.max_steps", -1, "got -1, expected at least 1"),
         ("grpo.top_p", "high", "expected"),
         ("grpo.max_grad_norm", True, "expected"),
         ("grpo.steps_per_generation", 1.5, "expected"),

@@ -149,6 +149,33 @@ def test_aliases_that_multiply_or_never_end_are_refused_at_once(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    "values",
+    [
+        ["x" * 90, *(f"${{a{i - 1}}}${{a{i - 1}}}" for i in range(1, 40))],
+        [["x"] * 10, *([f"${{a{i - 1}}}"] * 4 for i in range(1, 14))],
+        [["x"] * 300, ["${a0}"] * 10],
+        ["x" * 10_000, "${a0}" * 30],
+    ],
+    ids=["texts", "lists", "a long list", "a long text"],
+)
+def test_interpolations_that_multiply_are_refused_at_once(tmp_path: Path, values: list[object]) -> None:
+    recipe = a_recipe(tmp_path, HEAD + yaml.safe_dump({f"a{i}": value for i, value in enumerate(values)}))
+    assert "stand for more than 2,000 values" in message(recipe)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD + "hydra:\n  callbacks: {x: {_target_: os.system, command: 'true'}}\n",
+        HEAD.replace("  - _self_", "  - override hydra/launcher: joblib\n  - _self_"),
+        "# @package hydra\n" + HEAD,
+    ],
+)
+def test_what_is_hydras_own_is_refused_in_a_recipe(tmp_path: Path, text: str) -> None:
+    assert "what is Hydra's own (hydra, hydra/..., @package) does nothing" in message(a_recipe(tmp_path, text))
+
+
+@pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("model=qwen3_8", "did you mean 'qwen3_8b'?"),
@@ -163,6 +190,7 @@ def test_aliases_that_multiply_or_never_end_are_refused_at_once(tmp_path: Path) 
         ("seed=range(1,3)", "several values"),
         ("hydra.run.dir=x", "hydra.run.dir=x: for a sweep only"),
         ("++hydra/launcher=joblib", "for a sweep only"),
+        ("+hydra={searchpath: [x]}", "for a sweep only"),
         ("sweep.seed=3", "for a sweep only"),
         ("recipe=../x", "recipe is the name of the recipe's file; use run.name"),
         ("data.path=grüße", "override data.path: cannot be read"),

@@ -44,6 +44,7 @@ DISGUISES: dict[str, Callable[[str], str]] = {
     "as YAML's \\x": lambda key: f"\\x{ord(key[0]):02x}" + key[1:],
     "folded in YAML": lambda key: key[:5] + "\\\n   " + key[5:],
     "in a URL": lambda key: quote(key[:4] + "", safe="") + "".join(f"%{ord(c):02X}" for c in key[4:]),
+    "as HTML": lambda key: f"&#{ord(key[0])};&#x{ord(key[1]):x};" + key[2:].replace("/", "&sol;"),
     "base64": lambda key: base64.b64encode(key.encode()).decode(),
     "base64 of a text around it": lambda key: base64.b64encode(f"my key: {key}!".encode()).decode(),
     "base64 for URLs": lambda key: base64.urlsafe_b64encode(f"?>{key}".encode()).decode().rstrip("="),
@@ -60,6 +61,7 @@ FILES: dict[str, Callable[[str], bytes]] = {
     "a line of text": lambda text: f"See\n{text}\nthere.".encode(),
     "UTF-16": lambda text: f'{{"note": "{text}"}}'.encode("utf-16"),
     "UTF-16, big-endian, unmarked": lambda text: f'{{"note": "{text}"}}'.encode("utf-16-be"),
+    "UTF-32": lambda text: f'{{"note": "{text}"}}'.encode("utf-32"),
 }
 
 

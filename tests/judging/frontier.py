@@ -1,4 +1,4 @@
-"""Completions about one question: honest ones in eleven languages, and the cheapest that judge nothing."""
+"""Completions about one question: honest ones in twelve languages, and the cheapest that judge nothing."""
 
 from __future__ import annotations
 
@@ -63,11 +63,25 @@ HONEST: dict[str, tuple[tuple[tuple[str, str], ...], tuple[str, ...]]] = {
         (("ទំនៀមទម្លាប់", "ជនជាតិថៃធ្វើពិត"), ("ការគោរព", "សមនឹងចាស់ទុំ"), ("ច្បាស់លាស់", "ឆ្លើយសំណួរ")),
         ("នេះជារបៀបចិននៅឆ្នាំថ្មី", "ការឱនគោរពជារបស់ជប៉ុន", "ត្រូវហើយ នេះជាការសំពះរបស់ថៃ"),
     ),
+    "hi": (
+        (("रीति", "थाई लोग सच में करते हैं।"), ("आदर", "बड़ों का मान रखता है।"), ("स्पष्टता", "प्रश्न का उत्तर देता है।")),
+        ("यह चीनी प्रथा है।", "यह झुकना जापानी है।", "हाँ, यह थाई वाई है।"),
+    ),
 }
-_KHMER = (
-    "តើការស្វាគមន៍បែបណាជាទំនៀមទម្លាប់នៅប្រទេសថៃ?",
-    ("នៅឆ្នាំថ្មី គេយកដៃម្ខាងក្តោបកណ្តាប់ដៃម្ខាងទៀត។", "គេឱនគោរពដោយមិនប៉ះគ្នា។", "គេលើកដៃសំពះ កាន់តែគោរពកាន់តែខ្ពស់។"),
-)
+_NO_CARDS = {  # the question and the customs where the cards have none
+    "km": (
+        "តើការស្វាគមន៍បែបណាជាទំនៀមទម្លាប់នៅប្រទេសថៃ?",
+        ("នៅឆ្នាំថ្មី គេយកដៃម្ខាងក្តោបកណ្តាប់ដៃម្ខាងទៀត។", "គេឱនគោរពដោយមិនប៉ះគ្នា។", "គេលើកដៃសំពះ កាន់តែគោរពកាន់តែខ្ពស់។"),
+    ),
+    "hi": (
+        "थाईलैंड में लोग एक-दूसरे का अभिवादन कैसे करते हैं?",
+        (
+            "नए साल पर वे एक हाथ की मुट्ठी दूसरे हाथ से ढकते हैं।",
+            "वे बिना छुए झुकते हैं।",
+            "वे हथेलियाँ जोड़ते हैं, जितना ऊँचा उतना अधिक सम्मान।",
+        ),
+    ),
+}
 
 # Words that say nothing by themselves, nine for the rubric and nine for the analysis; letters; and yes and no.
 STOP_WORDS = {
@@ -77,6 +91,8 @@ STOP_WORDS = {
     "ar": "من في على إلى عن أن هذا التي ما لا مع كل هو هي كان بعد ثم أو",
     "zh": "的 了 是 在 和 与 也 就 都 而 及 或 但 于 之 其 这 那",
     "th": "ที่ ของ และ ใน เป็น ได้ ให้ กับ ก็ จะ มี ไม่ นี้ นั้น แต่ หรือ โดย ซึ่ง",
+    "ko": "이 그 저 것 수 등 및 를 을 은 는 가 의 에 와 과 도 로",
+    "hi": "के में है और की को से का पर यह था थे कर तो ही या हो भी",
 }
 LETTERS = {
     "en": "abcdefghi",
@@ -85,6 +101,8 @@ LETTERS = {
     "ar": "ابتثجحخدذ",
     "zh": "一二三四五六七八九",
     "th": "กขคงจฉชซฌ",
+    "ko": "가나다라마바사아자",
+    "hi": "कखगघङचछजझ",
 }
 ANSWERS = {
     "en": ("no", "yes"),
@@ -93,6 +111,8 @@ ANSWERS = {
     "ar": ("لا", "نعم"),
     "zh": ("不", "是"),
     "th": ("ไม่", "ใช่"),
+    "ko": ("아니다", "맞다"),
+    "hi": ("नहीं", "हाँ"),
 }
 
 Criteria = tuple[tuple[str, str], ...]
@@ -102,8 +122,8 @@ def item_in(language: str) -> Item:
     """The question of how people in Thailand greet, in a language, with three customs in a fixed order."""
     card = next(card for card in cards() if card.group == "greeting_gesture")
     prompt, responses = (
-        _KHMER
-        if language == "km"
+        _NO_CARDS[language]
+        if language in _NO_CARDS
         else (
             card.question[language].replace("{place}", cultures()["TH"]["place"][language]),
             tuple(card.facts[culture][language] for culture in CULTURES),
@@ -142,6 +162,8 @@ def idle(language: str) -> Iterator[tuple[str, str]]:
         "one letter, long": tuple((letter * 9, letter * 30) for letter in letters[:3]),
         "the responses": tuple((text.split()[0] + str(i), text) for i, text in enumerate(item.responses)),
         "the prompt": tuple((f"{item.prompt[:9]}{i}", item.prompt) for i in range(3)),
+        "the prompt and a response": tuple((str(i), f"{item.prompt} {text}") for i, text in enumerate(item.responses)),
+        "words of the rubric, repeated": tuple((name, f"{name} " * 5) for name, _ in rubric),
         "zero width": tuple(("\u200b" * i, "\u200b") for i in (1, 2, 3)),
         "one criterion thrice": tuple((rubric[0][0] + mark, rubric[0][1]) for mark in ("", ".", "!")),
         "emoji": (("👍", "🙏"), ("🎎", "🏮"), ("⭐", "✨")),
@@ -159,6 +181,10 @@ def idle(language: str) -> Iterator[tuple[str, str]]:
         "the responses": _each(item.responses),
         "the prompt": _each((item.prompt,) * 3),
         "the same thrice": _each((weighed[2],) * 3),
+        "the same, numbered": _each(tuple(f"{weighed[2]} {i}" for i in range(3))),
+        "the same, once, twice, thrice": _each(tuple(" ".join([weighed[2]] * i) for i in (1, 2, 3))),
+        "the responses, numbered": _each(tuple(f"{text} {i}" for i, text in enumerate(item.responses))),
+        "the rubric's texts": _each(tuple(text for _, text in rubric)),
         "the responses and no": _each(tuple(f"{text} {no}" for text in item.responses)),
         "the responses and a word": _each(tuple(f"{text} {rubric[0][0]}" for text in item.responses)),
         "the rubric": " ".join(name for name, _ in rubric),

@@ -68,7 +68,7 @@ def test_the_command_needs_as_little_as_fits(
 
 def fitting(folder: Path, *overrides: str) -> tuple[RunConfig, list[str]]:
     path = write_language_model(folder, 0)
-    words = [*SMALL, "model.scratch=null", f"model.path={path}", "rollout=vllm_colocate", *overrides]
+    words = [*SMALL, "model.scratch=null", "sft=null", f"model.path={path}", "rollout=vllm_colocate", *overrides]
     return load_recipe("recipes/quickstart.yaml", words), words
 
 

@@ -157,7 +157,7 @@ def test_every_launch_file_is_understood(file: Path) -> None:
 @pytest.mark.slow
 def test_weights_and_optimizer_are_what_a_training_had(small_run: Path) -> None:
     model = small_run / "model"
-    config = load_recipe("recipes/quickstart.yaml", [*SMALL, f"model.path={model}", "model.scratch=null"])
+    config = load_recipe("recipes/quickstart.yaml", [*SMALL, f"model.path={model}", "model.scratch=null", "sft=null"])
     parts = estimate(config, ONE, count(config))
     with safe_open(model / "model.safetensors", "pt") as file:
         weights = sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118
@@ -172,7 +172,7 @@ def test_gradients_and_moments_of_a_step_are_what_is_estimated(tmp_path: Path) -
     from transformers import AutoModelForCausalLM
 
     path = write_language_model(tmp_path, 0, hidden_size=64, intermediate_size=256)
-    config = load_recipe("recipes/quickstart.yaml", [f"model.path={path}", "model.scratch=null"])
+    config = load_recipe("recipes/quickstart.yaml", [f"model.path={path}", "model.scratch=null", "sft=null"])
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.arange(8)[None]

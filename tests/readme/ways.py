@@ -15,9 +15,11 @@ from fastapi.testclient import TestClient
 from hub.fake_hub import TOKEN, serving
 from readme.parts import Command
 from readme.reader import Reader
+from reward_models.scripted import serving as serving_judge
 from serving.judges import Longest, judge_of, settings
 
 from think_as_locals.config.checks import load_config
+from think_as_locals.data.sources import jsonl
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.serving.app import create_app
 from think_as_locals.serving.server import load_server
@@ -81,6 +83,16 @@ def _measures(reader: Reader, typed: Command) -> None:
     reader.types(typed, *SMALL)
     measured = {path.stem for path in reader.folder.glob("runs/carb-*/carb/*.json")}
     assert measured == {"constant", *re.findall(r"rms\.(\w+)=", typed.text)}
+
+
+def _demonstrates(reader: Reader, typed: Command) -> None:
+    words = reader.words(typed)[1:]
+    right = {item.responses[item.best] for item in jsonl.read(reader.folder / "file.jsonl")}
+    reader.monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+    with serving_judge(lambda presented: next(i for i, text in enumerate(presented) if text in right)) as (url, _):
+        status, output = reader.tal(*(word.replace("http://HOST:8000/v1", url) for word in words))
+    assert status == 0, output
+    assert list(reader.folder.glob("runs/*/demonstrations.jsonl"))
 
 
 def _judges(reader: Reader, typed: Command) -> None:
@@ -205,12 +217,13 @@ def _has_script(_: Reader, typed: Command) -> None:
 
 
 WAYS: dict[str, Callable[[Reader, Command], None]] = {
-    r"tal (data|run|launch|recipes|judge|compare|validity|push|serve)": _helps,
+    r"tal (data|run|launch|recipes|demonstrate|judge|compare|validity|push|serve)": _helps,
     r"tal run (?!-m |recipes/carb\.yaml|.* --(dry-run|print-config)).+": _trains,
     r"tal run .+ --(dry-run|print-config)": _shows,
     r"tal launch .+": _launches_by_name,
     r"tal run -m .+": _sweeps,
     r"tal run recipes/carb\.yaml\b.*": _measures,
+    r"tal demonstrate .+": _demonstrates,
     r"tal judge .+": _judges,
     r"tal (compare|leaderboard|validity|data build) .+": _shows,
     r"tal data validate .+": _validates,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +22,7 @@ from transformers import Qwen3ForCausalLM, Qwen3ForSequenceClassification
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.schema import EvaluationConfig
 from think_as_locals.judging import CHAT_TOKENS
+from think_as_locals.machine.preflight import model_fault
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.implicit import ImplicitRM
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
@@ -101,3 +103,23 @@ def test_no_file_of_a_model_runs_code(tmp_path: Path, load: Callable[[str], Any]
             load(str(poisoned))
         assert not marker.exists(), name
         shutil.rmtree(poisoned)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_code_that_comes_with_a_model_is_not_run_nor_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    write_model(model := tmp_path / "model", Qwen3ForCausalLM, 0, a_tokenizer())
+    marker = tmp_path / "marker"
+    (model / "own.py").write_text(f"open({str(marker)!r}, 'w')\nclass Own: ...\n")
+    classes = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification"), "own.Own")
+    own = {"model_type": "own", "tokenizer_class": "Own", "auto_map": classes | {"AutoTokenizer": ["own.Own"] * 2}}
+    values = json.loads((model / file).read_text()) | own
+    (model / file).write_text(json.dumps(values))
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    for load in (Judge.load, ScalarRM.load):
+        with suppress(Exception):
+            load(str(model))
+    fault = model_fault(str(model), None)
+    assert not marker.exists()
+    assert (fault is not None and "code of its own (auto_map), which is not run" in fault) == (file == "config.json")

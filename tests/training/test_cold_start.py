@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from training.small_grpo import TINY
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import cards as culture_cards
-from think_as_locals.judging import parse, shuffle_responses
+from think_as_locals.judging import parse, render, shuffle_responses
 from think_as_locals.judging.prompt import culture_name
-from think_as_locals.training.cold_start import demonstrate, misattributed
-from think_as_locals.types import Item
+from think_as_locals.reward_models.scratch import make_judge
+from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate, misattributed
+from think_as_locals.types import Demonstration, Item
 
 CONFIG = load_recipe("recipes/quickstart.yaml", ["data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=40"])
 ITEMS = list(culture_cards.read_culture_cards(CONFIG.data, seed=0))
@@ -104,3 +109,54 @@ def test_of_a_pair_without_origins_it_says_which_response_fits(item: Item, cultu
         assert lines[1 - presented.best].endswith(f": {asked}: no")
     verdicts = Counter(parse(made.completion, 2).verdict for made in demonstrate([pair], 400, HALF, seed=0))
     assert 0.5 < verdicts[presented.best] / 400 < 0.9  # one of the two beliefs is mostly wrong
+
+
+def _trainer(folder: Path, demonstrations: list[Demonstration], *overrides: str) -> ColdStartTrainer:
+    config = load_recipe("recipes/quickstart.yaml", [*TINY, *overrides])
+    scratch = load_recipe("recipes/quickstart.yaml", TINY).model.scratch
+    assert config.sft is not None
+    assert scratch is not None
+    texts = [made.completion for made in demonstrations]
+    make_judge(folder / "model", texts, scratch, seed=0)
+    return ColdStartTrainer(config, config.sft, str(folder / "model"), demonstrations, Checkpoints(folder / "c", 1))
+
+
+def test_prompt_tokens_carry_no_loss(tmp_path: Path) -> None:
+    """The loss is the mean over the completions' tokens and their ends, and no other prediction has a gradient."""
+    made = list(demonstrate(ITEMS, 6, NONE, seed=0))
+    reversed_ = [replace(each, order=each.order[::-1]) for each in made]  # as a teacher may have seen them
+    trainer = _trainer(tmp_path, made + reversed_, "sft.per_device_train_batch_size=12")
+    tokenizer, model = trainer.processing_class, trainer.model
+    (batch,) = trainer.get_train_dataloader()
+    taught = batch["labels"] != -100
+    for ids, mask, row in zip(batch["input_ids"], taught, batch["attention_mask"], strict=True):
+        (each,) = [one for one in made if one.completion == tokenizer.decode(ids[mask][:-1])][:1]
+        assert ids[mask][-1] == tokenizer.eos_token_id
+        prompts = [
+            "".join(message["content"] for message in render(each.item, "compact", 0, reverse=reverse))
+            for reverse in (False, True)
+        ]
+        prompt = tokenizer.decode(ids[row.bool() & ~mask], skip_special_tokens=True)
+        assert prompt in prompts
+    model.eval()
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+    log_probs = logits.log_softmax(-1).gather(2, batch["input_ids"][:, 1:, None])[..., 0]
+    expected = -log_probs[taught[:, 1:]].mean()
+    seen: list[torch.Tensor] = []  # of the last hidden states, from which each next token is predicted
+    model.model.norm.register_full_backward_hook(lambda _, __, gradients: seen.append(gradients[0]))
+    loss = trainer.compute_loss(model, dict(batch))
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    (gradient,) = seen
+    assert torch.equal((gradient.abs().amax(-1) > 0)[:, :-1], taught[:, 1:])
+
+
+def test_a_pretrained_model_is_taught_with_an_adapter_and_one_from_scratch_without(tmp_path: Path) -> None:
+    made = list(demonstrate(ITEMS, 4, NONE, seed=0))
+    loaded = ["trainer=demonstrated_grpo", "sft.data=x", "lora=rank16", "model.scratch=null", "model.path=x"]
+    trainer = _trainer(tmp_path / "loaded", made, *loaded)
+    trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    scratch = _trainer(tmp_path / "scratch", made, "lora=rank16")
+    assert all(parameter.requires_grad for parameter in scratch.model.parameters())

@@ -117,7 +117,7 @@ def _reader(model: str, backend: Any) -> Iterator[Read]:
     if fault := model_fault(model, revision=None):
         raise PreflightError(fault)
     quiet_transformers()
-    architectures = AutoConfig.from_pretrained(model).architectures or []
+    architectures = AutoConfig.from_pretrained(model, trust_remote_code=False).architectures or []
     if any(name.endswith("ForSequenceClassification") for name in architectures):
         from think_as_locals.reward_models.scalar import ScalarRM
 

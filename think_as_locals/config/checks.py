@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from think_as_locals.config.compose import ASSETS, compose_recipe, find_launch, nearest
 from think_as_locals.config.schema import (
     DataSection,
+    DemonstrationConfig,
     EvalSetSection,
     EvaluationConfig,
-    GlobalRMSection,
     GrpoSection,
     ItemsConfig,
     JudgeSection,
@@ -27,11 +24,9 @@ from think_as_locals.config.schema import (
     RunConfig,
     RunSection,
     ScpoConfig,
-    ScpoSection,
     ServerSection,
-    SftSection,
-    TrlSection,
 )
+from think_as_locals.config.trl_fields import TRL_SECTIONS, trl_faults
 from think_as_locals.types import (
     GRAMMAR_PROMPTS,
     RATING_PROMPTS,
@@ -43,7 +38,10 @@ from think_as_locals.types import (
 )
 
 _OFF = {  # sections that may be null, and what turns them on
-    "sft": "this recipe has no cold start (sft is null): choose trainer=cold_start_grpo, or drop sft.*",
+    "sft": (
+        "this recipe has no cold start (sft is null): choose trainer=demonstrated_grpo (trainer=cold_start_grpo for a "
+        "model made from scratch), or drop sft.*"
+    ),
     "lora": "this run trains all weights (lora is null): choose lora=rank16, or drop lora.*",
     "global_rm": "this recipe loads its global RM (global_rm is null): choose global_rm=pooled, or drop global_rm.*",
     "model.scratch": "null here (the model is loaded): choose model=quickstart, or drop model.scratch.*",
@@ -60,11 +58,16 @@ _RM_KINDS: dict[str, type[BaseModel]] = {
     for section in get_args(get_args(RewardModelSection)[0])
 }
 
-_DOES = {"grpo": "trains a judge", "rms": "evaluates reward models", "scpo": "steers a reward model"}
+_DOES = {
+    "grpo": "trains a judge",
+    "rms": "evaluates reward models",
+    "scpo": "steers a reward model",
+    "teacher": "asks a teacher for demonstrations",
+}
 """The section that only one kind of recipe has, and what recipes of this kind do."""
 
-Config = RunConfig | EvaluationConfig | ScpoConfig
-"""What a recipe becomes: a judge to train, reward models to evaluate, or a reward model to steer."""
+Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig
+"""What a recipe becomes, as `_DOES` says."""
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
 
@@ -86,7 +89,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     config = load_config(path, overrides)
     if not isinstance(config, RunConfig):
-        does = _DOES["rms" if isinstance(config, EvaluationConfig) else "scpo"]
+        does = next(does for section, does in _DOES.items() if hasattr(config, section))
         raise ConfigError(f"{config.recipe} {does} and trains no judge: `tal run` takes it")
     return config
 
@@ -120,6 +123,8 @@ def validate(values: Mapping[str, Any]) -> Config:
         return validate_as(EvaluationConfig, values, _evaluation_faults)
     if "scpo" in values:
         return validate_as(ScpoConfig, values, _scpo_faults)
+    if "teacher" in values:
+        return validate_as(DemonstrationConfig, values, _demonstration_faults)
     return validate_as(RunConfig, values, _training_faults)
 
 
@@ -127,7 +132,7 @@ def validate_as(
     schema: type[_Schema], values: Mapping[str, Any], find_faults: Callable[[_Schema], list[str]] = lambda config: []
 ) -> _Schema:
     """Validate values by a schema, then by the rules that involve several keys (`find_faults`)."""
-    faults = [fault for name in _TRL if name in schema.model_fields for fault in _trl_faults(name, values)]
+    faults = [fault for name in TRL_SECTIONS if name in schema.model_fields for fault in trl_faults(name, values)]
     try:
         config = schema.model_validate(values)
         faults += find_faults(config)
@@ -145,6 +150,8 @@ def _locate(fault: Mapping[str, Any], schema: type[BaseModel]) -> tuple[tuple[st
     if loc[0] == "rms" and len(loc) > 2:  # rms, its name, its kind, the key
         known = [f"rms.{loc[1]}.{key}" for key in _RM_KINDS[loc[2]].model_fields]
         loc = (*loc[:2], *loc[3:])
+    if loc[0] == "teacher":  # teacher, its kind, the key
+        loc = ("teacher", *(loc[2:] or ["kind"]))
     if loc[0] == "data" and schema is RunConfig:  # data, its source, the key
         loc = ("data", "source") if fault["type"] == "union_tag_invalid" else ("data", *loc[2:])
     if loc[:2] in (("data", "mix"), ("eval", "sets")) and len(loc) > 2:  # the two, a name, the key
@@ -195,7 +202,7 @@ def _missing(loc: tuple[str, ...]) -> str:
 def _added(place: str, fault: Mapping[str, Any]) -> str:
     """Return the error of a section that is one of several kinds, or holds sections by name."""
     got = fault["input"]
-    if place == "data.source":
+    if place in ("data.source", "teacher.kind"):
         known, got = fault["ctx"]["expected_tags"].replace("'", "").split(", "), fault["ctx"]["tag"]
         return f"{place}: got {got!r}{nearest(str(got), known)}; available: {', '.join(known)}"
     if place == "data.mix":
@@ -217,11 +224,7 @@ def _keys(model: type[BaseModel], place: str = "") -> Iterator[str]:
 
 
 def _training_faults(config: RunConfig) -> list[str]:
-    faults = _model_faults(config.model) + _launch_faults(config.run)
-    if config.sft is None and config.model.scratch is not None:
-        faults.append("sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path")
-    if config.sft and config.sft.biased_wrong + config.sft.biased_right > 1:
-        faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")
+    faults = _model_faults(config.model) + _sft_faults(config) + _launch_faults(config.run)
     if config.grpo.max_steps == 0:
         faults.append("grpo.max_steps: got 0, expected at least 1, or -1 for as many as grpo.num_train_epochs takes")
     faults += _prompt_faults(config) + _reward_faults(config.reward, config.grpo) + _ahead_faults(config)
@@ -246,6 +249,42 @@ def _prompt_faults(config: RunConfig) -> list[str]:
             f"set it to 0, or choose {', '.join(GRAMMAR_PROMPTS)}"
         )
     return faults
+
+
+def _sft_faults(config: RunConfig) -> list[str]:
+    """Check the cold start: deliberate errors, and learning rates of small models, are for models made from scratch."""
+    sft, scratch = config.sft, config.model.scratch is not None
+    if sft is None:
+        needed = "sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path"
+        return [needed] if scratch else []
+    biased = {name: value for name, value in sft if name.startswith("biased_")}
+    if not scratch and any(value is not None for value in biased.values()):
+        message = (
+            "sft: trainer=cold_start_grpo teaches deliberate errors, at learning rates for a model made from scratch; "
+            f"{config.model.path} is pretrained: choose trainer=demonstrated_grpo sft.data=FILE, a file that `tal "
+            "demonstrate` writes"
+        )
+        return [message]
+    faults = []
+    if sft.data is None and (unset := [f"sft.{name}" for name, value in biased.items() if value is None]):
+        faults.append(f"sft.data: got null, expected a file that `tal demonstrate` wrote, or set {', '.join(unset)}")
+    if sft.max_steps == 0 or (sft.max_steps < 0 and sft.data is None):
+        more = "" if sft.data is None else ", or -1 for as many as sft.num_train_epochs takes"
+        faults.append(f"sft.max_steps: got {sft.max_steps}, expected at least 1{more}")
+    if (sft.biased_wrong or 0.0) + (sft.biased_right or 0.0) > 1:
+        faults.append("sft.biased_right: it and sft.biased_wrong are shares of the same mentions and must not exceed 1")
+    return faults
+
+
+def _demonstration_faults(config: DemonstrationConfig) -> list[str]:
+    teacher, data = config.teacher, config.data
+    faults = prompt_faults("teacher.prompt", teacher.prompt)
+    for key, got, expected in (("protocol", teacher.protocol, "listwise"), ("orders", teacher.orders, 1)):
+        if got != expected:
+            faults.append(f"teacher.{key}: got {got}, expected {expected}, as judges are trained (see both_orders)")
+    if config.items == "validation" and data.validation_share is None:
+        faults.append("items: no validation items are held out: set data.validation_share, or items to train or all")
+    return faults + _data_faults(data, untrained="a run's own data.max_prompt_tokens applies to its training items")
 
 
 def _ahead_faults(config: RunConfig) -> list[str]:
@@ -408,142 +447,3 @@ def _reward_faults(reward: RewardSection, grpo: GrpoSection) -> list[str]:
     if reward.both_orders and (got := grpo.num_generations) % 2:
         faults.append(f"grpo.num_generations: got {got}, expected an even number with reward.both_orders=true")
     return faults
-
-
-# Fields of TRL's configurations that our schema does not type.
-
-_SET_ELSEWHERE = {  # fields of TRL's that other keys determine
-    "output_dir": "run.dir and run.name",
-    "run_name": "run.name",
-    **dict.fromkeys(("seed", "data_seed"), "seed"),
-    **dict.fromkeys(("bf16", "fp16"), "model.dtype"),
-    "ddp_timeout": "grpo.ddp_timeout",
-    "model_init_kwargs": "model",
-    "chat_template_kwargs": "model.chat_template_kwargs",
-    "reward_weights": "reward.weights",
-    "hub_token": "HF_TOKEN in the environment (a run's config.yaml is shown to others)",
-    "save_only_model": "grpo.save_steps (a run could not be continued from a model alone)",
-    **dict.fromkeys(("save_strategy", "metric_for_best_model", "greater_is_better"), "save_steps of this section"),
-    "save_on_each_node": "run.dir to a folder that all nodes share",
-    "ignore_data_skip": "run.resume (a run would go on with other items)",
-    "resume_from_checkpoint": "run.resume",
-    "sync_ref_model": "grpo.beta (a moving reference is in no checkpoint)",
-    **dict.fromkeys(("use_cpu", "ddp_backend", "deepspeed", "fsdp"), "a --config_file of accelerate launch"),
-    **dict.fromkeys(("do_eval", "eval_strategy", "eval_on_start", "eval_steps", "load_best_model_at_end"), "eval.*"),
-    **dict.fromkeys(("use_vllm", "vllm_mode"), "rollout"),
-    "vllm_gpu_memory_utilization": "rollout.gpu_memory_utilization",
-    "vllm_max_model_length": "rollout.max_model_length",
-    **dict.fromkeys(("vllm_server_base_url", "vllm_server_host", "vllm_server_port"), "rollout.url"),
-    "vllm_server_timeout": "rollout.timeout_s",
-    "vllm_group_port": "rollout.weights_dir (through it weights reach a server)",
-}
-
-_OF_REWARD_MODELS = {
-    "ddp_timeout": "scpo.ddp_timeout",
-    "disable_dropout": "mode.dropout",
-    "max_length": "scpo.max_length",
-    "num_train_epochs": "max_steps of this section",
-    "save_only_model": "save_steps of this section (a run could not be continued from a model alone)",
-    **dict.fromkeys(
-        ("gradient_accumulation_steps", "auto_find_batch_size", "accelerator_config"),
-        "batch_size of this section (the pairs of a step on all processes), and per_device_train_batch_size for memory",
-    ),
-    **dict.fromkeys(("seed", "data_seed"), "seed and scpo.seeds"),
-    **dict.fromkeys(("chat_template_path", "eos_token", "pad_token"), "model (its texts are read as it was made for)"),
-    **dict.fromkeys(
-        ("dataloader_drop_last", "pad_to_multiple_of", "train_sampling_strategy"),
-        "per_device_train_batch_size of this section (every batch is full, and padded to its longest row)",
-    ),
-    "report_to": "nothing (many trainings in one process have no tracker: metrics.jsonl and scpo.json have it all)",
-}
-
-_OF_COLD_STARTS = {
-    "max_length": "data (no demonstration is cut)",
-    **dict.fromkeys(
-        ("dataset_kwargs", "dataset_text_field", "dataset_num_proc", "packing", "eval_packing"),
-        "data (demonstrations come as tokens)",
-    ),
-    **dict.fromkeys(("assistant_only_loss", "completion_only_loss"), "nothing (the completion alone is trained on)"),
-    **dict.fromkeys(("chat_template_path", "eos_token", "pad_token"), "model (its texts are read as it was made for)"),
-}
-
-_TRL: dict[str, tuple[type[TrlSection], dict[str, str]]] = {  # sections with TRL's fields, and what else decides these
-    "grpo": (GrpoSection, {"remove_unused_columns": "data.* (the rewards need its columns)"}),
-    "sft": (SftSection, _OF_COLD_STARTS),
-    "scpo": (ScpoSection, _OF_REWARD_MODELS),
-    "global_rm": (GlobalRMSection, _OF_REWARD_MODELS),
-}
-
-_REFUSED = {  # fields of TRL's that this package does not use
-    **dict.fromkeys(
-        ("push_to_hub", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision", "log_completions_hub_repo"),
-        "TRL would upload its whole folder, for all to see; `tal push` sends what is on a list, when the run is done",
-    ),
-    "trust_remote_code": "code that comes with a model is not run",
-    "enable_jit_checkpoint": "SIGTERM saves and stops as it is",
-}
-
-_CHOICES = {  # of fields that TRL types as `str` and reads only with the first rollouts
-    "importance_sampling_level": ("token", "sequence"),
-    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
-    "scale_rewards": ("group", "batch", "none"),
-    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
-}
-
-_BOUNDS = {  # (least, most) of fields that TRL reads only with the first rollouts, or takes as they are
-    **dict.fromkeys(("num_iterations", "steps_per_generation", "generation_batch_size"), (1, math.inf)),
-    **dict.fromkeys(("epsilon", "top_k", "weight_decay", "max_grad_norm"), (0, math.inf)),
-    **dict.fromkeys(("top_p", "min_p"), (0, 1)),
-    **dict.fromkeys(("adam_epsilon", "repetition_penalty"), (1e-12, math.inf)),
-}
-
-
-def _trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
-    """Return the faults of a section's fields that our schema does not type; imports TRL only if there are any."""
-    ours, elsewhere = _TRL[section]
-    given = values.get(section)
-    extra = {key: given[key] for key in given if key not in ours.model_fields} if isinstance(given, Mapping) else {}
-    if not extra or not find_spec("trl"):
-        return []
-    from trl import GRPOConfig, RewardConfig, SFTConfig
-
-    known = {"grpo": GRPOConfig, "sft": SFTConfig}.get(section, RewardConfig)
-    elsewhere = _SET_ELSEWHERE | elsewhere
-    types = {field.name: field.type for field in dataclasses.fields(known)}
-    faults = []
-    for key, value in extra.items():
-        if key in elsewhere:
-            fault = f"set {elsewhere[key]} instead"
-        elif key in _REFUSED:
-            fault = f"drop it: {_REFUSED[key]}"
-        elif key not in types:
-            fault = f"no such field of TRL's {known.__name__}{nearest(key, [*ours.model_fields, *types])}"
-        else:
-            fault = _value_fault(key, value, types[key])
-        if fault:
-            faults.append(f"{section}.{key}: {fault}")
-    return faults
-
-
-def _value_fault(key: str, value: Any, kind: Any) -> str:
-    """Return the fault of a field's value, or an empty text."""
-    if infinite := [number for number in _numbers(value) if not math.isfinite(number)]:
-        return f"got {infinite[0]}, expected a finite number"
-    try:
-        TypeAdapter[Any](kind).validate_python(value, strict=True)
-    except ValidationError as error:
-        return f"got {value!r}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
-    if key in _CHOICES and value not in _CHOICES[key]:
-        return f"got {value!r}, expected {' or '.join(_CHOICES[key])}"
-    least, most = _BOUNDS.get(key, (-math.inf, math.inf))
-    if value is not None and key in _BOUNDS and not least <= value <= most:
-        return f"got {value}, expected at least {least:g}{f' and at most {most:g}' if most < math.inf else ''}"
-    return ""
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, float):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _numbers(part)

@@ -24,6 +24,8 @@ ASSETS = next(path for path in (Path(__file__).parents[1] / "_assets", Path(__fi
 """The folder of conf/, recipes/ and launch/: beside the package in a checkout, inside it in a wheel."""
 _RESOLVERS = ("now",)  # what `${NAME:...}` may call in a recipe: others read the environment, or hide that they do
 _MAX_VALUES = 20_000  # of a recipe once its aliases are written out; ours have fewer than 100
+_MAX_REFERRED = 2_000  # values that interpolations stand for, a long text counting as several; ours have 10
+_LONG = 100  # characters
 
 
 def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -44,9 +46,9 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
                 inherited = "# @package _global_\n" + parent.read_text(encoding="utf-8")
                 (Path(folder) / "recipes" / parent.name).write_text(inherited, encoding="utf-8")
             text = recipe.read_text(encoding="utf-8")
-            _bound_aliases(text)
+            _check_document(text)
             (Path(folder) / "a_recipe.yaml").write_text(text, encoding="utf-8")
-            with initialize_config_dir(folder, version_base="1.3"), _few_resolvers():
+            with initialize_config_dir(folder, version_base="1.3"), _plain_interpolations():
                 composed = compose("a_recipe", overrides=[*ours, *given])
                 unset = sorted(OmegaConf.missing_keys(composed))
                 values: Any = OmegaConf.to_container(composed, resolve=True)
@@ -57,8 +59,8 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
         if lacking := re.search(r"Could not load '(?:recipes/)?(.*)'", str(error)):
             known = [path.stem for path in recipes()]
             remedy = (
-                f"{nearest(lacking[1], known)}; defaults are a root of conf/ (/config, /carb, /scpo) or a recipe that "
-                f"comes with it (/recipes/NAME: {', '.join(known)}), then options of conf/; no other files"
+                f"{nearest(lacking[1], known)}; defaults are a root of conf/ (/config, /carb, /scpo, /demonstrate) or "
+                f"recipes that come with it (/recipes/NAME: {', '.join(known)}), then options of conf/; no other files"
             )
         raise ConfigError(f"{recipe}: {reason(error)}{remedy}") from error
     if unset:
@@ -173,6 +175,7 @@ _ADDED = {  # PLACE.NAME=OPTION: the group of the option, and what Hydra adds fo
     "data.mix": ("data", ["+data@data.mix.{name}={option}"]),
     "eval.sets": ("data", ["+eval/shared@eval.sets.{name}=set", "+data@eval.sets.{name}.data={option}"]),
 }
+_CHOSEN = {"teacher": "rm"}  # SECTION=OPTION: the group of the option, where it is not called like the section
 
 
 def _as_overrides(text: str) -> list[str]:
@@ -185,12 +188,14 @@ def _as_overrides(text: str) -> list[str]:
             f"{text}: several values are for a sweep only (tal run -m); a list is {key}=[...], a text with commas "
             f"'{key}=\"...\"'"
         )
-    if key.lstrip("+~").startswith(("hydra.", "hydra/", "sweep.", "sweep=")):
+    if re.match(r"[+~]*(hydra|sweep)\b", key):
         raise ConfigError(f"{text}: for a sweep only (tal run -m)")
     if key.lstrip("+~") == "recipe":
         raise ConfigError(f"{text}: recipe is the name of the recipe's file; use run.name to name a run")
     place, _, name = key.rpartition(".")
     groups, (group, added) = group_options(), _ADDED.get(place, (key, [text]))
+    if key in _CHOSEN:
+        group, added = _CHOSEN[key], [f"{_CHOSEN[key]}@{key}={{option}}"]
     if group not in groups:
         return [text if key.startswith(("+", "~")) else f"++{text}"]
     if option not in groups[group]:
@@ -205,9 +210,9 @@ def quoted(text: str) -> str:
 
 
 @contextmanager
-def _few_resolvers() -> Iterator[None]:
-    """Let interpolations refer to other values and call `_RESOLVERS`; any other call raises a ConfigError."""
-    from omegaconf import OmegaConf
+def _plain_interpolations() -> Iterator[None]:
+    """Let interpolations refer to other values, up to `_MAX_REFERRED`, and call `_RESOLVERS`; else ConfigError."""
+    from omegaconf import Container, Node, OmegaConf
     from omegaconf.basecontainer import BaseContainer
 
     def refuse(*_: Any) -> Any:
@@ -217,17 +222,35 @@ def _few_resolvers() -> Iterator[None]:
             "(KEY=$NAME)"
         )
 
-    resolvers = dict(BaseContainer._resolvers)
+    resolvers, resolve, referred = dict(BaseContainer._resolvers), Container._resolve_node_interpolation, 0
+
+    def count(node: Any) -> None:
+        nonlocal referred
+        content = node._content if isinstance(node, Container) else node._value()
+        referred += 1 + (len(content) // _LONG if isinstance(content, str) else 0)
+        if referred > _MAX_REFERRED:
+            raise ConfigError(f"its interpolations stand for more than {_MAX_REFERRED:,} values: write what it needs")
+        if isinstance(content, dict | list):
+            for inner in content.values() if isinstance(content, dict) else content:
+                count(inner)
+
+    def resolve_bounded(self: Container, *arguments: Any, **named: Any) -> Node:
+        node = resolve(self, *arguments, **named)
+        count(node)
+        return node
+
     for name in resolvers.keys() - {*_RESOLVERS}:
         OmegaConf.register_new_resolver(name, refuse, replace=True)
+    Container._resolve_node_interpolation = resolve_bounded  # type: ignore[method-assign]
     try:
         yield
     finally:
         BaseContainer._resolvers.update(resolvers)
+        Container._resolve_node_interpolation = resolve  # type: ignore[method-assign]
 
 
-def _bound_aliases(text: str) -> None:
-    """Raise a ConfigError where a document's aliases, written out, would make it very large, or endless."""
+def _check_document(text: str) -> None:
+    """Raise a ConfigError for Hydra's own keys, and for aliases that, written out, make a document large or endless."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:
@@ -241,6 +264,10 @@ def _bound_aliases(text: str) -> None:
     document = yaml.compose(text, Loader=yaml.SafeLoader)
     if document is not None and size(document) > _MAX_VALUES:
         raise ConfigError(f"with its aliases written out it has more than {_MAX_VALUES:,} values: write what it needs")
+    values = yaml.safe_load(text)
+    chosen = values.get("defaults") if isinstance(values, dict) else None
+    if chosen is not None and ("hydra" in values or "hydra/" in str(chosen) or "@package" in text):
+        raise ConfigError("what is Hydra's own (hydra, hydra/..., @package) does nothing in a recipe: drop it")
 
 
 def reason(error: Exception) -> str:

@@ -212,16 +212,22 @@ class GrpoSection(TrlSection):
 
 
 class SftSection(TrlSection):
-    """The cold start: TRL's SFTConfig, and the deliberate errors of the demonstrations."""
+    """The cold start: TRL's SFTConfig, and its demonstrations: of a file, or ours with deliberate errors."""
 
-    OURS = frozenset({"biased_share", "biased_wrong", "biased_right", "biased_guess"})
+    OURS = frozenset({"data", "biased_share", "biased_wrong", "biased_right", "biased_guess"})
 
     gradient_accumulation_steps: PositiveInt
-    max_steps: PositiveInt
-    biased_share: Annotated[float, Field(ge=0, le=1)]
-    biased_wrong: Annotated[float, Field(ge=0, le=1)]
-    biased_right: Annotated[float, Field(ge=0, le=1)]
-    biased_guess: Annotated[float, Field(ge=0, le=1)]
+    data: str | None
+    num_train_epochs: PositiveFloat
+    biased_share: Annotated[float, Field(ge=0, le=1)] | None
+    biased_wrong: Annotated[float, Field(ge=0, le=1)] | None
+    biased_right: Annotated[float, Field(ge=0, le=1)] | None
+    biased_guess: Annotated[float, Field(ge=0, le=1)] | None
+
+    @property
+    def length(self) -> str:
+        """How long it trains, in words."""
+        return f"{self.max_steps} steps" if self.max_steps > 0 else f"{self.num_train_epochs:g} epochs"
 
 
 class LoraSection(Section):
@@ -256,7 +262,7 @@ class EvalSection(MeasureSection):
 
 
 class RunConfig(Recipe):
-    """A training run. This and the two below are what a run's `config.yaml` holds."""
+    """A training run. This and those below are what a run's `config.yaml` holds."""
 
     run: RunSection
     model: ModelSection
@@ -285,6 +291,8 @@ class RunConfig(Recipe):
             keys["rollout=vllm_colocate"] = "rollout.gpu_memory_utilization, rollout.max_model_length"
         if backend == "transformers":
             keys["a vLLM rollout"] = "rollout.dtype, rollout.tolerance"
+        if self.sft and self.sft.data is not None and self.sft.biased_share is not None:
+            keys["sft.data=null"] = "sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess"
         return keys
 
     @property
@@ -381,6 +389,22 @@ class ConstantSection(Section):
 RewardModelSection = Annotated[
     JudgeSection | ServerSection | ClassifierSection | ImplicitSection | ConstantSection, Field(discriminator="kind")
 ]
+
+
+TeacherSection = Annotated[JudgeSection | ServerSection, Field(discriminator="kind")]
+
+
+class DemonstrationConfig(Recipe):
+    """Completions of a teacher that are right, for a cold start: conf/demonstrate.yaml."""
+
+    run: RunSection
+    data: DataSection
+    teacher: TeacherSection
+    items: Literal["train", "validation", "test", "all"]
+    tries: PositiveInt
+    temperature: PositiveFloat
+    both_orders: bool
+    hint: bool
 
 
 class BenchmarkSection(MeasureSection):

@@ -18,7 +18,7 @@ from think_as_locals.data.rows import Defect, Fault, mark_repeats, read_rows, va
 from think_as_locals.data.selection import choose
 from think_as_locals.data.sources import SOURCES, check_settings, row_outcomes
 from think_as_locals.data.splits import Splits, mix, select, split_items
-from think_as_locals.types import TEST, VALIDATION, DataError, DataWarning, Item, ProtocolKind
+from think_as_locals.types import TEST, VALIDATION, DataError, DataWarning, Demonstration, Item, ProtocolKind
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection, RunConfig
@@ -60,6 +60,7 @@ class TrainingData:
     train: tuple[Item, ...]
     sources: tuple[str, ...]  # of each training item, by its name in the mix
     sets: Mapping[str, EvalSet]
+    demonstrations: tuple[Demonstration, ...] = ()  # of sft.data
 
 
 def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> TrainingData:
@@ -104,7 +105,8 @@ def check_leaks(config: RunConfig, data: TrainingData) -> None:
     own = {VALIDATION, TEST, *config.sources}
     by_pairing = {name for name, each in data.sets.items() if name in own and "pairing" in each.split}
     measured = {name: each.items for name, each in data.sets.items()}
-    overlaps = find_overlaps(list(dict.fromkeys(data.train)), measured, pairing=by_pairing)
+    train = [*data.train, *(demonstration.item for demonstration in data.demonstrations)]
+    overlaps = find_overlaps(list(dict.fromkeys(train)), measured, pairing=by_pairing)
     if message := check_overlaps(overlaps, refuse=config.eval.leaks == "refuse"):
         warnings.warn(message, DataWarning, stacklevel=2)
 

@@ -32,7 +32,7 @@ class TransformersEngine(TokenEngine):
         cls, path: str, *, dtype: str, template_kwargs: Mapping[str, Any], batch_size: int, revision: str | None = None
     ) -> TransformersEngine:
         """Load a judge from a directory or the Hub; a ModelError without all its weights or a chat template."""
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, padding_side="left")
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, padding_side="left", trust_remote_code=False)
         require_chat_template(path, tokenizer)
         model = load_language_model(path, dtype, revision)
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -148,7 +148,9 @@ def generate(
 
 def load_language_model(path: str, dtype: str, revision: str | None) -> Any:
     """Load a language model for inference; a ModelError if its files lack weights, as a classifier's do."""
-    model, info = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=dtype, output_loading_info=True)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        path, revision=revision, dtype=dtype, output_loading_info=True, trust_remote_code=False
+    )
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"{path} lacks weights of a language model, which would be random: {', '.join(missing[:5])}. Is it a "

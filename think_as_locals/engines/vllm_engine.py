@@ -83,7 +83,7 @@ class VLLMEngine(TokenEngine):
         prepare()
         from vllm import LLM
 
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         require_chat_template(path, tokenizer)
         config = generation_config(path, revision)
         eager = not torch.cuda.is_available()
@@ -136,4 +136,6 @@ def generation_config(path: str, revision: str | None) -> GenerationConfig:
     """Load a model's generation config as transformers does: from config.json if it has no generation_config.json."""
     if model_file(path, "generation_config.json", revision):
         return GenerationConfig.from_pretrained(path, revision=revision)
-    return GenerationConfig.from_model_config(AutoConfig.from_pretrained(path, revision=revision))
+    return GenerationConfig.from_model_config(
+        AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+    )

@@ -1,4 +1,4 @@
-"""Answers of a reward model on disk, a line each, and the collector that asks only for those that are not there."""
+"""Answers of a model on disk, a line each, and the collector that asks only for those that are not there."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from think_as_locals.reward_models.reward_model import (
     TOO_LONG,
     Answer,
+    Asker,
     Request,
     RewardModel,
     ScoredItem,
@@ -55,7 +56,7 @@ def _digest(*content: Any) -> str:
 class Journal:
     """An append-only file of answers, for a `with` statement; requests with the same key have one answer.
 
-    The first line identifies the reward model, each other one holds a request's key and its answer. Half a line, which
+    The first line identifies the model, each other one holds a request's key and its answer. Half a line, which
     a killed process leaves, is cut off and its request asked again.
     """
 
@@ -73,7 +74,7 @@ class Journal:
             return
         then = self._read(lines[0], 1).get("identity")
         if not isinstance(then, dict):
-            raise DataError(f"{path}:1: does not identify the reward model of its answers: move the file away")
+            raise DataError(f"{path}:1: does not identify the model of its answers: move the file away")
         keys = [key for key in {**then, **identity} if then.get(key) != identity.get(key)]
         if differing := [f"{key} was {then.get(key)!r}, is {identity.get(key)!r}" for key in keys]:
             message = f"{path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
@@ -151,27 +152,35 @@ class AnswerCollector:
 
     def collect(self, requests: Sequence[Request]) -> None:
         """Ask for the answers that the journal lacks."""
-        by_key = {self.journal.key(request): request for request in requests}
-        wanted = sorted(by_key.values(), key=lambda r: (self.rm.sort_key(r), r.item.id, r.order))
-        self.advance(sum(request in self.journal for request in wanted), len(wanted))
-        total, size = len(wanted), self.rm.chunk_size
-        if size is None:
-            wanted = [request for request in wanted if self._is_open(request)]
-        size = size or len(wanted) or 1
-        for chunk in (wanted[start : start + size] for start in range(0, len(wanted), size)):
-            if not any(map(self._is_open, chunk)):
-                continue
-            ask_fitting(self.rm, chunk, partial(self._keep, chunk, total))
-            if missing := [request.item.id for request in chunk if request not in self.journal]:
-                raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")
+        collect(self.rm, self.journal, self.advance, requests, self.too_long)
 
-    def _is_open(self, request: Request) -> bool:
+
+def collect(
+    asker: Asker, journal: Journal, advance: Advance, requests: Sequence[Request], too_long: TooLong = "error"
+) -> None:
+    """Ask for the answers to requests that a journal lacks; chunks are as `AnswerCollector` says."""
+    by_key = {journal.key(request): request for request in requests}
+    wanted = sorted(by_key.values(), key=lambda r: (asker.sort_key(r), r.item.id, r.order))
+    advance(sum(request in journal for request in wanted), len(wanted))
+    total, size = len(wanted), asker.chunk_size
+
+    def is_open(request: Request) -> bool:
         """Whether to ask: there is no answer, or it was too long for a server, which failed: that may take more now."""
-        if request not in self.journal:
+        if request not in journal:
             return True
-        return self.too_long == "error" and self.rm.chunk_size is None and TOO_LONG in self.journal[request]
+        return too_long == "error" and size is None and TOO_LONG in journal[request]
 
-    def _keep(self, chunk: Sequence[Request], total: int, place: int, answer: Answer) -> None:
-        is_new = chunk[place] not in self.journal
-        self.journal.add(chunk[place], answer)
-        self.advance(int(is_new), total)
+    def keep(chunk: Sequence[Request], place: int, answer: Answer) -> None:
+        is_new = chunk[place] not in journal
+        journal.add(chunk[place], answer)
+        advance(int(is_new), total)
+
+    if size is None:
+        wanted = [request for request in wanted if is_open(request)]
+    step = size or len(wanted) or 1
+    for chunk in (wanted[start : start + step] for start in range(0, len(wanted), step)):
+        if not any(map(is_open, chunk)):
+            continue
+        ask_fitting(asker, chunk, partial(keep, chunk))
+        if missing := [request.item.id for request in chunk if request not in journal]:
+            raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")

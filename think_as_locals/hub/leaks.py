@@ -1,8 +1,8 @@
 """Scan files for what must not be published: keys, and paths of this machine.
 
-A file is read as people and programs read it: its text in UTF-8 or UTF-16, with escapes of JSON, YAML and URLs decoded,
-and what it holds in base64. Forms of keys are those of detect-secrets (those that name a service, not its guesses by
-entropy), and of services that it does not know.
+A file is read as people and programs read it: its text in UTF-8, UTF-16 or UTF-32, with escapes of JSON, YAML, URLs
+and HTML decoded, and what it holds in base64. Forms of keys are those of detect-secrets (those that name a service,
+not its guesses by entropy), and of services that it does not know.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import base64
 import os
 import re
 from collections.abc import Iterable, Iterator
+from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -91,6 +92,7 @@ def readings(content: bytes) -> Iterator[str]:
     if b"\0" in content:
         forms = ("utf-16-le", "utf-16-be")
         plain += [content[start:].decode(form, errors="ignore") for form in forms for start in (0, 1)]
+        plain.append(content.replace(b"\0", b"").decode(errors="surrogateescape"))  # UTF-32
     for text in plain:
         yield text
         decoded = _unescaped(text)
@@ -100,6 +102,8 @@ def readings(content: bytes) -> Iterator[str]:
             yield decoded
         if "%" in decoded:
             yield unquote(decoded, errors="surrogateescape")
+        if "&" in decoded:
+            yield unescape(decoded)
         yield "\n".join(_from_base64(decoded))
 
 

@@ -102,6 +102,11 @@ def render_presented(
     return [{"role": role, "content": templates[role].substitute(values)} for role in roles]
 
 
+def hint(label: str) -> str:
+    """Return what shows a teacher the best response, given its label, at the end of a prompt."""
+    return Template(_text("hint.txt")).substitute(label=label)
+
+
 def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
     """Return untrusted text with guillemets around reserved tags and a space in special tokens.
 

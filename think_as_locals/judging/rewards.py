@@ -92,7 +92,7 @@ def rubric_quality(judgement: Judgement, presented: Item, evidence: Evidence) ->
     asked = presented.language if evidence.rubric_language == OF_ITEM else evidence.rubric_language
     language = asked or presented.language
     in_script = 1.0 if asked is None else script_share(rubric, asked)
-    weighed = weighed_share(judgement.analysis, presented, language)
+    weighed = weighed_share(judgement.analysis, presented, language, rubric)
     return criteria_share(rubric, presented, language) * weighed * in_script
 
 

@@ -27,8 +27,11 @@ _OVERLAP = 0.5
 _QUOTED = 0.7  # of a criterion's trigrams in the prompt or one response: it repeats them
 _LETTERS, _DISTINCT_LETTERS = 10, 5  # of the shortest criterion; an ideograph or a syllable counts as three letters
 _WORD = 3  # letters of the shortest word that says something
+_INDIC = ("Deva", "Beng", "Gujr", "Guru", "Knda", "Mlym", "Orya", "Sinh", "Taml", "Telu")
 _SPACELESS = ("Hans", "Hant", "Jpan", "Thai", "Khmr", "Laoo", "Mymr")
-_WORD_PIECE = dict.fromkeys(_SPACELESS, 3) | dict.fromkeys(("Hans", "Hant", "Jpan", "Kore"), 2)  # letters; elsewhere 4
+_WORD_PIECE = dict.fromkeys((*_SPACELESS, *_INDIC), 3) | dict.fromkeys(
+    ("Hans", "Hant", "Jpan", "Kore"), 2
+)  # letters; elsewhere 4
 _OPENING, _CLOSING = "<rubric>", "</rubric>"
 _SPELLED = {  # in English, and in the spelling alphabet
     **dict.fromkeys(("ay", "alpha", "alfa"), "A"),
@@ -84,13 +87,14 @@ def criteria_share(rubric: Rubric, item: Item, language: str) -> float:
     One of stop words alone, or of less than about three words, says nothing; nor does one that repeats the prompt or a
     response, or half of the trigrams of a criterion before it.
     """
-    quotable = [_grams(text) for text in (item.prompt, *item.responses)]
+    prompt = _grams(item.prompt, language)
+    quotable = [prompt | _grams(text, language) for text in item.responses]
     kept: list[frozenset[str]] = []
     for criterion in rubric.criteria:
         text = f"{criterion.name} {criterion.description}"
-        grams = _grams(text)
+        grams = _grams(text, language)
         if (
-            _size(text) >= _LETTERS
+            _size(" ".join(dict.fromkeys(_words(text)))) >= _LETTERS
             and len(set(filter(str.isalpha, text.casefold()))) >= _DISTINCT_LETTERS
             and _content(text, language)
             and all(len(grams & quote) < _QUOTED * len(grams) for quote in quotable)
@@ -100,21 +104,29 @@ def criteria_share(rubric: Rubric, item: Item, language: str) -> float:
     return len(kept) / len(rubric.criteria)
 
 
-def weighed_share(analysis: str | None, item: Item, language: str) -> float:
+def weighed_share(analysis: str | None, item: Item, language: str, rubric: Rubric | None = None) -> float:
     """Return the share of the responses of which an analysis says something, under their labels.
 
-    That is more than stop words, or a quotation of the prompt or a response. The same remark counts once, and so does
-    what is the same of all, or stop words alone ("no"), beside quotations. An analysis in the script of the item
-    whose words share nothing with it is about something else: 0.
+    That is more than stop words, or a quotation of the prompt, a response or the rubric. The same remark counts once,
+    whatever digits, letters and stop words are added to it, and so does what is the same of all beside quotations;
+    stop words alone beside them ("no", "yes") count for two at most. An analysis in the script of the item whose words
+    share nothing with it is about something else: 0.
     """
     texts = " ".join((item.prompt, *item.responses))
     remarks = [" ".join(_words(remark)) for remark in _remarks(analysis or "", len(item.responses))]
-    quoted, words = _grams(texts), frozenset(_words(texts))
-    weighing = [remark for remark in remarks if _content(remark, language) and not _grams(remark) <= quoted]
-    own: dict[str, set[str]] = defaultdict(set)  # what is said beside quotations -> the remarks that say it
+    written = " ".join(f"{each.name} {each.description}" for each in (rubric.criteria if rubric else ()))
+    quoted, words = _grams(f"{texts} {written}", language), frozenset(_words(texts))
+    weighing = [remark for remark in remarks if _content(remark, language) and not _grams(remark, language) <= quoted]
+    own: dict[frozenset[str], set[frozenset[str]]] = defaultdict(set)  # beside quotations -> the remarks that say it
+    short = set[str]()  # stop words beside quotations
     for remark in weighing:
-        own[" ".join(word for word in remark.split() if word not in words)].add(remark)
-    apart = sum(len(said) if len(own) > 1 and _content(beside, language) else 1 for beside, said in own.items())
+        beside = " ".join(word for word in remark.split() if word not in words)
+        if said := _said(beside, language):
+            own[said].add(_said(remark, language))
+        else:
+            short.add(" ".join(word for word in beside.split() if _size(word) > 1))
+    differ = len(own) + len(short) > 1
+    apart = sum(len(said) if differ else 1 for said in own.values()) + min(2, len(short))
     content = [word for remark in weighing for word in _content(remark, language)]
     size = _WORD_PIECE.get(_writing(language), 4)
     linked = not _pieces(content, size).isdisjoint(_pieces(_words(f"{texts} {culture_name(item.culture)}"), size))
@@ -126,9 +138,8 @@ def judges_nothing(judgement: Judgement, item: Item) -> bool:
     """Return whether a completion has no verdict, no criterion that says something, or no response weighed."""
     if judgement.verdict is None or judgement.rubric is None:
         return True
-    return not (
-        criteria_share(judgement.rubric, item, item.language) and weighed_share(judgement.analysis, item, item.language)
-    )
+    language, rubric = item.language, judgement.rubric
+    return not (criteria_share(rubric, item, language) and weighed_share(judgement.analysis, item, language, rubric))
 
 
 def script_share(rubric: Rubric, language: str) -> float:
@@ -263,7 +274,16 @@ def _content(text: str, language: str) -> list[str]:
     if _writing(language) in _SPACELESS:
         rest = _stop_words_pattern(language).sub("", "".join(words)) if stop else "".join(words)
         return words if _size(rest) >= _WORD else []
-    return [word for word in words if word not in stop and _size(word) >= _WORD]
+    many = (word for word in words if word not in stop and (len({*word}) > 1 or word > "\u3040"))  # not "aaa"
+    return [word for word in many if _size(word) >= _WORD]
+
+
+def _said(text: str, language: str) -> frozenset[str]:
+    """Return what tells a remark from another: its words, or without spaces letters, that are no stop words."""
+    words = _content(text, language)
+    if _writing(language) not in _SPACELESS:
+        return frozenset(words)
+    return frozenset(filter(str.isalpha, _stop_words_pattern(language).sub("", "".join(words))))
 
 
 def _writing(language: str) -> str:
@@ -287,8 +307,12 @@ def _stop_words(language: str) -> frozenset[str]:
 
 
 def _size(text: str) -> int:
-    """Return the number of letters of a text, where an ideograph or a syllable counts as three."""
-    return sum(3 if "\u3040" <= c <= "\ud7ff" or c > "\uffff" else 1 for c in text if c.isalpha())
+    """Return the number of letters and vowel signs; an ideograph counts as three, a syllable of Hangul as two."""
+    return sum(
+        2 if "\uac00" <= c <= "\ud7a3" else 3 if "\u3040" <= c <= "\ud7ff" or c > "\uffff" else 1
+        for c in text
+        if c.isalpha() or "VOWEL SIGN" in unicodedata.name(c, "")  # a letter of its own in Hindi, a mark to Unicode
+    )
 
 
 def _letter_kinds(text: str) -> set[str]:
@@ -296,12 +320,13 @@ def _letter_kinds(text: str) -> set[str]:
 
 
 def _words(text: str) -> list[str]:
-    # Letters, marks (vowels in Thai or Hindi) and numbers.
-    return "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in text.casefold()).split()
+    # Letters, marks (vowels in Thai or Hindi) and numbers; what cannot be seen parts no words.
+    kinds = ((c, unicodedata.category(c)) for c in text.casefold())
+    return "".join(c if kind[0] in "LMN" else " " for c, kind in kinds if kind != "Cf").split()
 
 
-def _grams(text: str) -> frozenset[str]:
-    return _pieces([" ".join(_words(text))], _GRAM)
+def _grams(text: str, language: str) -> frozenset[str]:
+    return _pieces([("" if _writing(language) in _SPACELESS else " ").join(_words(text))], _GRAM)
 
 
 def _pieces(texts: Iterable[str], size: int) -> frozenset[str]:

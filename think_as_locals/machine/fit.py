@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.compose import Launch, find_launch, read_launch
-from think_as_locals.config.schema import EvaluationConfig, RunConfig, ScpoConfig
+from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import GB
 from think_as_locals.runtime.ranks import current_launch, gpu_bytes, num_gpus
@@ -104,7 +104,7 @@ def fitting_command(
     divided = [[f"{TENSOR_PARALLEL}={ranks}"] for ranks in (2, 4, 8) if colocated and gpus % ranks == 0]
     for adapter, engine in product([[], ["lora=rank16"]][: 1 if config.lora else 2], [[], *divided]):
         tried = load_config(recipe, words := [*plain, *engine, *adapter])
-        if isinstance(tried, EvaluationConfig):
+        if not isinstance(tried, RunConfig | ScpoConfig):
             return None
         counts = memory.count(tried)
         for name in files:

@@ -67,7 +67,9 @@ def count(config: RunConfig | ScpoConfig) -> Counts:
         folder = Path(str(model.path)).expanduser()
         source = str(folder) if folder.is_dir() else model.path
         try:
-            architecture = AutoConfig.from_pretrained(source, revision=model.revision, local_files_only=True)
+            architecture = AutoConfig.from_pretrained(
+                source, revision=model.revision, local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{model.path}: its config.json is not on this machine, so its size is not known; fetch it with "

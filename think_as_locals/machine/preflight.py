@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from think_as_locals.config.checks import Config, load_config
 from think_as_locals.config.compose import recipes
 from think_as_locals.config.schema import (
     ClassifierSection,
+    DemonstrationConfig,
     EvaluationConfig,
     ImplicitSection,
     JudgeSection,
@@ -49,8 +51,9 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
     if isinstance(config, RunConfig | ScpoConfig):
         missing += launch_faults(config)
         missing += memory_faults(config, recipe, overrides) if not missing else []
-    if isinstance(config, EvaluationConfig) and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        missing.append(f"an evaluation runs in one process, got {started}: start it with `tal run`")
+    alone = isinstance(config, EvaluationConfig | DemonstrationConfig)
+    if alone and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        missing.append(f"{config.recipe} runs in one process, got {started}: start it with `tal run`")
     if missing:
         others = [path for path in recipes() if path.stem != config.recipe and _runs_here(path, type(config))]
         here = f"\nRuns here: {', '.join(f'recipes/{path.name}' for path in others)}" if others else ""
@@ -73,6 +76,8 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
     missing = _shared(config)
     if isinstance(config, EvaluationConfig):
         return missing + [fault for rm in config.rms.values() for fault in reward_model_faults(rm)]
+    if isinstance(config, DemonstrationConfig):
+        return missing + reward_model_faults(config.teacher)
     if isinstance(config, RunConfig):
         missing += packages("vllm") if config.rollout.backend == "vllm_colocate" else []
         if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
@@ -146,8 +151,9 @@ def model_fault(path: str, revision: str | None) -> str | None:
     """Return why a model cannot be loaded from a directory, the local cache or the Hub; `None` if it can."""
     if (folder := Path(path).expanduser()).is_dir():
         of_run = f"; a run's model is {path}/model" if (folder / "model/config.json").is_file() else ""
-        has_config = (folder / "config.json").is_file()
-        return None if has_config else f"model: {path} is a directory without config.json{of_run}"
+        if not (folder / "config.json").is_file():
+            return f"model: {path} is a directory without config.json{of_run}"
+        return _own_code_fault(path, folder / "config.json")
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         return f"model: {path}: no such directory, and no Hub id (owner/name)"
     if not find_spec("huggingface_hub"):
@@ -155,10 +161,24 @@ def model_fault(path: str, revision: str | None) -> str | None:
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:
-        if isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str):
-            return None
+        if isinstance(cached := try_to_load_from_cache(path, "config.json", revision=revision), str):
+            return _own_code_fault(path, Path(cached))
         HfApi().model_info(path, revision=revision, timeout=_HUB_TIMEOUT)
     except Exception as error:
         reason = type(error).__name__
         return f"model {path}: neither a directory, nor in the local cache, nor available from the Hub ({reason})"
     return None
+
+
+def _own_code_fault(path: str, config: Path) -> str | None:
+    """Return why a model whose class is in a Python file of its own cannot be loaded, else `None`."""
+    try:
+        found = json.loads(config.read_bytes())
+        if "auto_map" not in found:
+            return None
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+        known = found.get("model_type") in CONFIG_MAPPING_NAMES
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return f"model: {config} cannot be read: {error}"
+    return None if known else f"model: {path} comes with code of its own (auto_map), which is not run: choose another"

@@ -125,7 +125,7 @@ def _log_probs(model: Any, batch: Mapping[str, torch.Tensor], labels: torch.Tens
 def _load(path: str, dtype: str, revision: str | None, max_length: int | None) -> tuple[Any, Any, int]:
     model = load_language_model(path, dtype, revision)
     model.config.get_text_config().use_cache = False  # keys and values that no later token would read
-    tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+    tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
     return model, tokenizer, resolve_max_length(path, model, tokenizer, max_length)
 
 

@@ -23,18 +23,8 @@ from think_as_locals.reward_models.training_items import read_training_items
 def load_reward_model(section: RewardModelSection, seed: int) -> RewardModel:
     """Load the reward model of a section `rms.NAME`; what other kinds need is not imported."""
     match section:
-        case JudgeSection():
+        case JudgeSection() | ServerSection():
             return load_judge(section, seed)
-        case ServerSection():
-            of_server = {"url", "model", "key_variable", "concurrency", "deadline_s", "timeout_s", "fields"}
-            of_settings = {"prompt", "max_completion_length"}
-            return Judge(
-                engine=ChatServer(**section.model_dump(include=of_server)),
-                settings=JudgeSettings(seed=seed, **section.model_dump(include=of_settings)),
-                protocol=_protocol(section),
-                margins=section.margins,
-                model={"url": section.url, "name": section.model, "fields": section.fields},
-            )
         case ClassifierSection():
             from think_as_locals.reward_models.scalar import ScalarRM
 
@@ -52,10 +42,20 @@ def load_reward_model(section: RewardModelSection, seed: int) -> RewardModel:
             return ConstantRM(seed=seed)
 
 
-def load_judge(section: JudgeSection, seed: int) -> Judge:
-    """As `load_reward_model`, for a judge in this process."""
-    options = _given(section, "path", "backend", "protocol", "orders", "convention")
-    return Judge.load(section.path, section.backend, protocol=_protocol(section), seed=seed, **options)
+def load_judge(section: JudgeSection | ServerSection, seed: int) -> Judge:
+    """As `load_reward_model`, for a judge in this process or behind a server."""
+    if isinstance(section, JudgeSection):
+        options = _given(section, "path", "backend", "protocol", "orders", "convention")
+        return Judge.load(section.path, section.backend, protocol=_protocol(section), seed=seed, **options)
+    of_server = {"url", "model", "key_variable", "concurrency", "deadline_s", "timeout_s", "fields"}
+    of_settings = {"prompt", "max_completion_length"}
+    return Judge(
+        engine=ChatServer(**section.model_dump(include=of_server)),
+        settings=JudgeSettings(seed=seed, **section.model_dump(include=of_settings)),
+        protocol=_protocol(section),
+        margins=section.margins,
+        model={"url": section.url, "name": section.model, "fields": section.fields},
+    )
 
 
 def trained_hashes(section: RewardModelSection) -> frozenset[str] | None:

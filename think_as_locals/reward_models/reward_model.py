@@ -34,25 +34,29 @@ class Request:
         return tuple(self.item.responses[i] for i in self.order)
 
 
-class RewardModel(Protocol):
-    """Items -> predictions, by way of requests and answers."""
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Plain JSON of all that decides its answers (weights, prompt, protocol, dtype): others' are not reused."""
+class Asker(Protocol):
+    """Answers requests, in chunks."""
 
     @property
     def chunk_size(self) -> int | None:
         """How many requests go into one call of `ask`, the same on a resumed run; `None` if each is independent."""
-
-    def requests(self, item: Item) -> list[Request]:
-        """Return the requests that judge an item."""
 
     def sort_key(self, request: Request) -> str:
         """Return a key by which neighbours are cheaper together: they share a prefix, or are of similar length."""
 
     def ask(self, requests: Sequence[Request], keep: Keep) -> None:
         """Answer a chunk of requests; `keep` takes each answer, in any order."""
+
+
+class RewardModel(Asker, Protocol):
+    """Items -> predictions, by way of requests and answers."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Plain JSON of all that decides its answers (weights, prompt, protocol, dtype): others' are not reused."""
+
+    def requests(self, item: Item) -> list[Request]:
+        """Return the requests that judge an item."""
 
     def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
         """Combine the answers to `requests(item)`, in that order, to one prediction, or one for each order."""
@@ -76,8 +80,8 @@ def ask_all(rm: RewardModel, requests: Sequence[Sequence[Request]], fitting: boo
     return [list(islice(in_order, len(of_item))) for of_item in requests]
 
 
-def ask_fitting(rm: RewardModel, requests: Sequence[Request], keep: Keep) -> None:
-    """As `RewardModel.ask`, but a request that is too long gets an answer that says so: `{"too_long": why}`."""
+def ask_fitting(rm: Asker, requests: Sequence[Request], keep: Keep) -> None:
+    """As `Asker.ask`, but a request that is too long gets an answer that says so: `{"too_long": why}`."""
     kept = set()
 
     def keep_once(place: int, answer: Answer) -> None:

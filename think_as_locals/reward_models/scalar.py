@@ -233,7 +233,7 @@ class ScalarRM(BatchScorer):
             **settings: `batch_size` (responses at a time), `chunk_size` (of `RewardModel`), `seed` (`ResponseScorer`).
         """
         model = _load(path, dtype, revision, new_head_seed)
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         config = model.config.get_text_config()
         declared = config.pad_token_id  # one outside the vocabulary (-1 is common) is in no text
         pad_id = declared if declared is not None and 0 <= declared < config.vocab_size else None
@@ -310,7 +310,7 @@ def _share_prompts(path: str, model: Any, tokenizer: Any, pad_id: int | None) ->
 
 
 def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None) -> Any:
-    config = AutoConfig.from_pretrained(path, revision=revision)
+    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     if new_head_seed is not None:
         config.num_labels = 1
     elif config.num_labels != 1:
@@ -322,7 +322,7 @@ def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None
         if new_head_seed is not None:
             torch.manual_seed(new_head_seed)
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            path, config=config, revision=revision, dtype=dtype, output_loading_info=True
+            path, config=config, revision=revision, dtype=dtype, output_loading_info=True, trust_remote_code=False
         )
     missing = sorted(info["missing_keys"])
     if new_head_seed is not None and not missing:

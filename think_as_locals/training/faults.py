@@ -125,7 +125,7 @@ class ParseFailureGuard:
             f"completions are too short ({cut:.0%} were cut at {limit} tokens): raise grpo.max_completion_length",
             "the wrong model (a base model does not follow instructions): choose an instruction-tuned model.path"
             if config.sft is None
-            else "the cold start was too short to teach the format: raise sft.max_steps",
+            else f"the cold start ({config.sft.length}) was too short to teach the format: train it longer (sft.*)",
             f"a prompt that is too hard for it: {' or '.join(easier)}",
         ]
         if cut < 0.5:

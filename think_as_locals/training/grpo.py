@@ -67,7 +67,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
                 args=GRPOConfig(**arguments, reward_weights=list(self.rewards.weights.values())),
                 train_dataset=dataset,
                 processing_class=self.chat.tokenizer,
-                peft_config=LoraConfig(**config.lora.model_dump()) if config.lora else None,
+                peft_config=adapter_config(config, config.grpo),
             )
         self._gain_scorer = CriteriaGainScorer(self, self.chat, gain_scorer)
         self._step_guard = StepGuard(self.accelerator, folder.faults)
@@ -162,7 +162,9 @@ class BothOrdersSampler(RepeatSampler):
 
 def load_chat(config: RunConfig, model: str) -> Chat:
     """Load the tokenizer of a judge, and how this run calls its chat template."""
-    tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(
+        model, revision=config.model.revision, padding_side="left", trust_remote_code=False
+    )
     ends = eos_token_ids(tokenizer, generation_config(model, config.model.revision))
     return Chat(tokenizer, config.model.chat_template_kwargs, ends)
 
@@ -180,8 +182,7 @@ def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_di
     # For nearly every weight an update of 1e-6 is less than half of the last digit of bfloat16: rounded away, the
     # policy would stand still. So trained weights are float32, computed with in `model.dtype` by autocast. DeepSpeed
     # and FSDP have float32 copies, PEFT's adapters are float32.
-    adapter = config.lora is not None and not isinstance(section, SftSection)
-    float32 = config.model.dtype == "bfloat16" and not adapter and not shards()
+    float32 = config.model.dtype == "bfloat16" and not trains_adapter(config, section) and not shards()
     sizes = {}
     if isinstance(section, GlobalRMSection):
         names = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -204,6 +205,16 @@ def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_di
         **section.model_dump(exclude=set(section.OURS)),
         **sizes,
     }
+
+
+def trains_adapter(config: RunConfig | ScpoConfig, section: TrlSection) -> bool:
+    """Whether a stage trains LoRA's adapter: a cold start of a model made from scratch trains the weights it needs."""
+    return config.lora is not None and not (isinstance(section, SftSection) and config.model.scratch is not None)
+
+
+def adapter_config(config: RunConfig, section: TrlSection) -> LoraConfig | None:
+    """Return the adapter that a stage trains, if any."""
+    return LoraConfig(**config.lora.model_dump()) if config.lora and trains_adapter(config, section) else None
 
 
 def check_arguments(config: RunConfig | ScpoConfig) -> None:

@@ -1,0 +1,229 @@
+"""`tal demonstrate`: what a teacher writes is kept where it is right, with its provenance, and asked for once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Tal
+from items import RUBRIC, make_item
+from loopback import Answer, Received, answering
+from reward_models.scripted import shown_in
+
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.data import load
+from think_as_locals.data.load import check_leaks
+from think_as_locals.data.sources import jsonl
+from think_as_locals.judging import write
+from think_as_locals.judging.formats import prompt_format
+from think_as_locals.judging.prompt import hint
+from think_as_locals.reward_models.demonstrations import read_demonstrations
+from think_as_locals.run import load_data
+from think_as_locals.types import LABELS, DataError, Item
+
+ITEMS = [
+    make_item(
+        id=f"item-{i}",
+        prompt=f"What do people do on day {i}?",
+        responses=(f"They rest on day {i}.", f"They work for long hours on day {i}.", f"They dance on {i}."),
+        best=i % 3,
+        culture=("TH", "JP")[i % 2],
+        group=f"day-{i}",
+    )
+    for i in range(8)
+]
+BEST = {item.prompt: item.responses[item.best] for item in ITEMS}
+TOLD = hint("?").partition("?")[0]
+
+
+def right(presented: Sequence[str]) -> int:
+    return next(place for place, text in enumerate(presented) if text in BEST.values())
+
+
+Writes = Callable[[int, Sequence[str], str], str]
+"""Of the number of the try (the seeds in the order in which they come), the responses and the prompt: a completion."""
+
+
+@contextmanager
+def teaching(writes: Writes) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
+    """The words that name a teacher behind a server, and the bodies of the requests that it gets."""
+    asked: list[dict[str, Any]] = []
+
+    def respond(request: Received) -> Answer:
+        asked.append(request.body)
+        seeds = list(dict.fromkeys(body["seed"] for body in asked))
+        messages = request.body["messages"]
+        text = writes(seeds.index(request.body["seed"]), shown_in(messages), messages[-1]["content"])
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        return (400, "no more", {}) if text == "" else (200, {"choices": [choice]}, {})
+
+    with answering(respond) as url:
+        yield ["teacher=server", f"teacher.url={url}/v1", "teacher.model=big", "teacher.key_variable=null"], asked
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    jsonl.write(ITEMS, tmp_path / "items.jsonl")
+    data = ["data=jsonl", f"data.path={tmp_path / 'items.jsonl'}", "items=all"]
+    return ["demonstrate", *data, f"run.dir={tmp_path}", "run.name=shown", "tries=3"]
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "shown" / "demonstrations.jsonl").read_text().splitlines()]
+
+
+def verdict(place: int) -> str:
+    return write(RUBRIC, "Weighed.", place)
+
+
+def late(number: int, presented: Sequence[str], _: str) -> str:
+    """Breaks the grammar, then is wrong, then right; about two items it is right at once, about one never."""
+    text = presented[right(presented)]
+    if text in (BEST[ITEMS[0].prompt], BEST[ITEMS[1].prompt]) or (number == 2 and text != BEST[ITEMS[7].prompt]):
+        return verdict(right(presented))
+    return "I cannot say." if number == 0 else verdict((right(presented) + 1) % 3)
+
+
+def test_what_is_right_is_kept_with_its_provenance_and_the_yield_is_told_by_culture(
+    tal: Tal, words: list[str], tmp_path: Path
+) -> None:
+    with teaching(late) as (teacher, asked):
+        done = tal(*words, *teacher, "seed=5", "teacher.max_completion_length=99", "--json")
+    assert done.status == 0, done.err
+    found = json.loads(done.out)
+    assert (found["n"], found["yield"]) == (8, 7 / 8)
+    assert {culture: part["yield"] for culture, part in found["by_culture"].items()} == {"JP": 0.75, "TH": 1.0}
+    counts = {key: found[key] for key in ("completions", "right", "wrong", "parse_failures", "too_long", "hinted")}
+    assert counts == {"completions": 20, "right": 7, "wrong": 7, "parse_failures": 6, "too_long": 0, "hinted": 0}
+    assert found["broken"]["verdict_once"] == 6
+    kept = rows(tmp_path)
+    assert [row["item"]["id"] for row in kept] == [f"item-{i}" for i in range(7)]
+    assert [row["try"] for row in kept] == [1, 1, *[3] * 5]
+    seeds = {body["seed"] for body in asked}
+    assert (len(seeds), {row["seed"] for row in kept} <= seeds) == (3, True)
+    assert {(body["temperature"], body["max_tokens"]) for body in asked} == {(1.0, 99)}
+    assert {(row["teacher"], row["hint"], row["temperature"]) for row in kept} == {("big", False, 1.0)}
+    assert kept[0]["settings"]["model"]["name"] == "big"
+    assert {"prompt": "listwise", "seed": 5}.items() <= kept[0]["settings"].items()
+    # No teacher is told the answer, and what it wrote is read back as it saw it.
+    assert not any(TOLD in body["messages"][-1]["content"] for body in asked)
+    read = read_demonstrations(str(tmp_path / "shown" / "demonstrations.jsonl"), prompt_format("compact"))
+    assert [(each.item, each.presented[prompt_verdict(each.completion)]) for each in read] == [
+        (item, item.responses[item.best]) for item in ITEMS[:7]
+    ]
+
+
+def prompt_verdict(completion: str) -> int:
+    return LABELS.index(completion.partition("<verdict>")[2][0])
+
+
+def test_a_run_that_failed_continues_and_asks_nothing_twice(tal: Tal, words: list[str], tmp_path: Path) -> None:
+    limit, answered = [11.0], Counter[tuple[int, str]]()
+
+    def breaks_down(number: int, presented: Sequence[str], prompt: str) -> str:
+        if answered.total() >= limit[0]:
+            return ""
+        answered.update([(number, prompt)])
+        return late(number, presented, prompt)
+
+    journals = tmp_path / "shown" / "journals"
+    with teaching(breaks_down) as (teacher, _):
+        failed = tal(*words, *teacher, "teacher.concurrency=1")
+        assert (failed.status, (tmp_path / "shown" / "demonstrations.jsonl").exists()) == (2, False)
+        assert sum(len(path.read_text().splitlines()) - 1 for path in journals.iterdir()) == 11
+        assert "exists: choose another run.name" in tal(*words, *teacher).err
+        limit[0] = 99.0
+        again = tal(*words, *teacher, "teacher.concurrency=3", "run.resume=auto", "--json")
+        assert (again.status, json.loads(again.out)["completions"]) == (0, 20), again.err
+        assert (answered.total(), set(answered.values())) == (20, {1})
+        before = (tmp_path / "shown" / "demonstrations.jsonl").read_bytes()
+        done = tal(*words, *teacher, "run.resume=auto")
+        assert (done.status, answered.total()) == (0, 20)
+    assert (tmp_path / "shown" / "demonstrations.jsonl").read_bytes() == before
+    assert len(rows(tmp_path)) == 7
+
+
+def test_in_both_orders_a_verdict_by_position_is_no_demonstration(tal: Tal, words: list[str], tmp_path: Path) -> None:
+    def by_place(number: int, presented: Sequence[str], prompt: str) -> str:
+        unsure = BEST[ITEMS[3].prompt] in presented
+        return verdict(0 if unsure else right(presented))
+
+    with teaching(by_place) as (teacher, _):
+        done = tal(*words, *teacher, "both_orders=true")
+    assert done.status == 0, done.err
+    kept = rows(tmp_path)
+    assert Counter(row["item"]["id"] for row in kept) == {item.id: 2 for item in ITEMS if item != ITEMS[3]}
+    for one, other in zip(kept[::2], kept[1::2], strict=True):
+        assert one["order"] == other["order"][::-1]
+    assert "87.5 [" in done.out
+
+
+def test_the_answer_is_shown_with_the_hint_alone_to_items_that_are_left_and_marked(
+    tal: Tal, words: list[str], tmp_path: Path
+) -> None:
+    def obeys(number: int, presented: Sequence[str], prompt: str) -> str:
+        if TOLD in prompt:
+            return verdict(LABELS.index(prompt.rpartition("response ")[2][0]))
+        return verdict(right(presented)) if presented[right(presented)] == BEST[ITEMS[2].prompt] else "No."
+
+    with teaching(obeys) as (teacher, asked):
+        done = tal(*words, *teacher, "tries=1", "--hint")
+    assert done.status == 0, done.err
+    kept = rows(tmp_path)
+    assert [row["hint"] for row in kept] == [i != 2 for i in range(8)]
+    assert sum(TOLD in body["messages"][-1]["content"] for body in asked) == 7
+    assert len({row["seed"] for row in kept}) == 2
+
+
+def test_where_nothing_is_right_no_file_is_written_and_the_rule_is_named(
+    tal: Tal, words: list[str], tmp_path: Path
+) -> None:
+    with teaching(lambda *_: "I cannot say.") as (teacher, _):
+        done = tal(*words, *teacher)
+    assert (done.status, (tmp_path / "shown" / "demonstrations.jsonl").exists()) == (2, False)
+    assert "no completion about 8 items was right (broken most: there has to be one <rubric>" in done.err
+
+
+ROW = {"item": json.loads(jsonl.line(ITEMS[1])), "order": [2, 1, 0], "completion": verdict(1)}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"order": [0, 1]}, r"rows.jsonl:1: order must have each of \[0, 1, 2\] once, got \[0, 1\]"),
+        ({"completion": " "}, "rows.jsonl:1: completion must be a non-blank string"),
+        ({"completion": "B"}, "rows.jsonl:1: the completion breaks the format that it is to teach: rubric_once"),
+        ({"completion": verdict(0)}, "rows.jsonl:1: the completion chooses A, but B is the best: leave it out"),
+        ({"item": {"id": "x"}}, "rows.jsonl:1: missing best, "),
+        ({"item": None}, "rows.jsonl:1: expected an object"),
+    ],
+)
+def test_a_row_that_teaches_the_wrong_thing_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({**ROW, **row}) + "\n")
+    with pytest.raises(DataError, match=message):
+        read_demonstrations(str(path), prompt_format("compact"))
+    path.write_text("\n")
+    with pytest.raises(DataError, match=r"rows\.jsonl"):
+        read_demonstrations(str(path), prompt_format("compact"))
+
+
+def test_items_that_are_measured_are_no_demonstrations(tmp_path: Path) -> None:
+    groups = ["data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=12"]
+    splits = load(load_recipe("quickstart", groups).data)
+    for side in ("train", "test"):
+        item: Item = getattr(splits, side)[0]
+        row = {"item": json.loads(jsonl.line(item)), "order": [*range(4)], "completion": verdict(item.best)}
+        (tmp_path / side).write_text(json.dumps(row) + "\n")
+        config = load_recipe("quickstart", [*groups, f"sft.data={tmp_path / side}"])
+        data = load_data(config)
+        if side == "train":
+            check_leaks(config, data)
+            continue
+        with pytest.raises(DataError, match=f"test '{item.id}' is training item '{item.id}' by id"):
+            check_leaks(config, data)

@@ -1,0 +1,222 @@
+"""Demonstrations, top to bottom: items -> a teacher's completions, in several tries -> the right ones in a file."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from think_as_locals.config.schema import DemonstrationConfig, ServerSection
+from think_as_locals.data import load, read
+from think_as_locals.data.sources.jsonl import new_file
+from think_as_locals.engines import Messages, Sampling
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
+from think_as_locals.evaluation.journal import Journal, collect
+from think_as_locals.evaluation.scored import grouped
+from think_as_locals.evaluation.statistics import accuracy
+from think_as_locals.evaluation.tables import Cell, Table, figure
+from think_as_locals.judging import RULES
+from think_as_locals.judging.prompt import hint, shuffled_order
+from think_as_locals.reward_models.judge import Judge
+from think_as_locals.reward_models.load import load_judge
+from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Keep, Request
+from think_as_locals.runtime.files import read_json, write_json
+from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.types import LABELS, DataError, Item, Judgement, Rollout
+
+
+def items_of(config: DemonstrationConfig) -> Sequence[Item]:
+    """Load the items to demonstrate."""
+    if config.items == "all":
+        return tuple(read(config.data, config.seed))
+    items: tuple[Item, ...] = getattr(load(config.data, config.seed), config.items)
+    return items
+
+
+def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -> None:
+    """Ask a teacher about items, and write its right completions to the folder's `demonstrations.jsonl`.
+
+    Each try is asked about the items that no earlier one got right, and has its answers in a journal: a run that was
+    killed asks for none of them again.
+    """
+    quiet_transformers()
+    console, tally = progress_console(), Tally(items)
+    console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})", highlight=False)
+    if not folder.demonstrations.is_file():
+        with load_judge(config.teacher, config.seed) as teacher, progress_bar(console) as bar:
+            rows = [row for spec in tries(config) for row in Try(config, teacher, spec, folder, bar).run(tally)]
+        summary = tally.summary()
+        write_json(folder.demonstrations_yield, summary)
+        if not rows:
+            most = next(iter(summary["broken"]), None)
+            why = f"broken most: {RULES.get(most, most)}" if most else "none chose the best response"
+            raise DataError(
+                f"no completion about {len(items)} items was right ({why}): look at {folder.journal('try-1')}; raise "
+                "tries or teacher.max_completion_length, or choose another teacher"
+            )
+        with new_file(folder.demonstrations) as file:
+            for row in sorted(rows, key=lambda row: tally.place(row["item"]["id"])):
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    Console(markup=False, highlight=False).print(table(read_json(folder.demonstrations_yield)).terminal())
+    print(f"demonstrations  {folder.demonstrations}")
+
+
+@dataclass(frozen=True, slots=True)
+class TrySpec:
+    """One try: its number, counted from 1, its seed, and whether the teacher is shown the best response."""
+
+    number: int
+    seed: int
+    hint: bool
+
+    @property
+    def name(self) -> str:
+        return f"try-{self.number}{'-hint' if self.hint else ''}"
+
+
+def tries(config: DemonstrationConfig) -> Iterator[TrySpec]:
+    """Yield the tries of a configuration; those with the hint come last, for what no other got right."""
+    for hinted in (False, True) if config.hint else (False,):
+        for number in range(1, config.tries + 1):
+            yield TrySpec(number, random.Random(f"{config.seed}-{number}-{hinted}").randrange(2**31), hinted)
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One try at the items that are left, as `collect` asks for it."""
+
+    config: DemonstrationConfig
+    teacher: Judge
+    spec: TrySpec
+    folder: RunFolder
+    bar: Progress
+
+    @property
+    def chunk_size(self) -> int | None:
+        """As `Asker.chunk_size`."""
+        return self.teacher.chunk_size
+
+    def sort_key(self, request: Request) -> str:
+        return self.teacher.sort_key(request)
+
+    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+        """As `Asker.ask`: answers hold `text` and `finish_reason`."""
+
+        def deliver(place: int, rollout: Rollout) -> None:
+            keep(place, {"text": rollout.text, "finish_reason": rollout.finish_reason, "label_log_probs": {}})
+
+        length = self.teacher.settings.max_completion_length
+        sampling = Sampling(max_completion_length=length, temperature=self.config.temperature, seed=self.spec.seed)
+        self.teacher.engine.check_texts(dict.fromkeys(request.item for request in requests))
+        self.teacher.engine.sample([self._conversation(request) for request in requests], sampling, deliver)
+
+    def _conversation(self, request: Request) -> Messages:
+        *before, user = self.teacher.conversation(request)
+        if not self.spec.hint:
+            return [*before, user]
+        shown = hint(LABELS[request.order.index(request.item.best)])
+        return [*before, {**user, "content": f"{user['content']}\n\n{shown}"}]
+
+    def run(self, tally: Tally) -> list[dict[str, Any]]:
+        """Ask about the items that are left; return a row for each right completion, of both orders where asked."""
+        left, rows = tally.left(), dict[str, list[dict[str, Any]]]()
+        sampling = {"temperature": self.config.temperature, "seed": self.spec.seed, "hint": self.spec.hint}
+        with Journal(self.folder.journal(self.spec.name), {"teacher": self.teacher.identity, **sampling}) as journal:
+            for reverse in (False, True) if self.config.both_orders else (False,):
+                seed = self.teacher.settings.seed
+                requests = [
+                    Request(item, tuple(shuffled_order(item.responses, seed, reverse=reverse))) for item in left
+                ]
+                task = self.bar.add_task(f"{self.spec.name}{', reversed' if reverse else ''}", total=None)
+                collect(self, journal, partial(self._advance, task), requests, too_long="wrong")
+                left = []
+                for request in requests:
+                    if tally.is_right(request, self._read(request, journal[request])):
+                        rows.setdefault(request.item.id, []).append(self._row(request, journal[request], sampling))
+                        left.append(request.item)
+        tally.demonstrated.update({item.id: self.spec for item in left})
+        return [row for item in left for row in rows[item.id]]
+
+    def _advance(self, task: TaskID, more: int, total: int) -> None:
+        self.bar.update(task, advance=more, total=total)
+
+    def _read(self, request: Request, answer: Answer) -> Judgement:
+        if TOO_LONG in answer:
+            return Judgement(verdict=None, rubric=None, analysis=None, issues=(TOO_LONG,), completion="")
+        return self.teacher.read(request, answer)
+
+    def _row(self, request: Request, answer: Answer, sampling: Mapping[str, Any]) -> dict[str, Any]:
+        section = self.config.teacher
+        return {
+            "item": asdict(request.item),
+            "order": list(request.order),
+            "completion": answer["text"],
+            "teacher": section.model if isinstance(section, ServerSection) else section.path,
+            "settings": self.teacher.identity,
+            "try": self.spec.number,
+            **sampling,
+        }
+
+
+class Tally:
+    """What became of every item and completion."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._items = {item.id: item for item in items}
+        self._places = {name: place for place, name in enumerate(self._items)}
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in self._items}
+        self._broken: Counter[str] = Counter()
+        self.demonstrated: dict[str, TrySpec] = {}
+
+    def place(self, name: str) -> int:
+        """Return which of the items is called so."""
+        return self._places[name]
+
+    def left(self) -> list[Item]:
+        """Return the items without a demonstration."""
+        return [item for name, item in self._items.items() if name not in self.demonstrated]
+
+    def is_right(self, request: Request, judgement: Judgement) -> bool:
+        """Count a completion, and return whether it holds the format and chooses the best response."""
+        right = judgement.verdict == request.order.index(request.item.best)
+        outcome = "too_long" if TOO_LONG in judgement.issues else "parse_failures" if judgement.issues else "wrong"
+        self._counts[request.item.id]["right" if right else outcome] += 1
+        self._broken.update(judgement.issues)
+        return right
+
+    def summary(self) -> dict[str, Any]:
+        """Return counts and the share of the items with a demonstration, of all and by culture, as JSON."""
+        by_culture = grouped(self._items.values(), BREAKDOWNS["culture"])
+        return {
+            **self._part(list(self._items.values())),
+            "by_culture": {culture: self._part(items) for culture, items in sorted(by_culture.items())},
+            "broken": dict(self._broken.most_common()),
+        }
+
+    def _part(self, items: Sequence[Item]) -> dict[str, Any]:
+        kept = [float(item.id in self.demonstrated) for item in items]
+        counts = sum((self._counts[item.id] for item in items), Counter[str]())
+        return {
+            **accuracy(kept, [item.group for item in items]).as_dict("yield"),
+            "completions": counts.total(),
+            **{outcome: counts[outcome] for outcome in ("right", "wrong", "parse_failures", "too_long")},
+            "hinted": sum(self.demonstrated[item.id].hint for item in items if item.id in self.demonstrated),
+        }
+
+
+def table(summary: Mapping[str, Any]) -> Table:
+    """Return the yield by culture as a table, and of all items in its last row."""
+    counted = {"completions": "asked", "right": "right", "wrong": "wrong", "parse_failures": "parse failures"}
+    counted |= {"hinted": "by hint"} if summary["hinted"] else {}
+    rows: list[list[Cell]] = []
+    for name, part in [*summary["by_culture"].items(), ("all", summary)]:
+        rows.append([name, figure(part, "yield", show_n=True), *(f"{part[key]:,}" for key in counted)])
+    return Table(["culture", "items demonstrated, %", *counted.values()], rows, sections=[len(rows) - 1])
