@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from think_as_locals.types import ConfigError, Convention, DataSource, ProtocolKind, TooLong
+from think_as_locals.types import Convention, DataSource, ProtocolKind, TooLong
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,49}$")]
@@ -454,27 +454,6 @@ class GlobalRMSection(TrlSection):
 
     batch_size: PositiveInt
     max_steps: PositiveInt
-
-    def micro_batches(self, num_processes: int) -> tuple[int, int]:
-        """Return the pairs per process and micro-step, and the micro-steps of an optimizer step.
-
-        A micro-step has at most `per_device_train_batch_size` pairs: 16 pairs with at most 8 are (8, 2) on one process,
-        (8, 1) on two and (4, 1) on four.
-
-        Raises:
-            ConfigError: the batch does not divide among the processes; it names the numbers that would.
-        """
-        share, rest = divmod(size := self.batch_size, num_processes)
-        if rest:
-            near = " or ".join(str(n * num_processes) for n in (share, share + 1) if n)
-            divisors = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
-            raise ConfigError(
-                f"got {size} pairs per optimizer step for {num_processes} processes, expected a multiple of "
-                f"{num_processes}: set batch_size to {near}, or start as many processes as divide {size}: {divisors}"
-            )
-        most = min(share, self.per_device_train_batch_size)
-        pairs = next(n for n in range(most, 0, -1) if share % n == 0)
-        return pairs, share // pairs
 
 
 class ScpoSection(GlobalRMSection):

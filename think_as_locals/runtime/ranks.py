@@ -16,6 +16,7 @@ from typing import Any
 
 from think_as_locals.config.compose import Launch, find_launch, read_launch
 from think_as_locals.config.schema import RunConfig, ScpoConfig
+from think_as_locals.config.trl_fields import micro_batches
 from think_as_locals.types import ConfigError, PreflightError
 
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -123,7 +124,7 @@ def _batch_faults(config: ScpoConfig) -> Iterator[str]:
     for name, section in (("scpo", config.scpo), ("global_rm", config.global_rm)):
         if section is not None:
             try:
-                section.micro_batches(current_launch().processes)
+                micro_batches(section, current_launch().processes)
             except ConfigError as error:
                 yield f"{name}.batch_size: {error}"
 

@@ -17,6 +17,7 @@ from trl import GRPOConfig, RewardConfig, SFTConfig
 from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.config.schema import GlobalRMSection, RunConfig, ScpoConfig, SftSection, TrlSection
+from think_as_locals.config.trl_fields import micro_batches
 from think_as_locals.engines import Chat, eos_token_ids
 from think_as_locals.engines.vllm_engine import generation_config
 from think_as_locals.judging import COMPONENTS, Component, render, shuffle_responses
@@ -186,7 +187,7 @@ def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_di
     sizes = {}
     if isinstance(section, GlobalRMSection):
         names = "per_device_train_batch_size", "gradient_accumulation_steps"
-        sizes = dict(zip(names, section.micro_batches(current_launch().processes), strict=True))
+        sizes = dict(zip(names, micro_batches(section, current_launch().processes), strict=True))
     return {
         "output_dir": str(output_dir),
         "seed": config.seed,
