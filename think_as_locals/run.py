@@ -179,9 +179,10 @@ def _evaluation(config: EvaluationConfig, lock: ExitStack) -> tuple[Callable[[],
 
     # A fault in the data ends the run before it has a folder.
     items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
+    edits = evaluate.edits_of(config, items)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
-    return partial(evaluate.run, config, items, candidates, run), run
+    return partial(evaluate.run, config, items, candidates, edits, run), run
 
 
 def _demonstration(config: DemonstrationConfig, lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
@@ -219,7 +220,6 @@ def load_data(config: RunConfig | ScpoConfig) -> Any:
 
 
 def _split_people(config: ScpoConfig, pairs: Sequence[Item]) -> Splits:
-    from think_as_locals.config.compose import nearest
     from think_as_locals.data.rows import path_of
     from think_as_locals.data.sources.prism import released_test_people
     from think_as_locals.data.splits import split_people
@@ -228,9 +228,8 @@ def _split_people(config: ScpoConfig, pairs: Sequence[Item]) -> Splits:
     known = sorted({str(item.culture) for item in pairs})
     for key in ("country_filter_thresholds", "country_learning_rates"):
         if unknown := sorted(set(getattr(scpo, key)).difference(known)):
-            raise ConfigError(
-                f"scpo.{key}: got {', '.join(unknown)}{nearest(unknown[0], known)}; the pairs are of {', '.join(known)}"
-            )
+            expected = f"expected codes among those of the pairs: {', '.join(known)}"
+            raise ConfigError(f"scpo.{key}: got {', '.join(unknown)}, {expected}")
     released = data.source == "prism" and not by_country
     test = released_test_people(path_of(data), data.test_share, config.seed) if released else None
     return split_people(pairs, data.test_share, config.seed, by_country=by_country, test=test)

@@ -409,7 +409,7 @@ class DemonstrationConfig(Recipe):
 
 class BenchmarkSection(MeasureSection):
     items: Literal["all", "test"]
-    probes: bool
+    probes: bool | str
     consistency_k: PositiveFloat
     candidates: str | None
     tournament_size: Annotated[int, Field(ge=2, le=8)]

@@ -160,12 +160,7 @@ def _means(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _training(rows: Sequence[dict[str, Any]], improved: dict[str, Any]) -> Table:
-    counted = {
-        "helps in": "helped",
-        "significantly": "significantly",
-        "over-biased in": "over_biased",
-        "surely": "surely_over_biased",
-    }
+    counted = {"helps in": "helped", "significantly": "significantly", "over-biased": "over_biased"}
     headings = ["variant", *counted, "pairs of a country", "kept", "steps", "seeds"]
     cells: list[list[Cell]] = []
     for row in rows:
