@@ -54,9 +54,9 @@ clean:  ## Remove .venv and caches; runs stay
 ifeq ($(GPU),)
 	@$(BIN)/pip install --quiet --dry-run --report .venv/torch.json "torch>=2.11,<2.14"
 	@! grep -qE '"(nvidia|cuda)-' .venv/torch.json || { echo "No GPU here, but this package index would install torch with CUDA: point pip to an index with torch's CPU build (PIP_INDEX_URL or PIP_FIND_LINKS), then repeat." >&2; exit 1; }
-	$(BIN)/pip install --quiet --editable ".[train]"
+	$(BIN)/pip install --quiet --editable ".[train,serve]"
 else
-	$(BIN)/pip install --quiet --editable ".[train,vllm,deepspeed]"
+	$(BIN)/pip install --quiet --editable ".[train,serve,vllm,deepspeed]"
 endif
 	@touch $@
 

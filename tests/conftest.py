@@ -135,6 +135,12 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
 
 
 @pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> str:
+    """A Python that has torch, transformers and TRL imported: it begins at once, as do the ranks that it launches."""
+    return str(_shared(_make_warm_python, "warm", tmp_path_factory, worker_id) / "python")
+
+
+@pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """The folder of a finished small run, and beside it what W&B and trackio keep and what it printed.
 
@@ -159,6 +165,26 @@ def _shared(make: Callable[[Path], None], name: str, tmp_path_factory: pytest.Te
             make(folder)
             (folder / "done").touch()
     return folder
+
+
+def _make_warm_python(folder: Path) -> None:
+    python, address = folder / "python", folder / "socket"
+    program = f"{ROOT}/tests/forked_python.py"
+    python.write_text(f'#!/bin/sh\nPYTHON_EXEC=$0 exec {sys.executable} -IS {program} start {address} "$@"\n')
+    python.chmod(0o755)
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, program, "serve", str(address), str(owner)],
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    while not address.exists():
+        assert server.poll() is None, (folder / "log").read_text()
+        time.sleep(0.05)
 
 
 def _make_steered_run(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pty
 import re
 import subprocess
 import sys
+import warnings
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -74,6 +75,8 @@ def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: 
         (["launch", "nofile.yaml"], "nofile.yaml: no such file; recipes that come with it (tal recipes): carb, qui"),
         (["launch", "quickstart", "--config_file", "gpu8_zero4"], "no launch file 'gpu8_zero4'; did you mean 'gpu8_z"),
         (["run", "-m", "quickstart", "seed=1,2", "--dry-run"], "--print-config and --dry-run are for one run"),
+        (["run", "quickstart", "--dry", "--no-such"], "unrecognized arguments: --no-such"),
+        (["compare", "a", "b", "seed=3"], "unrecognized arguments: seed=3"),
         (["compare", "runs/GONE", "b"], "no such file; expected the folder of a run, or a carb/NAME.parquet"),
         (["judge", "no-such-model"], "give a JSONL file of items, or --prompt TEXT with --response TEXT"),
         (["judge", "no-such-model", "items.jsonl", *ONE], "give a JSONL file of items, or --prompt TEXT with --resp"),
@@ -281,6 +284,25 @@ def test_what_deepspeed_logs_does_not_reach_stdout(
         logger.removeHandler(handler)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "`torch.distributed.reduce_op` is deprecated, please use `torch.distributed.ReduceOp` instead",
+        "`gradient_checkpointing` is deprecated and will be removed in v6. Use `activation_checkpointing` instead.",
+        "`is_gradient_checkpointing` is deprecated and will be removed in v6.",
+    ],
+)
+def test_what_libraries_deprecate_in_one_another_is_shown_with_verbose_alone(
+    monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    for level, shown in (("normal", 0), ("verbose", 1)):
+        monkeypatch.setenv("TAL_OUTPUT", level)
+        with warnings.catch_warnings(record=True, action="always") as given:
+            set_output(None)
+            warnings.warn(message, FutureWarning, stacklevel=1)
+        assert len(given) == shown
+
+
 def test_output_that_is_no_terminal_or_has_no_color_has_no_escape_codes(tmp_path: Path) -> None:
     words = [command("tal"), "recipes"]
     assert "\x1b" not in launch(*words).stdout
@@ -297,7 +319,7 @@ def test_output_that_is_no_terminal_or_has_no_color_has_no_escape_codes(tmp_path
 
 
 def test_the_configuration_is_printed_and_nothing_else(tal: Tal) -> None:
-    done = tal("run", "quickstart", "seed=3", "run.name=mine", "--print-config")
+    done = tal("run", "quickstart", "seed=3", "--print-config", "run.name=mine")
     assert yaml.safe_load(done.out) == load_recipe("quickstart", ["seed=3", "run.name=mine"]).model_dump()
     assert not done.err
     notes = [line for line in done.out.splitlines() if line.startswith("#")]
@@ -313,9 +335,22 @@ def test_the_configuration_is_printed_and_nothing_else(tal: Tal) -> None:
     [
         (
             ["quickstart"],
-            ["SFT, 600 steps, then GRPO, 30 steps", "4,288 items, 8 question groups", "measures test  476"],
+            [
+                *("SFT, 600 steps, then GRPO, 30 steps of 128 completions", "4,288 items, 8 question groups"),
+                *("measures test  476", "at the end: 3 times 476 judgements", "GB of memory beside torch itself"),
+            ],
         ),
-        (["scpo_quickstart"], ["seeds 0, 1, 2", "7,200 items, 300 question groups, 10 cultures", "2,400 items"]),
+        (
+            ["quickstart", "grpo.max_steps=-1", "grpo.num_train_epochs=2"],
+            ["GRPO, 536 steps", "37 times 476 judgements"],
+        ),
+        (
+            ["scpo_quickstart"],
+            [
+                *("seeds 0, 1, 2", "7,200 items, 300 question groups, 10 cultures", "2,400 items"),
+                *("150, each of up to 135 steps of 16 pairs", "GB of memory"),
+            ],
+        ),
         (["carb", "data=quickstart_cards", "eval.items=test"], ["constant", "476 items, 8 question groups"]),
     ],
 )
@@ -327,3 +362,16 @@ def test_a_dry_run_reads_the_data_and_makes_nothing(
     for text in expected:
         assert text in done.out
     assert not list(tmp_path.iterdir())
+
+
+def test_no_control_character_of_a_name_reaches_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mine.yaml"])
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text('defaults:\n  - /recipes/quickstart\n  - _self_\n"a\\e[2J": 1\n')
+    with pytest.raises(SystemExit):
+        main(str(recipe))
+    message = capsys.readouterr().err
+    assert "\x1b" not in message
+    assert r"a\x1b[2J: no such key" in message

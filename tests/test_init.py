@@ -6,15 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import SMALL, Tal
 from data.tables import write
+from fastapi.testclient import TestClient
+from readme.parts import blocks
 from reward_models.tiny import ITEMS
 
-from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.checks import load_items, load_recipe
+from think_as_locals.data import read
 from think_as_locals.data.sources import jsonl
-from think_as_locals.types import DataWarning
+from think_as_locals.hub.files import is_pushed_path
 
 PAIRS = [
     {"prompt": f"How do people greet the {who}?", "chosen": "With a wai.", "rejected": "With a bow.", "culture": "TH"}
@@ -24,26 +28,49 @@ MADE = ["README.md", "judge.yaml", "one_gpu.yaml", "rewards.py", "test_rewards.p
 
 
 @pytest.mark.slow
-def test_what_it_makes_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
+@pytest.mark.filterwarnings("ignore:own. 11 items are training items too")
+def test_ten_minutes_as_the_readme_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
     monkeypatch.chdir(tmp_path)
-    done = tal("init", "mine")
+    done = tal("init", "sample")
     assert done.status == 0, done.err
     assert "300 rows = 300 imported (300 items) + 0 set aside" in done.out
     assert "cultures: ES 41" in done.out
-    assert sorted(path.name for path in Path("mine").iterdir()) == sorted([*MADE, "pairs.csv"])
-    monkeypatch.chdir("mine")
-    assert tal("data", "validate", "pairs.csv").status == 0
+    assert sorted(path.name for path in Path("sample").iterdir()) == sorted([*MADE, "pairs.csv"])
+    english = load_items(["data=quickstart_cards", "data.num_responses=2", "data.max_items=300"])
+    pairs = [
+        {"prompt": item.prompt, "chosen": best, "rejected": other, "culture": item.culture}
+        for item in read(english.data, english.seed)
+        for best, other in [sorted(item.responses, key=item.responses[item.best].__ne__)]
+    ]
+    write(Path("my.csv"), pairs)
+
+    (typed,) = (block for block in blocks() if block.text.startswith("tal init mine --from my.csv"))
+    small = [word for word in SMALL if not word.startswith("data.")]
+    apps: list[Any] = []
+    monkeypatch.setattr("uvicorn.run", lambda app, **_: apps.append(app))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    outcomes = {}
+    for line in typed.text.splitlines():
+        program, name, *words = line.partition(" # ")[0].replace("step-30", "step-2").split()
+        if program == "cd":
+            monkeypatch.chdir(name)
+            continue
+        outcomes[name] = tal(name, *words, *(small if name == "run" else []))
+        assert (program, outcomes[name].status) == ("tal", 0), f"{line}: {outcomes[name]}"
+    assert [*outcomes] == ["init", "data", "run", "compare", "serve"]
+    assert "warning: own at step 2 was trained on 11 of these 16 items" in outcomes["run"].err
+    row = {"prompt": "Breakfast?", "responses": ["Rice.", "A croissant."], "culture": "JP"}
+    answer = TestClient(apps[0], "http://127.0.0.1").post("/judge", json={"items": [row]}).json()
+    assert answer["judgements"][0].keys() > {"verdict", "label", "order"}
+
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_rewards.py"]
     assert subprocess.run(tests, check=False, capture_output=True).returncode == 0
-    small = [word for word in SMALL if not word.startswith("data.")]
-    with pytest.warns(DataWarning, match="own: 14 items are training items too"):
-        done = tal("run", "judge.yaml", "run.name=first", *small)
-    assert done.status == 0, done.out + done.err
-    assert "warning: own at step 2 was trained on 14 of these 16 items" in done.err
-    steps = [f"runs/first/eval/own/step-{step}.parquet" for step in (0, 2)]
-    assert tal("compare", *steps, "--by", "culture").status == 0
     assert tal("judge", "runs/first/model", "runs/first/examples.jsonl", "--json").out
-    assert tal("push", "runs/first", "--repo", "owner/mine", "--dry-run").status == 0
+    done = tal("push", "runs/first", "--repo", "owner/mine", "--dry-run", "--json")
+    assert done.status == 0, done.err
+    pushed = [file["path"] for file in json.loads(done.out)["files"]]
+    assert "carb/own-step-2.json" in pushed
+    assert all(map(is_pushed_path, pushed))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json", ".parquet"])

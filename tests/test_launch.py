@@ -20,31 +20,33 @@ def test_accelerate_launches_a_recipe_file(small_run: Path) -> None:
     assert (small_run / "report.html").is_file()
 
 
-def test_two_processes_share_one_run_under_zero2_with_lora(tmp_path: Path) -> None:
+def test_two_processes_share_one_run_under_zero2_with_lora(tmp_path: Path, warm_python: str) -> None:
     recipe = tmp_path / "quickstart.yaml"
     recipe.write_text("defaults:\n  - /recipes/quickstart\n  - override /lora: rank16\n  - _self_\n")
-    run, _ = _two_processes(["tal", "launch", str(recipe), "--config_file", "cpu_zero2"], tmp_path)
+    run, _ = _two_processes(["tal", "launch", str(recipe), "--config_file", "cpu_zero2"], warm_python, tmp_path)
     assert (run / "adapter" / "adapter_model.safetensors").is_file()
     assert not [name for name, _ in Judge.load(str(run / "model")).engine.model.named_parameters() if "lora" in name]
 
 
-def test_torchrun_trains_two_processes_on_every_reward_off_policy(tmp_path: Path) -> None:
+def test_torchrun_trains_two_processes_on_every_reward_off_policy(tmp_path: Path, warm_python: str) -> None:
     overrides = ["reward=full", "grpo.num_iterations=2"]
     (tmp_path / "own.py").write_text("def brief(judgement, item):\n    return 1 / (1 + len(judgement.completion))\n")
     own = [f"reward.own.brief={tmp_path}/own.py:brief", "reward.weights.brief=0.5"]
     launcher = ["torchrun", "--nproc_per_node", "2", "recipes/quickstart.yaml"]
-    run, logs = _two_processes(launcher, tmp_path, *overrides, *own)
+    run, logs = _two_processes(launcher, warm_python, tmp_path, *overrides, *own)
     rewards = {name for log in logs for name in log if name.startswith("rewards/") and name.endswith("/mean")}
     assert len(rewards) == 7
     assert "rewards/brief/mean" in rewards
     assert Judge.load(str(run / "model"))
 
 
-def _two_processes(launcher: list[str], folder: Path, *overrides: str) -> tuple[Path, list[dict[str, Any]]]:
+def _two_processes(
+    launcher: list[str], python: str, folder: Path, *overrides: str
+) -> tuple[Path, list[dict[str, Any]]]:
     """The folder of the one run that two processes make, and what it logged."""
     name, *flags = launcher
     words = [*SMALL, *QUICK, f"run.dir={folder}", *overrides]
-    done = launch(command(name), *flags, *words)
+    done = launch(python, command(name), *flags, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "prefixes are not shared" not in done.stderr
     (run,) = (path for path in folder.iterdir() if (path / "report.html").is_file())

@@ -89,7 +89,10 @@ def test_the_client_asks_a_server_without_torch(tmp_path: Path) -> None:
     [
         (("train", "serve"), "import think_as_locals.serving.server, think_as_locals.serving.app"),
         (("train", "sweep"), "import think_as_locals.sweeps.sweep, optuna, hydra_plugins.hydra_joblib_launcher"),
-        (("inspect", "train"), "import think_as_locals.integrations.inspect_tasks"),
+        (
+            ("inspect",),
+            "import think_as_locals.integrations.inspect_tasks as tasks; assert tasks.carb(max_items=2).dataset",
+        ),
         (("train",), "import think_as_locals.train, think_as_locals.evaluate, think_as_locals.steer"),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,9 @@ def test_baselines_stand_at_chance(quickstart: Path) -> None:
         assert baseline["accuracy"] == pytest.approx(0.25, abs=0.05), name
 
 
-def test_transformers_and_vllm_give_the_verdicts_of_training_on_100_items(quickstart: Path, tmp_path: Path) -> None:
+def test_transformers_and_vllm_give_the_verdicts_of_training_on_100_items(
+    quickstart: Path, tmp_path: Path, warm_python: str
+) -> None:
     config = RunConfig.model_validate(yaml.safe_load((quickstart / "config.yaml").read_text()))
     table = quickstart / "carb" / f"step-{config.grpo.max_steps}.parquet"
     rows = parquet.read_table(table).to_pylist()[:100]
@@ -68,7 +69,7 @@ def test_transformers_and_vllm_give_the_verdicts_of_training_on_100_items(quicks
     path = tmp_path / "items.jsonl"
     jsonl.write([by_id[row["id"]] for row in rows], path)
     script = str(ROOT / "tests" / "engines" / "vllm_process.py")
-    done = launch(sys.executable, script, "compare", str(quickstart / "model"), str(path))
+    done = launch(warm_python, script, "compare", str(quickstart / "model"), str(path))
     assert done.returncode == 0, done.stderr
     texts = json.loads(path.with_suffix(".result.json").read_text())["texts"]
     verdicts = [text.rpartition("<verdict>")[2] for text in (row["completion"] for row in rows)]

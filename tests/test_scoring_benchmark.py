@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ pytestmark = pytest.mark.slow
 TINY = ["--hidden", "64", "--layers", "1", "--prompt", "64", "--completion", "8", "--repetitions", "1"]
 
 
-def test_scores_and_losses_that_are_compared_are_the_same(tmp_path: Path) -> None:
-    done = launch(sys.executable, "tests/benchmarks/scoring.py", *TINY, "--out", str(tmp_path))
+def test_scores_and_losses_that_are_compared_are_the_same(tmp_path: Path, warm_python: str) -> None:
+    done = launch(warm_python, "tests/benchmarks/scoring.py", *TINY, "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "scoring.json").read_text())["results"]
     assert [result["case"] for result in results] == ["scoring", "update"]

@@ -28,14 +28,15 @@ def test_ten_kills_and_three_stops_lose_nothing(tmp_path: Path) -> None:
     assert soaked["sigterm"]["stops"] >= 1
 
 
-def test_a_signal_to_a_node_saves_and_a_second_launch_goes_on(tmp_path: Path) -> None:
+def test_a_signal_to_a_node_saves_and_a_second_launch_goes_on(tmp_path: Path, warm_python: str) -> None:
     words = ["recipes/quickstart.yaml", *SMALL, *QUICK, "grpo.max_steps=10", "grpo.save_steps=100"]
     words += ["eval.every_steps=100", f"run.dir={tmp_path}", "run.name=node", "run.resume=auto"]
     path = f"{Path(command('tal')).parent}:{os.environ['PATH']}"
+    warm = {"PATH": path, "PYTHON_EXEC": warm_python}
     run, log = tmp_path / "node", tmp_path / "log"
     with log.open("w") as out:
         first = ["launch/node.sh", "--config_file", "launch/cpu_ddp.yaml", *words]
-        environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"}
+        environment = {**os.environ, **warm, "HF_HUB_OFFLINE": "1"}
         node = subprocess.Popen(first, cwd=ROOT, env=environment, stdout=out, stderr=out)
         until = time.monotonic() + 300
         while not (run / "completions").is_dir() and node.poll() is None and time.monotonic() < until:
@@ -45,7 +46,7 @@ def test_a_signal_to_a_node_saves_and_a_second_launch_goes_on(tmp_path: Path) ->
     assert "was asked to stop and has saved after step" in log.read_text()
     assert not (run / "model").exists()
     # The flags start what the file does.
-    again = launch("launch/node.sh", "--multi_gpu", "--num_processes", "2", *words, PATH=path)
+    again = launch("launch/node.sh", "--multi_gpu", "--num_processes", "2", *words, **warm)
     assert again.returncode == 0, again.stderr
     assert "grpo continues from step" in again.stderr
     assert (run / "model" / "model.safetensors").is_file()

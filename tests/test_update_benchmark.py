@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ pytestmark = pytest.mark.slow
 TINY = ["--hidden", "64", "--layers", "1", "--shrink", "16", "--repetitions", "1"]
 
 
-def test_updates_that_are_compared_have_the_same_gradient(tmp_path: Path) -> None:
-    done = launch(sys.executable, "tests/benchmarks/update.py", *TINY, "--out", str(tmp_path))
+def test_updates_that_are_compared_have_the_same_gradient(tmp_path: Path, warm_python: str) -> None:
+    done = launch(warm_python, "tests/benchmarks/update.py", *TINY, "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "update.json").read_text())["results"]
     assert [result["case"] for result in results if "gradient_error" not in result] == [

@@ -22,11 +22,21 @@ from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.downstream import best_scored, selection_quality, tournament, write_selections
+from think_as_locals.evaluation.candidates import draw, read_drawn
+from think_as_locals.evaluation.downstream import (
+    best_scored,
+    read_results,
+    selection_quality,
+    tables,
+    tournament,
+    write_selections,
+    write_validity,
+)
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 from think_as_locals.evaluation.probes import applied, probe
 from think_as_locals.evaluation.tables import escape_terminal
+from think_as_locals.evaluation.tasks import Question
 from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.machine.preflight import reward_model_faults
@@ -34,7 +44,7 @@ from think_as_locals.reward_models.load import load_reward_model, trained_hashes
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
 from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import Item, PreflightError, ThinkAsLocalsError
+from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocalsError
 
 
 def items_of(config: EvaluationConfig) -> Sequence[Item]:
@@ -72,10 +82,13 @@ def run(
     config: EvaluationConfig,
     items: Sequence[Item],
     candidates: Sequence[Candidates],
-    edits: Edits | None,
     folder: RunFolder,
+    questions: Sequence[Question] = (),
+    edits: Edits | None = None,
 ) -> None:
     """Evaluate reward models one after the other, and write the leaderboard.
+
+    Where a policy is to be asked `questions`, it draws the candidates first, and the downstream validity comes last.
 
     A reward model that has its files in the folder is done; no answer in the journals of the others is asked for again.
     One that fails is recorded, and the others go on; in the end that is status 1, and a resumed run tries it again.
@@ -83,6 +96,11 @@ def run(
     quiet_transformers()
     console, errors = progress_console(), Console(stderr=True, style="red", highlight=False)
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.source}), reward models: {len(config.rms)}")
+    if config.sample is not None:
+        with progress_bar(console) as bar:
+            draw(config.sample, config.seed, questions, folder, bar)
+        candidates = read_drawn(folder)
+        clear_device_cache(garbage_collection=True)  # of the policy
     failed = []
     for name in config.rms:
         record = folder.failure(name)
@@ -99,9 +117,25 @@ def run(
     page = write_leaderboard([folder.path], folder.path)
     Console(highlight=False).print(*on_terminal(folder.path))
     print(f"leaderboard  {page}")
+    if config.sample is not None and not failed:
+        _validity(folder, errors)
     if failed:
         errors.print(f"failed       {', '.join(failed)}: run.resume=auto tries again")
         raise SystemExit(1)
+
+
+def _validity(folder: RunFolder, errors: Console) -> None:
+    """Write and print how well accuracy predicts the quality of what is selected, where that can be said."""
+    try:
+        drawn = write_validity(read_results(folder.path), folder.path)
+    except DataError as error:
+        errors.print(f"no r2: {error}", markup=False)
+        return
+    found = read_json(folder.path / "validity.json")
+    if found["warning"]:
+        errors.print(f"warning: {found['warning']}", markup=False)
+    Console(markup=False, highlight=False).print(*(table.terminal() for table in tables(found)))
+    print(f"validity     {drawn}")
 
 
 def record_failure(error: Exception, path: Path) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,7 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from think_as_locals.config.schema import DemonstrationConfig, EvaluationConfig, RunConfig, ScpoConfig, ServerSection
+from think_as_locals.config.schema import (
+    DemonstrationConfig,
+    EvaluationConfig,
+    RunConfig,
+    SampleConfig,
+    SampleSection,
+    ScpoConfig,
+    ServerSection,
+)
 from think_as_locals.runtime.ranks import take_up_launch
 from think_as_locals.runtime.signals import interrupt, on_signals
 from think_as_locals.runtime.startup import loading
@@ -47,51 +57,75 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         from think_as_locals import evaluate
 
         measured = evaluate.items_of(config)
-        return [
+        rows = [
             ("evaluates", ", ".join(config.rms)),
             ("on", f"{_described(measured)} ({config.data.source}, {config.eval.items})"),
-            ("in", config.run.dir),
+            *(_planned(config.sample, config.seed) if config.sample else ()),
+            ("memory", "estimated only for recipes that train"),
         ]
-    if isinstance(config, DemonstrationConfig):
+    elif isinstance(config, SampleConfig):
+        rows = _planned(config.sample, config.seed)
+    elif isinstance(config, DemonstrationConfig):
         from think_as_locals import demonstrate
 
         teacher, items = config.teacher, demonstrate.items_of(config)
         orders = ", in both orders" if config.both_orders else ""
-        return [
+        rows = [
             ("asks", teacher.model if isinstance(teacher, ServerSection) else teacher.path),
             ("about", f"{_described(items)} ({config.data.source}, {config.items})"),
             ("tries", f"{config.tries}{orders}{', then with the hint' if config.hint else ''}"),
-            ("in", config.run.dir),
         ]
-    data = load_data(config)
-    if isinstance(config, ScpoConfig):
-        variants = f"{', '.join(config.scpo.variants)}; seeds {', '.join(map(str, config.scpo.seeds))}"
-        return [
-            ("steers", f"{config.model.path or 'a new model'} to each country: {variants}"),
-            ("train", f"{_described(data.train)} ({config.data.source})"),
-            ("test", _described(data.test)),
-            ("in", config.run.dir),
-        ]
+    elif isinstance(config, ScpoConfig):
+        rows = _scpo_plan(config, load_data(config))
+    else:
+        rows = _training_plan(config, load_data(config))
+    return [*rows, ("in", config.run.dir)]
+
+
+def _scpo_plan(config: ScpoConfig, data: Splits) -> list[tuple[str, str]]:
+    from think_as_locals.scpo.results import variant_specs
+    from think_as_locals.scpo.trainer import num_steps
+
+    scpo, variants = config.scpo, ", ".join(config.scpo.variants)
+    specs = variant_specs(config, sorted({str(item.culture) for item in data.test}))
+    batch = scpo.per_device_train_batch_size * scpo.gradient_accumulation_steps
+    most = max(Counter(item.culture for item in data.train).values())
+    steps = num_steps(scpo, most, scpo.num_train_epochs, batch, exactly=config.mode.steps == "exactly")
+    length = f"each of up to {steps:,} steps of {batch:,} pairs"
+    return [
+        ("steers", f"{config.model.path or 'a new model'} to each country: {variants}"),
+        ("trainings", f"{len(specs):,}, {length}; seeds {', '.join(map(str, scpo.seeds))}"),
+        ("train", f"{_described(data.train)} ({config.data.source})"),
+        ("test", _described(data.test)),
+        *_estimates(config, data.train, 0),
+    ]
+
+
+def _training_plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
+    from think_as_locals.config.compose import find_launch, read_launch
     from think_as_locals.data.load import check_leaks
+    from think_as_locals.machine.hours import steps_of
 
     check_leaks(config, data)
-    grpo, model = config.grpo, str(config.model.path or "a new model")
-    steps = f"{grpo.max_steps} steps" if grpo.max_steps > 0 else f"{grpo.num_train_epochs:g} epochs"
+    grpo, every, launch = config.grpo, config.eval.every_steps, read_launch(find_launch(config.run.launch or "single"))
+    steps = steps_of(config, launch, len(data.train))
+    batch = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * launch.processes
+    times, judged = 1 + math.ceil(steps / every), sum(len(each.items) * each.orders for each in data.sets.values())
     sft = f"SFT, {config.sft.length}, then " if config.sft else ""
     weights = config.reward.weights.items()
     return [
-        ("trains", f"{model}: {sft}GRPO, {steps}"),
+        ("trains", f"{config.model.path or 'a new model'}: {sft}GRPO, {steps:,} steps of {batch:,} completions"),
         ("train", f"{_described(data.train)} ({', '.join(config.sources)})"),
         ("samples", f"{grpo.num_generations} completions a prompt, of up to {grpo.max_completion_length} tokens"),
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
         *((f"measures {name}", f"{_described(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
-        ("when", f"before GRPO, every {config.eval.every_steps} steps, at the end"),
-        *_estimates(config, data),
-        ("in", config.run.dir),
+        ("when", f"before GRPO, every {every} steps, at the end: {times:,} times {judged:,} judgements"),
+        *_estimates(config, data.train, judged),
     ]
 
 
-def _estimates(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
+def _estimates(config: RunConfig | ScpoConfig, train: Sequence[Item], judgements: int) -> list[tuple[str, str]]:
+    """Return the memory that a run takes, and on GPUs the hours of a judge's training."""
     from think_as_locals.config.compose import find_launch, read_launch
     from think_as_locals.machine import hours
     from think_as_locals.machine.fit import needed_bytes
@@ -104,10 +138,20 @@ def _estimates(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
         counts = count(config)
     except ConfigError as error:
         return [("memory", str(error))]
-    needed = f"about {needed_bytes(config, launch, counts) / GB:.1f} GB of each GPU of launch/{name}.yaml"
-    judgements = sum(len(each.items) * each.orders for each in data.sets.values())
-    took = hours.described(config, launch, counts, gpus(), len(data.train), judgements)
-    return [("memory", f"{needed}; tal doctor says it for others (--launch)"), ("hours", took)]
+    of = f"each GPU of launch/{name}.yaml" if config.model.requires_gpu else "memory beside torch itself"
+    needed = f"about {needed_bytes(config, launch, counts) / GB:.1f} GB of {of}"
+    rows = [("memory", f"{needed}; tal doctor says it for others (--launch)")]
+    if isinstance(config, RunConfig) and config.model.requires_gpu:
+        rows.append(("hours", hours.described(config, launch, counts, gpus(), len(train), judgements)))
+    return rows
+
+
+def _planned(sample: SampleSection, seed: int) -> list[tuple[str, str]]:
+    from think_as_locals.evaluation.tasks import questions_of
+
+    items = [question.item for question in questions_of(sample, seed)]
+    name = sample.policy.path if sample.policy.kind == "model" else sample.policy.model
+    return [("samples", f"{sample.num_candidates} candidates of {name} ({sample.task})"), ("for", _described(items))]
 
 
 def _described(items: Sequence[Item]) -> str:
@@ -137,10 +181,8 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
         if (launched := take_up_launch(loaded.run.launch)) is not None:
             print(launched)
         preflight(loaded, recipe, overrides)
-        if isinstance(loaded, EvaluationConfig):
-            return _evaluation(loaded, lock)
-        if isinstance(loaded, DemonstrationConfig):
-            return _demonstration(loaded, lock)
+        if not isinstance(loaded, RunConfig | ScpoConfig):
+            return _without_training(loaded, lock)
         config, data = loaded, load_data(loaded)
         if isinstance(config, RunConfig):
             check_leaks(config, data)
@@ -173,26 +215,27 @@ def _launch_named(recipe: str, overrides: Sequence[str]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _evaluation(config: EvaluationConfig, lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
-    from think_as_locals import evaluate
+def _without_training(
+    config: EvaluationConfig | DemonstrationConfig | SampleConfig, lock: ExitStack
+) -> tuple[Callable[[], None], RunFolder]:
+    """As `_prepare`, for what runs in one process; a fault in the data ends it before there is a folder."""
+    from think_as_locals import demonstrate, evaluate, sample
+    from think_as_locals.evaluation.tasks import questions_of
     from think_as_locals.runtime.run_folder import lock_run_dir, open_run
 
-    # A fault in the data ends the run before it has a folder.
-    items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
-    edits = evaluate.edits_of(config, items)
+    program: Callable[[RunFolder], None]
+    if isinstance(config, DemonstrationConfig):
+        program = partial(demonstrate.run, config, demonstrate.items_of(config))
+    elif isinstance(config, SampleConfig):
+        program = partial(sample.run, config, questions_of(config.sample, config.seed))
+    else:
+        items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
+        questions = questions_of(config.sample, config.seed) if config.sample else []
+        edits = evaluate.edits_of(config, items)
+        program = partial(evaluate.run, config, items, candidates, questions=questions, edits=edits)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
-    return partial(evaluate.run, config, items, candidates, edits, run), run
-
-
-def _demonstration(config: DemonstrationConfig, lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
-    from think_as_locals import demonstrate
-    from think_as_locals.runtime.run_folder import lock_run_dir, open_run
-
-    items = demonstrate.items_of(config)
-    run = open_run(config)
-    lock.enter_context(lock_run_dir(run.path))
-    return partial(demonstrate.run, config, items, run), run
+    return partial(program, run), run
 
 
 def load_data(config: RunConfig | ScpoConfig) -> Any:

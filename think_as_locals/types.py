@@ -17,7 +17,7 @@ LABELS = "ABCDEFGH"
 # fmt: off
 DataSource = Literal[
     "culture_cards", "opinion_cards", "blend", "jsonl", "carb", "carb_open", "care", "crisp_rm", "globalopinionqa",
-    "helpsteer3", "m_rewardbench", "pairs", "preferences", "prism", "rewardbench2",
+    "helpsteer3", "include", "m_rewardbench", "pairs", "preferences", "prism", "rewardbench2",
 ]
 # fmt: on
 """The sources of items; `data` reads them."""

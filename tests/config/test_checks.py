@@ -13,11 +13,13 @@ import yaml
 from config.messages import (
     CARB,
     DEMONSTRATE,
+    DOWNSTREAM,
     GRPO,
     HEAD,
     OPINIONS,
     PRISM,
     QUICKSTART,
+    SAMPLE,
     SCPO,
     a_recipe,
     faults,
@@ -28,7 +30,14 @@ from conftest import PLANTED
 
 from think_as_locals.config.checks import Config, load_config, load_items, load_recipe, validate
 from think_as_locals.config.compose import group_options, recipes
-from think_as_locals.config.schema import DemonstrationConfig, EvaluationConfig, RunConfig, ScpoConfig, Variant
+from think_as_locals.config.schema import (
+    DemonstrationConfig,
+    EvaluationConfig,
+    RunConfig,
+    SampleConfig,
+    ScpoConfig,
+    Variant,
+)
 from think_as_locals.judging import prompt_names
 from think_as_locals.runtime.run_folder import open_run
 from think_as_locals.scpo.report import DIFFERENCES
@@ -36,8 +45,8 @@ from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMP
 
 NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 NEEDS["data", "quickstart_blend"] = ["data.path=/somewhere"]
-APART = {"rm", "sweep", "mode", "global_rm"}
-"""Groups of which only an evaluation, a sweep or SCPO chooses; the last two are tested below."""
+APART = {"rm", "sweep", "mode", "global_rm", "sample", "policy"}
+"""Groups of which only an evaluation, a sweep, SCPO or samples choose; all but the first two are tested below."""
 RM_NEEDS = {
     "judge": ["path=x"],
     "server": ["url=http://127.0.0.1:8000/v1", "model=x"],
@@ -99,7 +108,10 @@ def test_a_cold_start_takes_demonstrations_of_a_file() -> None:
     assert pretrained.sft is not None
     assert scratch.sft is not None
     assert (pretrained.sft.data, scratch.sft.data) == ("x", "x")
-    assert (pretrained.sft.learning_rate, pretrained.grpo.learning_rate) == (1e-5, 1e-6)
+    assert (pretrained.sft.learning_rate, pretrained.grpo.learning_rate) == (1e-4, 1e-5)  # of adapters
+    whole = load_recipe(GRPO, ["trainer=demonstrated_grpo", "sft.data=x"])
+    assert whole.sft is not None
+    assert (whole.sft.learning_rate, whole.grpo.learning_rate) == (1e-5, 1e-6)
     assert (pretrained.unread.get("sft.data=null"), pretrained.sft.length) == (None, "2 epochs")
     assert scratch.unread["sft.data=null"].startswith("sft.biased_share")
     assert reloaded(pretrained) == pretrained
@@ -126,6 +138,55 @@ TEACHER = ["teacher.path=x"]
 )
 def test_a_demonstration_that_cannot_be_is_named_with_the_remedy(overrides: list[str], expected: str) -> None:
     assert expected in message(DEMONSTRATE, *overrides)
+
+
+POLICY_NEEDS = {"model": ["path=x"], "server": ["url=http://127.0.0.1:8000/v1", "model=x"], "qwen2_5_7b": []}
+TASK_NEEDS = {"short_answers": ["sample.data.path=x"], "prompts": ["sample.scorer=constant"], "multiple_choice": []}
+BLEND = ["sample=short_answers", "sample.data.path=x"]
+SAMPLED = ["sample.policy.path=x"]
+
+
+@pytest.mark.parametrize("policy", POLICY_NEEDS)
+@pytest.mark.parametrize("task", TASK_NEEDS)
+def test_every_task_is_sampled_from_every_policy_alone_and_before_an_evaluation(task: str, policy: str) -> None:
+    assert {*group_options()["sample"]} == {*TASK_NEEDS, "none"}
+    assert {*group_options()["policy"]} == {*POLICY_NEEDS}
+    given = [f"sample={task}", *TASK_NEEDS[task], f"sample.policy={policy}"]
+    given += [f"sample.policy.{need}" for need in POLICY_NEEDS[policy]]
+    alone, before = load_config(SAMPLE, given), load_config(DOWNSTREAM, given)
+    assert isinstance(alone, SampleConfig)
+    assert isinstance(before, EvaluationConfig)
+    assert before.sample == alone.sample
+    assert (alone.sample.task, reloaded(alone), reloaded(before)) == (task, alone, before)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "expected"),
+    [
+        (SAMPLE, [], "no default for sample.policy.path"),
+        (SAMPLE, ["sample=choice"], "sample=choice: no such option"),
+        (SAMPLE, ["sample.policy=serv"], "sample.policy=serv: no such option; did you mean 'server'?"),
+        (
+            SAMPLE,
+            [*SAMPLED, "sample.policy.pat=x"],
+            "sample.policy.pat: no such key; did you mean 'sample.policy.path'",
+        ),
+        (SAMPLE, [*SAMPLED, "sample=prompts"], "sample.scorer: got none, expected with task prompts a reward model"),
+        (SAMPLE, [*SAMPLED, "sample.scorer=constant"], "sample.scorer: got constant, expected with task multiple_c"),
+        (SAMPLE, [*SAMPLED, *BLEND, "sample.items=test"], "sample.items: got test, expected all"),
+        (
+            SAMPLE,
+            [*SAMPLED, *BLEND, "sample.data=jsonl", "sample.data.path=y"],
+            "sample.data: got jsonl, but only blend",
+        ),
+        (DOWNSTREAM, ["eval.candidates=x"], "eval.candidates: the candidates are sampled here"),
+        (DOWNSTREAM, ["~rms.tulu"], "rms: got 2, expected at least 3 reward models"),
+        (CARB, ["sample=multiple_choice", *SAMPLED], "rms: got 1, expected at least 3"),
+        (GRPO, ["sample.task=prompts"], "sample.* belongs to a recipe that draws candidates"),
+    ],
+)
+def test_a_sample_that_cannot_be_is_named_with_the_remedy(recipe: Path, overrides: list[str], expected: str) -> None:
+    assert expected in message(recipe, *overrides)
 
 
 def test_a_teacher_is_in_this_process_or_behind_a_server() -> None:

@@ -157,6 +157,13 @@ ROWS: dict[str, dict[str, Any]] = {
     "preferences": {"prompt": "?", "response_a": "a", "response_b": "b", "winner": "model_a", "model_a": "m"},
     "m_rewardbench": {"prompt": "?", "chosen": "a", "rejected": "b", "language": "deu_Latn", "source": "s", "id": 1}
     | {"category": "Chat", "chosen_model": "m", "rejected_model": "n"},
+    "include": {
+        "question": "?",
+        **{f"option_{x}": x for x in "abcd"},
+        "answer": 1,
+        "language": "Thai",
+        "country": None,
+    },
     "crisp_rm": {
         "scenario": "At work.",
         "question": "?",
@@ -294,7 +301,7 @@ GERMAN = "Man verbeugt sich tief und sagt dabei ein paar freundliche Worte."
 def test_a_text_in_another_language_is_named_with_both(item: Item) -> None:
     assert faults(item) == []
     found = faults(item, responses=(GERMAN, *item.responses[1:]))
-    assert found == [("wrong_language", "the response 0 is in 'de', the row says 'en'")]
+    assert found == [("wrong_language", "the response 0 is in 'de', it counts as 'en'")]
     assert [defect for defect, _ in faults(item, prompt=GERMAN)] == ["wrong_language"]
 
 

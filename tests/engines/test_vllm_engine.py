@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +24,8 @@ from think_as_locals.types import ModelError
 pytestmark = pytest.mark.slow
 
 
-def measured(task: str, argument: Path, output: Path, status: int = 0) -> dict[str, Any]:
-    done = launch(sys.executable, str(ROOT / "tests" / "engines" / "vllm_process.py"), task, str(argument), str(output))
+def measured(python: str, task: str, argument: Path, output: Path, status: int = 0) -> dict[str, Any]:
+    done = launch(python, str(ROOT / "tests" / "engines" / "vllm_process.py"), task, str(argument), str(output))
     assert done.returncode == status, done.stderr
     found: dict[str, Any] = json.loads(output.with_suffix(".result.json").read_text())
     return found
@@ -47,11 +46,13 @@ def gone(process: int) -> bool:
     return True
 
 
-def test_vllm_writes_what_transformers_writes_and_ends_with_a_killed_owner(small_run: Path, tmp_path: Path) -> None:
+def test_vllm_writes_what_transformers_writes_and_ends_with_a_killed_owner(
+    small_run: Path, tmp_path: Path, warm_python: str
+) -> None:
     config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
     splits = load(config.data, config.seed)
     jsonl.write([*splits.test, *splits.train][:100], tmp_path / "items.jsonl")
-    found = measured("killed", small_run / "model", tmp_path / "items.jsonl", status=-signal.SIGKILL)
+    found = measured(warm_python, "killed", small_run / "model", tmp_path / "items.jsonl", status=-signal.SIGKILL)
     assert len(found["processes"]) >= 2  # the engine core and its worker
     assert all(map(gone, found["processes"]))
     texts, labels = found["texts"], found["labels"]
@@ -78,8 +79,8 @@ def test_completions_that_vllm_cut_off_as_it_was_stopped_are_no_answers() -> Non
             ask()
 
 
-def test_a_weight_sync_changes_the_samples_to_the_policys(small_run: Path, tmp_path: Path) -> None:
-    texts = measured("sync", small_run, tmp_path / "sync")
+def test_a_weight_sync_changes_the_samples_to_the_policys(small_run: Path, tmp_path: Path, warm_python: str) -> None:
+    texts = measured(warm_python, "sync", small_run, tmp_path / "sync")
     assert texts["after"] != texts["before"]
     assert share_alike(texts["after"], texts["policy"]) >= 0.95
 

@@ -70,6 +70,17 @@ def test_own_data_is_called_by_its_file_and_a_judge_that_was_trained_on_it_is_ma
     assert "CARB" not in page.text
 
 
+def test_a_set_of_training_items_is_marked_in_the_table_of_sets(tmp_path: Path) -> None:
+    measure(tmp_path, 5, judge_all(lambda i: i % 2, ITEMS))
+    own = measure(tmp_path / "own", 5, judge_all(lambda i: i % 2, ITEMS), training=training_hashes(ITEMS[:30], None))
+    (tmp_path / "eval").mkdir()
+    own.parent.rename(tmp_path / "eval" / "own")
+    page = Page(write_report(tmp_path))
+    assert page.row("own † 144")
+    assert page.row("test 144")
+    assert "† own: this judge was trained on 30 of these 144 items." in page.text
+
+
 def test_tables_hold_n_interval_and_change(run: Path) -> None:
     page = Page(write_report(run))
     before, last = (json.loads((run / "carb" / f"step-{s}.json").read_text())["by_language"]["th"] for s in (0, 20))

@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from hub.fake_hub import TOKEN, serving
 from readme.parts import Command
 from readme.reader import Reader
+from reward_models.scripted import first
 from reward_models.scripted import serving as serving_judge
 from serving.judges import Longest, judge_of, settings
 
@@ -95,6 +96,23 @@ def _demonstrates(reader: Reader, typed: Command) -> None:
     assert list(reader.folder.glob("runs/*/demonstrations.jsonl"))
 
 
+def _samples(reader: Reader, typed: Command) -> None:
+    reader.monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+    with serving_judge(first) as (url, _):
+        words = [word.replace("http://HOST:8000/v1", url) for word in reader.words(typed)]
+        status, output = reader.tal(*words[1:], "sample.data.max_items=8", "sample.num_candidates=2")
+    assert status == 0, output
+    assert list(reader.folder.glob("runs/*/candidates.jsonl"))
+
+
+def _selects(reader: Reader, typed: Command) -> None:
+    """test_sample.py runs it to its end."""
+    status, output = reader.tal(*reader.words(typed)[1:])
+    assert (status, output.startswith("tal: this machine lacks what downstream needs")) == (2, True), output
+    assert "Qwen/Qwen2.5-7B-Instruct" in output
+    assert "does not exist" not in output
+
+
 def _judges(reader: Reader, typed: Command) -> None:
     status, output = reader.tal(*reader.words(typed)[1:])
     assert status == ("No verdict" in output), output
@@ -117,6 +135,12 @@ def _starts_a_folder(reader: Reader, typed: Command) -> None:
     """test_init.py runs what it makes."""
     reader.types(typed)
     assert (reader.folder / "mine" / "judge.yaml").is_file()
+
+
+def _enters(reader: Reader, typed: Command) -> None:
+    """test_init.py types the whole block in its order."""
+    assert reader.run("init", typed.words()[1]).status == 0
+    assert (reader.folder / "mine").is_dir()
 
 
 LOCAL = "http://127.0.0.1"
@@ -217,12 +241,14 @@ def _has_script(_: Reader, typed: Command) -> None:
 
 
 WAYS: dict[str, Callable[[Reader, Command], None]] = {
-    r"tal (data|run|launch|recipes|demonstrate|judge|compare|validity|push|serve)": _helps,
-    r"tal run (?!-m |recipes/carb\.yaml|.* --(dry-run|print-config)).+": _trains,
+    r"tal (data|run|launch|recipes|demonstrate|sample|judge|compare|validity|push|serve)": _helps,
+    r"tal run (?!-m |recipes/(carb|downstream)\.yaml|.* --(dry-run|print-config)).+": _trains,
     r"tal run .+ --(dry-run|print-config)": _shows,
     r"tal launch .+": _launches_by_name,
     r"tal run -m .+": _sweeps,
     r"tal run recipes/carb\.yaml\b.*": _measures,
+    r"tal run recipes/downstream\.yaml\b.*": _selects,
+    r"tal sample .+": _samples,
     r"tal demonstrate .+": _demonstrates,
     r"tal judge .+": _judges,
     r"tal (compare|leaderboard|validity|data build) .+": _shows,
@@ -241,4 +267,5 @@ WAYS: dict[str, Callable[[Reader, Command], None]] = {
     r"inspect eval .+": _inspects,
     r"python tests/.+": _has_script,
     r"hf auth login": _has_help,
+    r"cd mine": _enters,
 }

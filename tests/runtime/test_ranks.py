@@ -217,12 +217,15 @@ def test_ranks_wait_longer_for_the_main_process_than_that_for_its_server(overrid
 
 
 @pytest.mark.slow
-def test_ranks_of_a_bare_launch_take_up_zero3_which_shards_a_whole_run_and_saves_a_plain_model(tmp_path: Path) -> None:
+def test_ranks_of_a_bare_launch_take_up_zero3_which_shards_a_whole_run_and_saves_a_plain_model(
+    tmp_path: Path, warm_python: str
+) -> None:
     overrides = ["sft.gradient_checkpointing=true", "grpo.gradient_checkpointing=true", "grpo.max_steps=6"]
     rewards = ["reward=full", "grpo.save_steps=100"]
     uneven = ["eval.every_steps=100", "eval.max_items=17", "eval.batch_size=8"]  # two batches on rank 0, one on rank 1
     done = launch(
-        *[command("accelerate"), "launch", "--multi_gpu", "--num_processes", "2", "recipes/quickstart.yaml"],
+        *[warm_python, command("accelerate"), "launch", "--multi_gpu", "--num_processes", "2"],
+        "recipes/quickstart.yaml",
         *[*SMALL, *QUICK, *overrides, *rewards, *uneven, f"run.dir={tmp_path}", "run.name=zero3"],
         "run.launch=cpu_zero3",
     )
@@ -244,10 +247,10 @@ def test_ranks_of_a_bare_launch_take_up_zero3_which_shards_a_whole_run_and_saves
 
 
 @pytest.fixture(scope="module")
-def ways(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def ways(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> tuple[Path, dict[str, Any]]:
     """What two processes made of the same rollouts in every way."""
     folder = tmp_path_factory.mktemp("ways")
-    launcher = [command("accelerate"), "launch", "--config_file", "launch/cpu_zero2.yaml"]
+    launcher = [warm_python, command("accelerate"), "launch", "--config_file", "launch/cpu_zero2.yaml"]
     done = launch(*launcher, "tests/training/spread.py", str(folder), PYTHONPATH=PATH)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, json.loads((folder / "results.json").read_text())

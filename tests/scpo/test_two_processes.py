@@ -22,13 +22,13 @@ WHOLE, LORA = "zero2", "lora_zero2"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     """Of one process (`one`) and of two in every way (`two`), steered from the same global RM."""
     folder = tmp_path_factory.mktemp("steered")
     pooled = [*steer.STEERED, "global_rm.max_steps=60", "scpo.max_steps=1", "scpo.pair_counts=[]"]
     start(RECIPE, [*pooled, f"run.dir={folder}", "run.name=pooled"])
     model = folder / "pooled" / "global_rm" / "model"
-    launcher = [command("accelerate"), "launch", "--config_file", "launch/cpu_zero2.yaml"]
+    launcher = [warm_python, command("accelerate"), "launch", "--config_file", "launch/cpu_zero2.yaml"]
     done = launch(*launcher, "tests/scpo/two_processes.py", str(model), str(folder / "two"), PYTHONPATH=PATH)
     assert done.returncode == 0, done.stdout + done.stderr
     for case in (WHOLE, LORA):

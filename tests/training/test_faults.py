@@ -71,9 +71,11 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_before_the_optimizer
 
 
 @pytest.mark.slow
-def test_a_fault_on_one_rank_neither_hangs_nor_kills_the_other_until_it_is_too_much(tmp_path: Path) -> None:
+def test_a_fault_on_one_rank_neither_hangs_nor_kills_the_other_until_it_is_too_much(
+    tmp_path: Path, warm_python: str
+) -> None:
     script = str(Path(__file__).parent / "small_grpo.py")
-    done = launch(command("torchrun"), "--nproc_per_node", "2", script, str(tmp_path), timeout=300)
+    done = launch(warm_python, command("torchrun"), "--nproc_per_node", "2", script, str(tmp_path), timeout=300)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
     assert first.pop("pairs") == [{"correctness": [1, -1], "consistency": [1, 0]}, 0.5]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from argparse import SUPPRESS, ArgumentParser, _SubParsersAction
+from argparse import SUPPRESS, ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from think_as_locals.cli import data, demonstrate, init, judge, results, run
+from think_as_locals.cli import ask, data, init, judge, results, run
 from think_as_locals.runtime.files import explain, file_fault
 from think_as_locals.runtime.output import set_output
 from think_as_locals.types import DataWarning, RunStoppedError, ThinkAsLocalsError, TrainingWarning
@@ -47,15 +47,22 @@ def main(recipe: str | None = None) -> None:
             set_output(None)
             start(recipe, sys.argv[1:])
         else:
-            arguments = _parser().parse_args(sys.argv[1:] or ["--help"])
+            arguments = _parse(sys.argv[1:] or ["--help"])
             set_output(getattr(arguments, "output", None))
             arguments.command(arguments)
     except (Exception, KeyboardInterrupt) as error:
         status, message = _ending(error)
         if not message:
             raise
-        print(f"tal: {message}", file=sys.stderr)
+        print(f"tal: {_on_terminal(message)}", file=sys.stderr)
         raise SystemExit(status) from error
+
+
+def _on_terminal(message: str) -> str:
+    """Return a message with its control characters escaped: names in it are other people's, from recipes and files."""
+    from think_as_locals.data.rows import printable
+
+    return "\n".join(map(printable, message.split("\n")))
 
 
 def _format_warning(
@@ -63,7 +70,7 @@ def _format_warning(
 ) -> str:
     """Return a warning about data or training as one line: the code that gave it tells a user nothing."""
     if issubclass(category, DataWarning | TrainingWarning):
-        return f"tal: warning: {message}\n"
+        return f"tal: warning: {_on_terminal(str(message))}\n"
     return _PYTHONS(message, category, filename, lineno, line)
 
 
@@ -90,13 +97,24 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="tal", description="Train and use generative reward models that think as locals do.")
     parser.add_argument("--version", action="version", version=f"think-as-locals {version('think-as-locals')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (init, run, data, demonstrate, judge, results):
+    for module in (init, run, data, ask, judge, results):
         module.add(commands)
     completion = commands.add_parser("completion", help="print a shell's completion script: eval it in your profile")
     completion.add_argument("shell", choices=["bash", "zsh", "fish"])
     completion.set_defaults(command=lambda arguments: print(_completion(parser, arguments.shell)))
     _add_output(parser)
     return parser
+
+
+def _parse(words: list[str]) -> Namespace:
+    """Parse a command; key=value may stand behind options too, where argparse would no longer take them."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(words)
+    if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
 
 
 def _completion(parser: ArgumentParser, shell: str) -> str:

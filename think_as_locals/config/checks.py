@@ -23,6 +23,8 @@ from think_as_locals.config.schema import (
     RewardSection,
     RunConfig,
     RunSection,
+    SampleConfig,
+    SampleSection,
     ScpoConfig,
     ServerSection,
 )
@@ -63,10 +65,11 @@ _DOES = {
     "rms": "evaluates reward models",
     "scpo": "steers a reward model",
     "teacher": "asks a teacher for demonstrations",
+    "sample": "draws candidates of a policy",
 }
 """The section that only one kind of recipe has, and what recipes of this kind do."""
 
-Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig
+Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig
 """What a recipe becomes, as `_DOES` says."""
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
@@ -107,7 +110,7 @@ def load_items(overrides: Sequence[str]) -> ItemsConfig:
 
 def validate(values: Mapping[str, Any]) -> Config:
     """Validate a composed configuration of any kind."""
-    kinds = [section for section in _DOES if section in values]
+    kinds = [section for section in _DOES if section in values and not (section == "sample" and "rms" in values)]
     if len(kinds) > 1:  # an override of another kind of recipe
         does = ", ".join(f"{kind}.* belongs to a recipe that {_DOES[kind]}" for kind in kinds)
         raise ConfigError(
@@ -125,6 +128,8 @@ def validate(values: Mapping[str, Any]) -> Config:
         return validate_as(ScpoConfig, values, _scpo_faults)
     if "teacher" in values:
         return validate_as(DemonstrationConfig, values, _demonstration_faults)
+    if "sample" in values:
+        return validate_as(SampleConfig, values, lambda config: _sample_faults(config.sample))
     return validate_as(RunConfig, values, _training_faults)
 
 
@@ -150,6 +155,8 @@ def _locate(fault: Mapping[str, Any], schema: type[BaseModel]) -> tuple[tuple[st
     if loc[0] == "rms" and len(loc) > 2:  # rms, its name, its kind, the key
         known = [f"rms.{loc[1]}.{key}" for key in _RM_KINDS[loc[2]].model_fields]
         loc = (*loc[:2], *loc[3:])
+    if loc[:2] in (("sample", "policy"), ("sample", "scorer")):  # the two, a kind, the key
+        loc = (*loc[:2], *(loc[3:] or ["kind"]))
     if loc[0] == "teacher":  # teacher, its kind, the key
         loc = ("teacher", *(loc[2:] or ["kind"]))
     if loc[0] == "data" and schema is RunConfig:  # data, its source, the key
@@ -202,7 +209,7 @@ def _missing(loc: tuple[str, ...]) -> str:
 def _added(place: str, fault: Mapping[str, Any]) -> str:
     """Return the error of a section that is one of several kinds, or holds sections by name."""
     got = fault["input"]
-    if place in ("data.source", "teacher.kind"):
+    if place in ("data.source", "teacher.kind", "sample.policy.kind", "sample.scorer.kind"):
         known, got = fault["ctx"]["expected_tags"].replace("'", "").split(", "), fault["ctx"]["tag"]
         return f"{place}: got {got!r}{nearest(str(got), known)}; available: {', '.join(known)}"
     if place == "data.mix":
@@ -340,10 +347,30 @@ def _evaluation_faults(config: EvaluationConfig) -> list[str]:
         if not isinstance(rm, JudgeSection | ServerSection):
             continue
         faults += prompt_faults(f"rms.{name}.prompt", rm.prompt)
-        if config.eval.candidates and rm.protocol in ("pairwise", "round_robin"):
+        if (config.eval.candidates or config.sample) and rm.protocol in ("pairwise", "round_robin"):
             faults.append(f"rms.{name}.protocol: got {rm.protocol}; eval.candidates needs listwise or pointwise")
         faults += _orders_faults(f"rms.{name}", rm)
+    if config.sample is not None:
+        faults += _sample_faults(config.sample)
+        if config.eval.candidates is not None:
+            faults.append("eval.candidates: the candidates are sampled here: set it to null, or choose sample=none")
+        if len(config.rms) < 3:
+            faults.append(f"rms: got {len(config.rms)}, expected at least 3 reward models: r2 over fewer says nothing")
     return faults + _data_faults(config.data, untrained=_MEASURED)
+
+
+def _sample_faults(sample: SampleSection) -> list[str]:
+    faults = _data_faults(sample.data, "sample.data", untrained=_MEASURED)
+    if (sample.scorer is not None) != (sample.task == "prompts"):
+        got = "none" if sample.scorer is None else sample.scorer.kind
+        needs = "a reward model (sample.scorer=KIND)" if sample.task == "prompts" else "none: the answers are known"
+        faults.append(f"sample.scorer: got {got}, expected with task {sample.task} {needs}")
+    if sample.task == "short_answers":
+        if sample.data.source != "blend":
+            faults.append(f"sample.data: got {sample.data.source}, but only blend has votes on short answers")
+        if sample.items != "all":
+            faults.append(f"sample.items: got {sample.items}, expected all: short answers have no split")
+    return faults
 
 
 def _scpo_faults(config: ScpoConfig) -> list[str]:

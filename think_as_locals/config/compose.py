@@ -59,7 +59,7 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
         if lacking := re.search(r"Could not load '(?:recipes/)?(.*)'", str(error)):
             known = [path.stem for path in recipes()]
             remedy = (
-                f"{nearest(lacking[1], known)}; defaults are a root of conf/ (/config, /carb, /scpo, /demonstrate) or "
+                f"{nearest(lacking[1], known)}; defaults are a root of conf/ (/config, /carb, /scpo, ...) or "
                 f"recipes that come with it (/recipes/NAME: {', '.join(known)}), then options of conf/; no other files"
             )
         raise ConfigError(f"{recipe}: {reason(error)}{remedy}") from error
@@ -175,7 +175,12 @@ _ADDED = {  # PLACE.NAME=OPTION: the group of the option, and what Hydra adds fo
     "data.mix": ("data", ["+data@data.mix.{name}={option}"]),
     "eval.sets": ("data", ["+eval/shared@eval.sets.{name}=set", "+data@eval.sets.{name}.data={option}"]),
 }
-_CHOSEN = {"teacher": "rm"}  # SECTION=OPTION: the group of the option, where it is not called like the section
+_CHOSEN = {  # SECTION=OPTION: as above, where a group is not called like the section
+    "teacher": ("rm", ["rm@teacher={option}"]),
+    "sample.policy": ("policy", ["policy@sample.policy={option}"]),
+    "sample.data": ("data", ["data@sample.data={option}"]),
+    "sample.scorer": ("rm", ["+rm@sample.scorer={option}"]),
+}
 
 
 def _as_overrides(text: str) -> list[str]:
@@ -193,9 +198,7 @@ def _as_overrides(text: str) -> list[str]:
     if key.lstrip("+~") == "recipe":
         raise ConfigError(f"{text}: recipe is the name of the recipe's file; use run.name to name a run")
     place, _, name = key.rpartition(".")
-    groups, (group, added) = group_options(), _ADDED.get(place, (key, [text]))
-    if key in _CHOSEN:
-        group, added = _CHOSEN[key], [f"{_CHOSEN[key]}@{key}={{option}}"]
+    groups, (group, added) = group_options(), _CHOSEN.get(key) or _ADDED.get(place, (key, [text]))
     if group not in groups:
         return [text if key.startswith(("+", "~")) else f"++{text}"]
     if option not in groups[group]:

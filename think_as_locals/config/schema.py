@@ -407,6 +407,52 @@ class DemonstrationConfig(Recipe):
     hint: bool
 
 
+class PolicySection(Section):
+    """A chat model in this process, whose answers are candidates."""
+
+    kind: Literal["model"]
+    path: str
+    revision: str | None
+    backend: Literal["transformers", "vllm"]
+    dtype: Dtype | None
+    chat_template_kwargs: TemplateKwargs
+    chunk_size: PositiveInt
+    batch_size: PositiveInt
+
+
+class PolicyServerSection(Section):
+    """A chat model behind an OpenAI-compatible server, whose answers are candidates."""
+
+    kind: Literal["server"]
+    url: Url
+    model: str
+    key_variable: str | None
+    concurrency: PositiveInt
+    deadline_s: PositiveFloat
+    timeout_s: PositiveFloat
+    fields: dict[str, Any]
+
+
+class SampleSection(Section):
+    """Which policy draws candidates, for what, and what says how good they are."""
+
+    task: Literal["multiple_choice", "short_answers", "prompts"]
+    data: DataSection
+    items: Literal["train", "validation", "test", "all"]
+    policy: Annotated[PolicySection | PolicyServerSection, Field(discriminator="kind")]
+    num_candidates: PositiveInt
+    temperature: PositiveFloat
+    max_completion_length: PositiveInt
+    scorer: RewardModelSection | None
+
+
+class SampleConfig(Recipe):
+    """Candidates of a policy: conf/sample.yaml."""
+
+    run: RunSection
+    sample: SampleSection
+
+
 class BenchmarkSection(MeasureSection):
     items: Literal["all", "test"]
     probes: bool | str
@@ -421,6 +467,7 @@ class EvaluationConfig(Recipe):
     data: DataSection
     eval: BenchmarkSection
     rms: Annotated[dict[Name, RewardModelSection], Field(min_length=1)]
+    sample: SampleSection | None
 
 
 # An SCPO run: a scalar reward model is steered to one country after the other.

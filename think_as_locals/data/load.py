@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from think_as_locals.data.fields import Country, Identifier, Language, Prompt, Responses, RowModel, field, shown
+from think_as_locals.data.fields import (
+    Country,
+    Identifier,
+    Language,
+    Prompt,
+    Responses,
+    RowModel,
+    Text,
+    field,
+    question_group,
+    shown,
+)
 from think_as_locals.data.rows import Defect, Fault, mark_repeats, read_rows, valid_items
 from think_as_locals.data.selection import choose
 from think_as_locals.data.sources import SOURCES, check_settings, row_outcomes
@@ -134,6 +145,12 @@ class Candidates:
     language: str
     texts: tuple[str, ...]
     qualities: tuple[float, ...] | None = None
+    group: str = ""  # the question group; empty for that of the prompt
+
+    @property
+    def question_group(self) -> str:
+        """The unit of intervals: prompts that ask the same question."""
+        return self.group or question_group(self.prompt)
 
 
 def _check_qualities(name: str, value: Any, faults: list[Fault]) -> tuple[float, ...] | None:
@@ -146,7 +163,7 @@ def _check_qualities(name: str, value: Any, faults: list[Fault]) -> tuple[float,
 class CandidatesRow(RowModel):
     """A row as it is in the file."""
 
-    FIELDS: ClassVar = ("id", "prompt", "culture", "language", "candidates", "qualities")
+    FIELDS: ClassVar = ("id", "prompt", "culture", "language", "candidates", "qualities", "group", "sampled")
     EXACT: ClassVar = True
 
     texts: Responses = Field(validation_alias="candidates")
@@ -155,6 +172,7 @@ class CandidatesRow(RowModel):
     culture: Country = None
     language: Language
     qualities: Annotated[tuple[float, ...] | None, field(_check_qualities, None)] = None
+    group: Text = ""
 
 
 def read_candidates(path: Path) -> list[Candidates]:
@@ -183,5 +201,5 @@ def read_candidates(path: Path) -> list[Candidates]:
         raise DataError("\n".join(faults[:_MAX_FAULTS] + ([f"and {more} more faults"] if more > 0 else [])))
     if not found:
         names = ", ".join(CandidatesRow.FIELDS)
-        raise DataError(f"{path}: no rows; expected {names} (qualities may be left out)")
+        raise DataError(f"{path}: no rows; expected {names} (the last three may be left out)")
     return list(found.values())

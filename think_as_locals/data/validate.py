@@ -183,7 +183,7 @@ def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
                 yield Fault(Defect.INVISIBLE_TEXT, f"the {name} is {shown(text)}")
             if _IDENTIFIES_LANGUAGES and (other := other_language(text, item.language)) is not None:
                 language = "another script" if other == "und" else repr(other)
-                yield Fault(Defect.WRONG_LANGUAGE, f"the {name} is in {language}, the row says {item.language!r}")
+                yield Fault(Defect.WRONG_LANGUAGE, f"the {name} is in {language}, it counts as {item.language!r}")
 
 
 def _responses(item: Item) -> Iterator[tuple[str, str]]:

@@ -116,7 +116,11 @@ class ChatServer:
 
 
 class _Requests:
-    """The requests of one call of `ChatServer.sample`."""
+    """The requests of one call of `ChatServer.sample`.
+
+    The `openai` client could send them, but it retries a refused connection, waits two minutes at the most for
+    `Retry-After`, gives up after so many tries instead of so many seconds, and does not say what the last one got.
+    """
 
     def __init__(self, server: ChatServer, sampling: Sampling, deliver: Deliver) -> None:
         self._server = server

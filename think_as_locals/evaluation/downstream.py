@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rich.cells import cell_len, chop_cells
 from scipy import stats
 
-from think_as_locals.data.fields import Number, RowModel, Text, question_group
+from think_as_locals.data.fields import Number, RowModel, Text
 from think_as_locals.data.load import Candidates
 from think_as_locals.data.rows import Defect, read_rows
 from think_as_locals.data.sources.jsonl import new_file
@@ -84,7 +84,7 @@ def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples
     if lacks := [row.id for row in rows if row.qualities is None]:
         raise DataError(f"{len(lacks)} of {len(rows)} rows have no qualities, such as {lacks[0]!r}: nothing to average")
     qualities = [row.qualities or () for row in rows]
-    groups = [question_group(row.prompt) for row in rows]
+    groups = [row.question_group for row in rows]
     selected = [of_row[index] for of_row, index in zip(qualities, chosen, strict=True)]
     oracle = [max(of_row) for of_row in qualities]
     random = [best - math.fsum(best - q for q in row) / len(row) for best, row in zip(oracle, qualities, strict=True)]
@@ -132,7 +132,7 @@ def _part_scores(
             culture=row.culture,
             language=row.language,
             domain="downstream",
-            group=question_group(row.prompt),
+            group=row.question_group,
             source="candidates",
         )
         for i, (row, part) in enumerate(asked)

@@ -30,6 +30,7 @@ _DATA: Mapping[str, str] = {
         "preferences of simulated people, generated from the culture cards of Think-as-Locals; nobody was asked "
         "(licence: Apache-2.0)"
     ),
+    "include": "INCLUDE, arXiv 2411.19799 (licence: Apache-2.0)",
     "prism": "PRISM, arXiv 2404.16019 (licence: prompts CC-BY-4.0, responses CC-BY-NC-4.0)",
     "globalopinionqa": "GlobalOpinionQA, arXiv 2306.16388 (licence: CC-BY-NC-SA-4.0)",
     "blend": "BLEnD, arXiv 2406.09948 (licence: CC-BY-SA-4.0)",

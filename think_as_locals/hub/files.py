@@ -112,7 +112,7 @@ def _about(run: JudgeRun | SteeredRun) -> Iterator[HubFile]:
     for result in run.results:
         for stage, path in (("carb", result.path), ("probes", result.probes)):
             if path:
-                yield _read_plain(f"{stage}/{result.name}.json", path, path.parents[1])
+                yield _read_plain(f"{stage}/{result.name.replace(', ', '-')}.json", path, path.parents[1])
 
 
 def _is_plain(path: Path, folder: Path) -> bool:

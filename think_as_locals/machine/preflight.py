@@ -21,8 +21,12 @@ from think_as_locals.config.schema import (
     EvaluationConfig,
     ImplicitSection,
     JudgeSection,
+    PolicySection,
+    PolicyServerSection,
     RewardModelSection,
     RunConfig,
+    SampleConfig,
+    SampleSection,
     ScpoConfig,
     ServeConfig,
     ServerSection,
@@ -51,7 +55,7 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
     if isinstance(config, RunConfig | ScpoConfig):
         missing += launch_faults(config)
         missing += memory_faults(config, recipe, overrides) if not missing else []
-    alone = isinstance(config, EvaluationConfig | DemonstrationConfig)
+    alone = isinstance(config, EvaluationConfig | DemonstrationConfig | SampleConfig)
     if alone and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         missing.append(f"{config.recipe} runs in one process, got {started}: start it with `tal run`")
     if missing:
@@ -78,6 +82,8 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
         return missing + [fault for rm in config.rms.values() for fault in reward_model_faults(rm)]
     if isinstance(config, DemonstrationConfig):
         return missing + reward_model_faults(config.teacher)
+    if isinstance(config, SampleConfig):
+        return missing
     if isinstance(config, RunConfig):
         missing += packages("vllm") if config.rollout.backend == "vllm_colocate" else []
         if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
@@ -100,11 +106,32 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
 def _shared(config: Config) -> list[str]:
     """Return what is missing of packages and data, without which nothing can be done."""
     missing = packages("train")
-    sections = config.data_sections if isinstance(config, RunConfig) else {"data": config.data}
+    sections = config.data_sections if isinstance(config, RunConfig) else {}
+    if not isinstance(config, RunConfig | SampleConfig):
+        sections = {"data": config.data}
+    if isinstance(config, EvaluationConfig | SampleConfig) and config.sample is not None:
+        sections |= {"sample.data": config.sample.data}
+        missing += _sample_faults(config.sample)
     for place, data in sections.items():
         if data.path is not None and not (Path(data.path).expanduser().exists() or hub_id(data.path)):
             missing.append(f"data: {data.path} does not exist; set {place}.path")
     return missing
+
+
+def _sample_faults(sample: SampleSection) -> list[str]:
+    """Return what a policy, and the reward model that scores its candidates, lack."""
+    missing, policy = reward_model_faults(sample.scorer) if sample.scorer else [], sample.policy
+    if isinstance(policy, PolicySection):
+        missing += packages("vllm") if policy.backend == "vllm" else []
+        return missing + ([fault] if (fault := model_fault(policy.path, policy.revision)) else [])
+    return missing + key_faults(policy)
+
+
+def key_faults(server: ServerSection | PolicyServerSection) -> list[str]:
+    """Return that the key of a server is not set, if it needs one."""
+    if server.key_variable is None or server.key_variable in os.environ:
+        return []
+    return [f"server: {server.key_variable} is not set: put the key of {server.url} there, or set key_variable=null"]
 
 
 def reward_model_faults(rm: RewardModelSection) -> list[str]:
@@ -115,8 +142,7 @@ def reward_model_faults(rm: RewardModelSection) -> list[str]:
         models.append((rm.path, rm.revision))
     if isinstance(rm, ImplicitSection) and rm.reference:
         models.append((rm.reference, rm.reference_revision))
-    if isinstance(rm, ServerSection) and rm.key_variable and rm.key_variable not in os.environ:
-        missing.append(f"server: {rm.key_variable} is not set: put the key of {rm.url} there, or set key_variable=null")
+    missing += key_faults(rm) if isinstance(rm, ServerSection) else []
     return missing + [fault for path, revision in models if (fault := model_fault(path, revision))]
 
 

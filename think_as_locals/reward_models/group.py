@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from think_as_locals.engines.load import Backend
 from think_as_locals.judging.formats import RATINGS
-from think_as_locals.reward_models.judge import Backend, Judge
+from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.protocols import ROUND_ROBIN, JudgingProtocol
 from think_as_locals.reward_models.reward_model import Answer, Request, RewardModel, ask_all
 from think_as_locals.types import LABELS, DataError, Item, is_text

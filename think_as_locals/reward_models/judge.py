@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import Any, Self, overload
 
 import yaml
 
@@ -18,6 +18,7 @@ from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.engines.engine import model_file, special_tokens
+from think_as_locals.engines.load import Backend, load_engine
 from think_as_locals.judging import CHAT_TOKENS, label_place, prompt_digest, render_presented
 from think_as_locals.judging.formats import Format
 from think_as_locals.reward_models.protocols import LISTWISE, JudgingProtocol
@@ -40,8 +41,6 @@ _log = logging.getLogger(__name__)
 
 Asked = Item | Mapping[str, Any]
 """What a judge is asked about: an item, or a row with a prompt, responses and a culture."""
-
-Backend = Literal["transformers", "vllm"]  # the engines that hold a judge's weights in this process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,18 +144,13 @@ class Judge:
             return cls(engine=server, settings=settings, protocol=protocol, margins=margins, model=model)
         settings = replace(JudgeSettings.load(path, revision), **changes)
         dtype, template_kwargs = settings.dtype, dict(settings.chat_template_kwargs)
-        common: dict[str, Any] = {"dtype": dtype, "template_kwargs": template_kwargs, "revision": revision}
-        engine: Engine
-        if backend == "transformers":
-            from think_as_locals.engines.transformers_engine import TransformersEngine
-
-            engine = TransformersEngine.load(path, batch_size=batch_size, **common)
-        elif backend == "vllm":
-            from think_as_locals.engines.vllm_engine import VLLMEngine
-
-            engine = VLLMEngine.load(path, **common)
-        else:
-            raise ConfigError(f"no backend {backend!r}; available: transformers, vllm")
+        loading: dict[str, Any] = {"dtype": dtype, "template_kwargs": template_kwargs, "revision": revision}
+        try:
+            engine = load_engine(path, backend, batch_size=batch_size, **loading)
+        except ModuleNotFoundError as error:
+            extras = "train,vllm" if backend == "vllm" else "train"
+            error.add_note(f"pip install 'think-as-locals[{extras}]', or give base_url for a judge behind a server")
+            raise
         loaded = {"dtype": dtype, "backend": backend, "chat_template_kwargs": template_kwargs}
         model = identify_weights(path, revision) | loaded
         asked: dict[str, Any] = {"settings": settings, "protocol": protocol, "margins": margins}

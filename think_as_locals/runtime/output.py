@@ -22,7 +22,9 @@ _QUIETER = {"TRANSFORMERS_VERBOSITY": "error", "VLLM_LOGGING_LEVEL": "ERROR", "T
 _NOISE = [
     # Names that torch 2.13 deprecates: DeepSpeed 0.19 calls them, vLLM 0.31 looks at every attribute of the module. No
     # issue is known in either.
-    ("`torch.distributed", FutureWarning)
+    ("`torch.distributed", FutureWarning),
+    # Names that transformers 5.23 deprecates and TRL 1.16 and PEFT 0.21 use, whatever is configured. No issue is known.
+    ("`(is_)?gradient_checkpointing", FutureWarning),
 ]
 """Warnings of libraries about their own code, which no user can change: shown with `-v` alone."""
 

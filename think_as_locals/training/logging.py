@@ -42,7 +42,10 @@ class MetricsWriter(TrainerCallback):
 
 
 class CompletionsWriter(TrainerCallback):
-    """Writes the main process's scored completions to `completions/`, a file a step, with verdicts and faults."""
+    """Writes the main process's scored completions to `completions/`, a file a step, with verdicts and faults.
+
+    TRL's `log_completions` writes those of the last batch before each logged step, and prints them too.
+    """
 
     def __init__(self, run: RunFolder, rewards: Rewards) -> None:
         self._run = run
@@ -102,7 +105,7 @@ _LINE_EVERY_S = 15.0
 
 
 class LiveView(TrainerCallback):
-    """Shows one stage as a live panel in a terminal, as plain lines elsewhere (which TRL's has not)."""
+    """Shows one stage as a live panel in a terminal, as plain lines elsewhere, where TRL's prints its last state."""
 
     def __init__(self, console: Console, stage: str) -> None:
         self._console = console

@@ -20,6 +20,7 @@ from think_as_locals.data.sources import (
     crisp_rm,
     globalopinionqa,
     helpsteer3,
+    include,
     jsonl,
     pairs,
     prism,
@@ -81,6 +82,7 @@ SOURCES: dict[str, Source] = {
     "preferences": row_by_row(pairs.preference_outcome, pairs.PreferenceRow),
     "m_rewardbench": row_by_row(pairs.m_rewardbench_outcome, pairs.MRewardBenchRow),
     "crisp_rm": row_by_row(crisp_rm.outcome, crisp_rm.CrispRow),
+    "include": row_by_row(include.outcome, include.IncludeRow),
 }
 
 

@@ -123,6 +123,38 @@ def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
             yield Outcome(region.row, faults=(region.fault or Fault(defect, f"question {question!r}: {detail}"),))
 
 
+def short_answers(data: DataSection) -> Iterator[tuple[Item, list[tuple[list[str], int]]]]:
+    """Yield each question of a region as it is asked, with the votes for its answers in the language of the question.
+
+    The item has no responses that mean anything. Questions whose most frequent answer has too few votes are left out.
+    """
+    for question, of_question in _questions(data)[0].items():
+        for region in of_question:
+            for language, prompt in region.prompts.items():
+                key = "en_answers" if language == "en" else "answers"
+                votes = [
+                    ([text for text in vote.get(key) or () if isinstance(text, str) and text.strip()], vote["count"])
+                    for vote in region.row.value["annotations"]
+                ]
+                votes = [(spellings, count) for spellings, count in votes if spellings]
+                if max((count for _, count in votes), default=0) < MIN_VOTES:
+                    continue
+                yield (
+                    Item(
+                        id=f"blend/{question}/{region.culture}/{language}",
+                        prompt=prompt,
+                        responses=("a", "b"),
+                        best=0,
+                        culture=region.culture,
+                        language=language,
+                        domain=region.topic,
+                        group=question,
+                        source="blend",
+                    ),
+                    votes,
+                )
+
+
 def _items(question: str, asked: list[Asked], data: DataSection, seed: int) -> Iterator[Item]:
     """Yield the items of one question, from what every region answered."""
     size = size_of(data)

@@ -1,0 +1,96 @@
+"""What a policy is asked, and how good its answers are: golden cases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from data.sources.test_blend import a_folder
+
+from think_as_locals.config.checks import load_config
+from think_as_locals.config.schema import SampleConfig, SampleSection
+from think_as_locals.evaluation.tasks import Question, chosen_option, quality, questions_of, vote_share
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("Answer: B", 1),
+        ("I compare A and C.\n\n**Answer: C**", 2),
+        ("answer: (d)", 3),
+        ("Answer: A\nNo, wait.\nAnswer: B", 1),
+        ("B", 1),
+        (" (B). ", 1),
+        ("**B**", 1),
+        ("Answer: E", None),  # not on offer
+        ("Answer: Because", None),
+        ("The answer is B.", None),  # prose is not guessed from
+        ("B is wrong, and so is C", None),
+        ("Myanswer: B", None),
+        ("", None),
+        ("Answer:" * 20_000 + "B", 1),
+    ],
+)
+def test_an_option_is_chosen_by_a_mark_and_never_guessed(text: str, chosen: int | None) -> None:
+    assert chosen_option(text, 4) == chosen
+
+
+VOTES = [(["rice and fish", "fish rice"], 4), (["noodles"], 3), (["ข้าวต้ม"], 2), (["U.S."], 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("Rice and fish.", 1.0),
+        ("They eat FISH RICE", 1.0),
+        ("rice", 0.0),  # a part of an answer is none
+        ("noodles or rice and fish", 1.0),
+        ("Noodles\nrice and fish", 0.75),  # the first line counts
+        ("noodlesoup", 0.0),
+        ("กินข้าวต้ม", 0.5),
+        ("u.s", 0.25),
+        ("", 0.0),
+        ("\n \n", 0.0),
+    ],
+)
+def test_a_short_answer_is_worth_the_votes_of_what_it_names(text: str, share: float) -> None:
+    assert vote_share(text, VOTES) == share
+
+
+def section(*overrides: str) -> SampleSection:
+    config = load_config("conf/sample.yaml", ["sample.policy.path=x", *overrides])
+    assert isinstance(config, SampleConfig)
+    return config.sample
+
+
+def test_options_are_shown_in_an_order_that_says_nothing_and_the_right_letter_scores() -> None:
+    asked = questions_of(section("sample.data.languages=[en]", "sample.data.max_items=200"), seed=0)
+    assert len(asked) == 200
+    assert len({question.item.best for question in asked}) == 4
+    item = asked[0].item
+    label = "ABCD"[item.best]
+    assert f"{label}. {item.responses[item.best]}\n" in f"{item.prompt}\n"
+    assert item.prompt.endswith("Answer: one of A, B, C, D")
+    assert [quality(asked[0], f"Answer: {other}") for other in "ABCD"] == [float(o == label) for o in "ABCD"]
+
+
+def test_short_answers_ask_each_region_once_in_its_language_with_the_votes_of_its_people(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "blend")
+    raw = json.loads(next((tmp_path / "blend" / "annotations").glob("US_*")).read_text(encoding="utf-8"))
+    asked = questions_of(section("sample=short_answers", f"sample.data.path={folder}"), seed=0)
+    assert len({question.item.id for question in asked}) == len(asked)
+    assert {question.item.language for question in asked} > {"en"}
+    for question in asked:
+        assert max(count for _, count in question.votes) >= 3
+        assert question.item.prompt.endswith("and nothing else.")
+        first, _ = question.votes[0]
+        assert quality(question, first[0]) > 0
+    of_us = [question for question in asked if question.item.culture == "US"]
+    assert {question.item.group for question in of_us} <= set(raw)
+
+
+def test_prompts_are_asked_as_they_are() -> None:
+    chosen = section("sample=prompts", "sample.scorer=constant", "sample.data.max_items=8")
+    assert all(isinstance(each, Question) and not each.votes for each in questions_of(chosen, seed=0))
+    assert "Answer" not in questions_of(chosen, seed=0)[0].item.prompt

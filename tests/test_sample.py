@@ -1,0 +1,146 @@
+"""`tal sample` and the downstream recipe: a policy draws candidates, reward models select of them, and r2 is told."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Tal
+from items import make_item
+from loopback import Answer, Received, answering
+from reward_models.scripted import judged
+from reward_models.tiny import write_classifier
+
+from think_as_locals.data.load import read_candidates
+from think_as_locals.data.sources import jsonl
+
+ITEMS = [
+    make_item(
+        id=f"item-{i}",
+        prompt=f"What do people do on day {i}?",
+        responses=(f"rest on {i}", f"work for long hours on day {i}", f"dance {i}"),
+        best=i % 3,
+        culture=("TH", "JP")[i % 2],
+        group=f"day-{i}",
+    )
+    for i in range(6)
+]
+RIGHT = {item.responses[item.best] for item in ITEMS}
+
+Says = Callable[[int, str], str]
+"""Of the number of the candidate (the seeds in the order in which they come) and the prompt: an answer."""
+
+
+@contextmanager
+def speaking(says: Says) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The url of a policy, which also judges as the longest response, and the bodies of the requests that it gets."""
+    asked: list[dict[str, Any]] = []
+
+    def respond(request: Received) -> Answer:
+        messages, seeds = request.body["messages"], dict.fromkeys(body["seed"] for body in asked)
+        if "<response" in messages[-1]["content"]:
+            text = judged(messages)
+        else:
+            asked.append(request.body)
+            seeds[request.body["seed"]] = None
+            text = says(list(seeds).index(request.body["seed"]), messages[-1]["content"])
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        return (400, "no more", {}) if text == "down" else (200, {"choices": [choice]}, {})
+
+    with answering(respond) as url:
+        yield f"{url}/v1", asked
+
+
+def letter(prompt: str, right: bool) -> str:
+    found = re.findall(r"^([A-D])\. (.+)$", prompt, re.MULTILINE)
+    return next(label for label, text in found if (text in RIGHT) == right)
+
+
+def improving(number: int, prompt: str) -> str:
+    """Says nothing, then is wrong, then right."""
+    if number == 0:
+        return " "
+    return f"{'I have thought about it. ' * number}\nAnswer: {letter(prompt, number > 1)}"
+
+
+def words(folder: Path, url: str) -> list[str]:
+    if not (folder / "items.jsonl").exists():
+        jsonl.write(ITEMS, folder / "items.jsonl")
+    policy = ["sample.policy=server", f"sample.policy.url={url}", "sample.policy.model=small"]
+    data = ["sample.data=jsonl", f"sample.data.path={folder / 'items.jsonl'}"]
+    return [*data, *policy, "sample.policy.key_variable=null", "sample.num_candidates=3", f"run.dir={folder}"]
+
+
+def test_candidates_are_scored_and_kept_with_their_provenance_and_nothing_is_drawn_twice(
+    tal: Tal, tmp_path: Path
+) -> None:
+    limit, drawn = [8], Counter[tuple[int, str]]()
+
+    def says(number: int, prompt: str) -> str:
+        if drawn.total() >= limit[0]:
+            return "down"
+        drawn.update([(number, prompt)])
+        return improving(number, prompt)
+
+    with speaking(says) as (url, asked):
+        given = ["sample", *words(tmp_path, url), "run.name=drawn", "sample.policy.concurrency=1", "--json"]
+        failed = tal(*given)
+        assert (failed.status, (tmp_path / "drawn" / "candidates.jsonl").exists()) == (2, False)
+        limit[0] = 99
+        done = tal(*given[:-1], "run.resume=auto", "--json")
+    assert done.status == 0, done.err
+    assert (drawn.total(), set(drawn.values())) == (18, {1})
+    found = json.loads(done.out)
+    assert (found["mean"]["n"], found["mean"]["quality"], found["best"]["quality"]) == (6, pytest.approx(1 / 3), 1.0)
+    assert {*found["by_culture"]} == {"TH", "JP"}
+    rows = [json.loads(line) for line in (tmp_path / "drawn" / "candidates.jsonl").read_text().splitlines()]
+    assert [row["qualities"] for row in rows] == [[0.0, 0.0, 1.0]] * 6
+    assert {row["candidates"][0] for row in rows} == {"(no answer)"}
+    sampled = rows[0]["sampled"]
+    assert sampled["seeds"] == list(dict.fromkeys(body["seed"] for body in asked))
+    assert (sampled["policy"]["name"], sampled["temperature"], sampled["task"]) == ("small", 1.0, "multiple_choice")
+    assert {(body["temperature"], body["max_tokens"]) for body in asked} == {(1.0, 512)}
+    read = read_candidates(tmp_path / "drawn" / "candidates.jsonl")
+    assert [row.question_group for row in read] == [f"day-{i}" for i in range(6)]
+
+
+def test_a_judge_scores_candidates_where_no_answer_is_known(tal: Tal, tmp_path: Path) -> None:
+    with speaking(lambda number, _: f"A{'h' * (10 * number)}.") as (url, _):
+        scorer = ["sample.scorer=server", f"sample.scorer.url={url}", "sample.scorer.model=judge"]
+        more = ["sample=prompts", *scorer, "sample.scorer.key_variable=null", "sample.scorer.protocol=round_robin"]
+        done = tal("sample", more[0], *words(tmp_path, url), *more[1:], "run.name=drawn")
+    assert done.status == 0, done.err
+    read = read_candidates(tmp_path / "drawn" / "candidates.jsonl")
+    assert {row.qualities for row in read} == {(0.0, 0.5, 1.0)}  # the share of duels that the longer one wins
+    assert {row.prompt for row in read} == {item.prompt for item in ITEMS}
+    assert "1.000 [" in done.out
+
+
+def test_the_downstream_recipe_goes_from_samples_to_r2(tal: Tal, tmp_path: Path) -> None:
+    with speaking(improving) as (url, asked):
+        judge = ["rms.long=server", f"rms.long.url={url}", "rms.long.model=judge", "rms.long.key_variable=null"]
+        random = [
+            "rms.random=classifier",
+            f"rms.random.path={write_classifier(tmp_path / 'rm', max_position_embeddings=999)}",
+        ]
+        others = ["~rms.deberta", "~rms.tulu", "data=jsonl", f"data.path={tmp_path / 'items.jsonl'}"]
+        given = ["run", "downstream", *words(tmp_path, url), *judge, *random, *others, "run.name=valid"]
+        done = tal(*given, "eval.bootstrap_samples=50")
+        assert done.status == 0, done.err
+        assert len(asked) == 18
+        again = tal(*given, "eval.bootstrap_samples=50", "run.resume=auto")
+        assert (again.status, len(asked)) == (0, 18), again.err
+    found = json.loads((tmp_path / "valid" / "validity.json").read_text())
+    assert (found["n"], {result["name"] for result in found["results"]}) == (3, {"long", "random", "constant"})
+    by_name = {result["name"]: result for result in found["results"]}
+    assert by_name["long"]["downstream"] == 1.0  # the longest candidate is the right one
+    assert by_name["long"]["accuracy"] == pytest.approx(1 / 3)  # and the best response in a third of the items
+    assert "Pearson r" in done.out
+    assert "n = 3: with so few reward models a correlation says little" in " ".join(done.err.split())
+    assert (tmp_path / "valid" / "leaderboard.html").is_file()

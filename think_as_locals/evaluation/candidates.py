@@ -1,0 +1,174 @@
+"""Candidates: what a policy answers to the questions of a task, several times each, and how good that is."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rich.progress import Progress
+
+from think_as_locals.config.schema import PolicyServerSection, RewardModelSection, SampleSection
+from think_as_locals.data.load import Candidates, read_candidates
+from think_as_locals.data.sources.jsonl import new_file
+from think_as_locals.engines import Engine, Sampling
+from think_as_locals.engines.chat_server import ChatServer
+from think_as_locals.engines.load import load_engine
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
+from think_as_locals.evaluation.journal import Journal, collect
+from think_as_locals.evaluation.scored import grouped
+from think_as_locals.evaluation.statistics import estimate_mean
+from think_as_locals.evaluation.tables import Cell, Table, figure
+from think_as_locals.evaluation.tasks import Question, quality
+from think_as_locals.reward_models.group import GroupReward
+from think_as_locals.reward_models.load import load_reward_model
+from think_as_locals.reward_models.reward_model import Answer, Keep, Request, identify_weights
+from think_as_locals.runtime.files import write_json
+from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.types import Item, Rollout
+
+NO_ANSWER = "(no answer)"
+"""In place of a blank candidate, which no reward model could be shown."""
+
+
+def draw(section: SampleSection, seed: int, questions: Sequence[Question], folder: RunFolder, bar: Progress) -> None:
+    """Sample candidates, score them, and write the folder's `candidates.jsonl` and, last, `candidates.json`.
+
+    The answers are in a journal for each candidate's number: a run that was killed samples none of them again.
+    """
+    if folder.candidates_summary.is_file():
+        return
+    items = [question.item for question in questions]
+    requests, answers = [Request(item, ()) for item in items], list[list[Answer]]()
+    length, temperature = section.max_completion_length, section.temperature
+    engine, identity, chunk_size = _policy(section)
+    with closing(engine):
+        for number in range(section.num_candidates):
+            drawn = random.Random(f"{seed}-candidate-{number}").randrange(2**31)
+            sampler = _Sampler(
+                engine, Sampling(max_completion_length=length, temperature=temperature, seed=drawn), chunk_size
+            )
+            asked = {**identity, "max_completion_length": length, "temperature": temperature, "seed": drawn}
+            task = bar.add_task(f"candidate {number + 1} of {section.num_candidates}", total=None)
+            advance = partial(lambda task, more, total: bar.update(task, advance=more, total=total), task)
+            with Journal(folder.journal(f"candidate-{number + 1}"), asked) as journal:
+                collect(sampler, journal, advance, requests)
+                answers.append([{**journal[request], "seed": drawn} for request in requests])
+    of_questions = list(zip(*answers, strict=True))
+    texts = [[answer["text"].strip() or NO_ANSWER for answer in found] for found in of_questions]
+    qualities = _qualities(section.scorer, seed, questions, texts)
+    provenance = {"policy": identity, "temperature": section.temperature, "task": section.task}
+    folder.candidates.unlink(missing_ok=True)  # of a run that was killed before the summary
+    with new_file(folder.candidates) as file:
+        for item, of_item, found, worth in zip(items, texts, of_questions, qualities, strict=True):
+            row = {
+                **{name: getattr(item, name) for name in ("id", "prompt", "culture", "language", "group")},
+                "candidates": of_item,
+                "qualities": worth,
+                "sampled": {
+                    **provenance,
+                    "seeds": [answer["seed"] for answer in found],
+                    "finish_reasons": [answer["finish_reason"] for answer in found],
+                },
+            }
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    write_json(folder.candidates_summary, summary(section, items, qualities, seed))
+
+
+def read_drawn(folder: RunFolder) -> list[Candidates]:
+    """Read the candidates of a run."""
+    return read_candidates(folder.candidates)
+
+
+def _policy(section: SampleSection) -> tuple[Engine, dict[str, Any], int | None]:
+    """Load the policy; return what identifies it, and how many requests are sampled together, as well."""
+    policy = section.policy
+    if isinstance(policy, PolicyServerSection):
+        engine = ChatServer(**policy.model_dump(exclude={"kind"}))
+        return engine, {"url": policy.url, "name": policy.model, "fields": policy.fields}, None
+    loaded = {"dtype": policy.dtype or "auto", "backend": policy.backend}
+    kwargs = dict(policy.chat_template_kwargs)
+    local = load_engine(
+        *(policy.path, policy.backend),
+        dtype=loaded["dtype"],
+        template_kwargs=kwargs,
+        batch_size=policy.batch_size,
+        revision=policy.revision,
+    )
+    weights = identify_weights(policy.path, policy.revision)
+    return local, {"name": policy.path, **weights, **loaded, "chat_template_kwargs": kwargs}, policy.chunk_size
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampler:
+    """Samples one completion for each prompt, as `collect` asks."""
+
+    engine: Engine
+    sampling: Sampling
+    chunk_size: int | None
+
+    def sort_key(self, request: Request) -> str:
+        return request.item.prompt
+
+    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+        def deliver(place: int, rollout: Rollout) -> None:
+            keep(place, {"text": rollout.text, "finish_reason": rollout.finish_reason})
+
+        prompts = [[{"role": "user", "content": request.item.prompt}] for request in requests]
+        self.engine.sample(prompts, self.sampling, deliver)
+
+
+def _qualities(
+    scorer: RewardModelSection | None, seed: int, questions: Sequence[Question], texts: Sequence[Sequence[str]]
+) -> list[list[float]]:
+    """Return how good each candidate of each question is."""
+    if scorer is None:
+        return [[quality(q, text) for text in of_q] for q, of_q in zip(questions, texts, strict=True)]
+    rows = [(q.item, text) for q, of_q in zip(questions, texts, strict=True) for text in of_q]
+    with closing(load_reward_model(scorer, seed)) as rm:
+        reward = GroupReward(rm)
+        scores = reward.score(
+            [item.prompt for item, _ in rows],
+            [text for _, text in rows],
+            [item.culture for item, _ in rows],
+            [item.language for item, _ in rows],
+        )
+        found = iter([reward.neutral if score is None else score for score in scores])
+    return [[next(found) for _ in of_q] for of_q in texts]
+
+
+def summary(
+    section: SampleSection, items: Sequence[Item], qualities: Sequence[Sequence[float]], seed: int
+) -> dict[str, Any]:
+    """Return the mean quality of a candidate and of the best of each question, of all and by culture, as JSON."""
+    known = dict(zip((item.id for item in items), qualities, strict=True))
+
+    def part(of: Sequence[Item]) -> dict[str, Any]:
+        groups = [item.group for item in of]
+        means = [sum(known[item.id]) / len(known[item.id]) for item in of]
+        best = [max(known[item.id]) for item in of]
+        return {
+            "mean": estimate_mean(means, groups, 2000, seed).as_dict("quality"),
+            "best": estimate_mean(best, groups, 2000, seed).as_dict("quality"),
+        }
+
+    by_culture = grouped(items, BREAKDOWNS["culture"])
+    return {
+        "task": section.task,
+        "num_candidates": section.num_candidates,
+        **part(items),
+        "by_culture": {culture: part(of) for culture, of in sorted(by_culture.items())},
+    }
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """Return a summary as a table."""
+    rows: list[list[Cell]] = []
+    for name, part in [*found["by_culture"].items(), ("all", found)]:
+        rows.append([name, *(figure(part[key], "quality", ".3f", 1, show_n=True) for key in ("mean", "best"))])
+    best = f"best of {found['num_candidates']}"
+    return Table(["culture", "mean quality", best], rows, sections=[len(rows) - 1])

@@ -1,0 +1,100 @@
+"""Tasks for a policy, and how good its answers are: options, short answers with people's votes, prompts of items."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from string import Template
+
+from think_as_locals.config.schema import SampleSection
+from think_as_locals.data import load, read
+from think_as_locals.data.selection import choose
+from think_as_locals.data.sources.blend import short_answers
+from think_as_locals.judging import shuffle_responses
+from think_as_locals.types import LABELS, Item
+
+_ANSWER = re.compile(rf"(?<!\w)answer[ \t:*(\[]{{1,8}}([{LABELS}])(?!\w)", re.IGNORECASE)
+_LETTER = re.compile(rf"[\s*(\[]{{0,8}}([{LABELS}])[\s*)\].]{{0,8}}")
+
+Votes = Sequence[tuple[Sequence[str], int]]
+"""Answers, each in all its spellings, and how many people gave it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a policy is asked: the prompt of `item`, and how its answers are scored."""
+
+    item: Item  # of multiple choice with the options as responses, of short answers with responses that nobody reads
+    votes: Votes = ()
+
+
+def questions_of(section: SampleSection, seed: int) -> list[Question]:
+    """Load what a policy is asked; a DataError names a fault in the data."""
+    if section.task == "short_answers":
+        votes = dict[str, Votes]()
+        items = []
+        for item, of_item in short_answers(section.data):
+            votes[item.id] = of_item
+            items.append(replace(item, prompt=_text("short_answers", question=item.prompt)))
+        selection = section.data.model_copy(update={"num_responses": None, "as_pairs": False})
+        chosen = choose(items, selection, frozenset({"languages"}), seed)
+        return [Question(item, votes[item.id]) for item in chosen]
+    every = read(section.data, seed) if section.items == "all" else getattr(load(section.data, seed), section.items)
+    if section.task == "prompts":
+        return [Question(item) for item in every]
+    return [Question(_with_options(shuffle_responses(item, seed))) for item in every]
+
+
+def _with_options(item: Item) -> Item:
+    labels = LABELS[: len(item.responses)]
+    options = "\n".join(f"{label}. {text}" for label, text in zip(labels, item.responses, strict=True))
+    asked = _text("multiple_choice", question=item.prompt, options=options, label=f"one of {', '.join(labels)}")
+    return replace(item, prompt=asked)
+
+
+def quality(question: Question, answer: str) -> float:
+    """Return how good an answer is, in [0, 1]: the right option, or the votes of the answer that it names."""
+    if not question.votes:
+        return float(chosen_option(answer, len(question.item.responses)) == question.item.best)
+    return vote_share(answer, question.votes)
+
+
+def chosen_option(text: str, count: int) -> int | None:
+    """Return the index of the option that an answer chooses; `None` if it chooses none on offer.
+
+    That is the letter behind the last "Answer:", or the whole answer if it is a letter alone; it is never guessed.
+    """
+    found = _ANSWER.findall(text) or ([whole[1]] if (whole := _LETTER.fullmatch(text.strip())) else [])
+    label = found[-1].upper() if found else ""
+    return LABELS.index(label) if label and label in LABELS[:count] else None
+
+
+def vote_share(text: str, votes: Votes) -> float:
+    """Return the votes for the answer that a text names, of several the most, relative to the most frequent answer.
+
+    BLEnD's SEM-W (arXiv 2406.09948), with ours for its lemmatisers: an answer is named where its words stand in the
+    first line in their order, whatever case, punctuation and Unicode form. A list of answers beyond it counts nothing.
+    """
+    from think_as_locals.data.overlap import normalise
+
+    lines = [line for line in text.splitlines() if line.strip()]
+    said = f" {' '.join(normalise(lines[0]).split())} " if lines else ""
+    named = [
+        count
+        for spellings, count in votes
+        if any(words and f" {words} " in said for words in (" ".join(normalise(s).split()) for s in spellings))
+    ]
+    return max(named, default=0) / max(count for _, count in votes)
+
+
+@cache
+def _template(name: str) -> Template:
+    text = files(__package__).joinpath("prompts", f"{name}.txt").read_text(encoding="utf-8")
+    return Template(text.strip("\n"))
+
+
+def _text(name: str, **values: str) -> str:
+    return _template(name).substitute(values)
