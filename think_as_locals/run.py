@@ -88,10 +88,9 @@ def _scpo_plan(config: ScpoConfig, data: Splits) -> list[tuple[str, str]]:
 
     scpo, variants = config.scpo, ", ".join(config.scpo.variants)
     specs = variant_specs(config, sorted({str(item.culture) for item in data.test}))
-    batch = scpo.per_device_train_batch_size * scpo.gradient_accumulation_steps
     most = max(Counter(item.culture for item in data.train).values())
-    steps = num_steps(scpo, most, scpo.num_train_epochs, batch, exactly=config.mode.steps == "exactly")
-    length = f"each of up to {steps:,} steps of {batch:,} pairs"
+    steps = num_steps(scpo, most, exactly=config.mode.steps == "exactly")
+    length = f"each of up to {steps:,} steps of {scpo.batch_size:,} pairs"
     return [
         ("steers", f"{config.model.path or 'a new model'} to each country: {variants}"),
         ("trainings", f"{len(specs):,}, {length}; seeds {', '.join(map(str, scpo.seeds))}"),
