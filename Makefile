@@ -26,6 +26,8 @@ bench: .venv/.vllm  ## Compare updates, scoring, judging with TRL, RewardBench 2
 	$(BIN)/python tests/benchmarks/scoring.py
 	$(BIN)/python tests/benchmarks/judging.py
 	$(BIN)/python tests/benchmarks/serving.py
+	$(BIN)/python tests/benchmarks/ahead.py
+	$(BIN)/python tests/benchmarks/weights.py
 
 soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 290 times; tests/benchmarks/soak.json
 	$(BIN)/python tests/benchmarks/soak.py $(ARGS)

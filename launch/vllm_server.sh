@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A vLLM server for rollout=vllm_server: launch/vllm_server.sh MODEL --dtype bfloat16 [any option of vLLM's server]
 # MODEL and dtype are those of the run. On this machine alone unless HOST says otherwise; PORT is 8000. The run's weights reach it
-# through rollout.weights_dir, which both must see. On a machine without a GPU add --enforce-eager. For a run with lora=rank16 add
+# by NCCL or through rollout.weights_dir, which both must see. On a machine without a GPU add --enforce-eager. For a run with lora=rank16 add
 # --enable-lora --max-lora-rank 16: then only the adapter travels, else every weight sync sends the whole model.
 set -euo pipefail
 : "${VLLM_API_KEY:?set it to a secret that the run has in its environment too, e.g. export VLLM_API_KEY=\$(openssl rand -hex 32)}"
@@ -11,5 +11,6 @@ export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"
 exec "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server --model "$@" \
   --host "${HOST:-127.0.0.1}" --port "${PORT:-8000}" \
   --logprobs-mode processed_logprobs --generation-config vllm \
+  --weight-transfer-config '{"backend": "tal"}' \
   --worker-extension-cls think_as_locals.engines.vllm_worker.WorkerExtension \
   --middleware think_as_locals.engines.vllm_worker.RequireKey

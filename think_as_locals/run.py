@@ -28,6 +28,7 @@ from think_as_locals.runtime.startup import loading
 from think_as_locals.types import ConfigError, DataWarning, Item
 
 if TYPE_CHECKING:
+    from think_as_locals.config.checks import Config
     from think_as_locals.data.load import TrainingData
     from think_as_locals.data.splits import Splits
     from think_as_locals.runtime.run_folder import RunFolder
@@ -177,6 +178,7 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
         from think_as_locals.machine.preflight import preflight
 
         loaded = load_config(recipe, overrides)
+        _refuse_variants(loaded, recipe)
         if (launched := take_up_launch(loaded.run.launch)) is not None:
             print(launched)
         preflight(loaded, recipe, overrides)
@@ -201,6 +203,12 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     from think_as_locals import train
 
     return partial(train.run, config, data, run), run
+
+
+def _refuse_variants(config: Config, recipe: str) -> None:
+    if isinstance(config, RunConfig) and config.variants:
+        names = ", ".join(config.variants)
+        raise ConfigError(f"{config.recipe} is a sweep over variants ({names}): tal run -m {recipe}")
 
 
 def _launch_named(recipe: str, overrides: Sequence[str]) -> str | None:
@@ -256,8 +264,8 @@ def load_data(config: RunConfig | ScpoConfig) -> Any:
 
         demonstrations = read_demonstrations(config.sft.data, prompt_format(config.prompt.template))
         data = replace(data, demonstrations=demonstrations)
-    if "rubric_quality" in config.reward.weighted():
-        check_languages(config.reward.rubric_quality.language, data.train)
+    if "rubric_quality" in config.reward.weighted() and config.prompt.rubric_language == "item":
+        check_languages(data.train)
     return data
 
 

@@ -48,7 +48,7 @@ from think_as_locals.training.logging import (
     ShardsWriter,
     track,
 )
-from think_as_locals.training.rollouts import policy_engine, ranks_per_engine
+from think_as_locals.training.trainer_engine import policy_engine, ranks_per_engine
 from think_as_locals.types import TEST, DataError, Item, ProtocolKind
 
 _TOKENIZER_DEMONSTRATIONS = 4000
@@ -100,7 +100,9 @@ def cold_start(
             texts = [
                 text
                 for demonstration in demonstrations[:_TOKENIZER_DEMONSTRATIONS]
-                for message in render_presented(demonstration.item, demonstration.presented, config.prompt.template)
+                for message in render_presented(
+                    demonstration.item, demonstration.presented, **config.prompt.arguments()
+                )
                 for text in (message["content"], demonstration.completion)
             ]
             parameters = make_judge(folder.cold_start.untrained, texts, config.model.scratch, config.seed)
@@ -170,8 +172,9 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
     if not items:
         return set()
     chat, found = load_chat(config, model), dict[Item, int]()
+    shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
     for reverse in (False, True) if config.reward.both_orders else (False,):
-        prompts = [render(item, config.prompt.template, config.seed, chat.special_tokens, reverse) for item in items]
+        prompts = [render(item, reverse=reverse, **shown) for item in items]
         lengths = map(len, chat.encode(prompts))
         found |= {item: n for item, n in zip(items, lengths, strict=True) if n > (limits[item] or n)}
     if len(found) == len(limits):
@@ -191,7 +194,7 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
 def settings_of(config: RunConfig) -> JudgeSettings:
     """Return how a judge of this run must be asked."""
     return JudgeSettings(
-        prompt=config.prompt.template,
+        **config.prompt.arguments(),
         seed=config.seed,
         max_completion_length=config.grpo.max_completion_length,
         dtype=config.model.dtype,

@@ -37,6 +37,12 @@ VERDICT_PROMPTS = ("rewardbench2", "rewardbench2_responses_first", "rm_r1")
 RATING_PROMPTS = ("rewardbench2_ratings",)
 """The prompts that ask for a rating of a single response."""
 
+CultureShown = Literal["stated", "inferred", "hidden"]
+"""Whether a prompt names the culture, says that the question tells it, or says nothing of it."""
+
+RubricLanguage = Literal["item", "en", "any"]
+"""The language in which a prompt asks for the rubric, and a reward expects it: that of the item, English or any."""
+
 ProtocolKind = Literal["listwise", "pairwise", "round_robin", "pointwise"]
 """Which responses of an item a judge sees together; `reward_models.protocols` turns its judgements into scores."""
 

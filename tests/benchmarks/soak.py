@@ -4,6 +4,7 @@
   once, and the judge is bit for bit the one of a run that nobody disturbed.
 - SIGTERM or SIGUSR1 on random ranks of two: both end with the documented status, none hangs, and the run goes on.
 - SIGKILL of the vLLM server that a run samples from: no batch is stale (soak_server.py).
+- SIGKILL of trainer or server of a run that samples ahead: each item is used once, no batch is too old (soak_ahead.py).
 - SIGKILL of evaluations of reward models: results are the same bytes (soak_evaluation.py).
 """
 
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress, track
+from soak_ahead import ahead_kills
 from soak_evaluation import evaluation_kills
 from soak_runs import COLD_START, LIMIT_S, STOPPED, expect, logged, start, wait, weights
 from soak_server import server_kills
@@ -148,8 +150,20 @@ def _heeds(process: int) -> bool:
     return bool(int(fields["SigCgt"], 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
-PARTS = {"sigkill": kills, "sigterm": stops, "server": server_kills, "evaluation": evaluation_kills}
-COUNTED = {"sigkill": "kills", "sigterm": "stops", "server": "server_kills", "evaluation": "evaluation_kills"}
+PARTS = {
+    "sigkill": kills,
+    "sigterm": stops,
+    "server": server_kills,
+    "evaluation": evaluation_kills,
+    "ahead": ahead_kills,
+}
+COUNTED = {
+    "sigkill": "kills",
+    "sigterm": "stops",
+    "server": "server_kills",
+    "evaluation": "evaluation_kills",
+    "ahead": "ahead_kills",
+}
 FAULTS = (
     "different_weights",
     "wrong_steps",
@@ -161,6 +175,9 @@ FAULTS = (
     "control_missed",
     "different_results",
     "repeated_answers",
+    "wrong_items",
+    "too_old",
+    "of_other_weights",
 )
 
 
@@ -173,6 +190,7 @@ def main() -> None:
     parser.add_argument("--stops", type=int, default=50)
     parser.add_argument("--server-kills", type=int, default=20)
     parser.add_argument("--evaluation-kills", type=int, default=20)
+    parser.add_argument("--ahead-kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     counts = {part: vars(arguments)[option] for part, option in COUNTED.items()}

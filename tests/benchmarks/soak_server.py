@@ -30,7 +30,7 @@ import vllm
 from rich.progress import Progress
 from soak_runs import COLD_START, LIMIT_S, expect, logged, start, wait
 
-from think_as_locals.training.rollouts import ServedEngine
+from think_as_locals.training.served_engine import ServedEngine
 
 WIDTH = "model.scratch.hidden_size=64"  # the narrowest that vLLM has an attention kernel for on CPU
 STEPS = 10
@@ -106,7 +106,7 @@ def server_kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]
     expect(wait(made, LIMIT_S) == 0, folder, "judge")
     model = folder / "judge" / "cold_start" / "model"
     server = Server(model, folder / "server.log")
-    words = [*WORDS, f"model.path={model}", f"rollout.url={server.url}"]
+    words = [*WORDS, f"model.path={model}", f"rollout.urls=[{server.url}]"]
     try:
         server.wait()
         return {"vllm": vllm.__version__, **_control(folder, words), **_Soak(folder, words, server, rng).kill(count)}

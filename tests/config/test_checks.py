@@ -55,6 +55,8 @@ RM_NEEDS = {
     "constant": [],
 }
 NEEDS["data", "mix"] = ["data.mix.cards=culture_cards"]
+_NO_RUBRIC = ["reward.weights.criteria_gain=0", "reward.weights.rubric_quality=0", "reward.weights.correctness=1"]
+_NO_COLD_START = ["sft=null", "model.scratch=null", "model.path=x"]
 NEEDS["trainer", "demonstrated_grpo"] = ["sft.data=/somewhere"]
 
 
@@ -208,6 +210,8 @@ def test_every_option_of_every_group_loads(turn: int) -> None:
     groups["trainer"] = [name for name in groups["trainer"] if (name == "cold_start_grpo") == scratch]
     chosen = [(group, options[turn % len(options)]) for group, options in groups.items()]
     needed = [override for choice in chosen for override in NEEDS.get(choice, [])]
+    if dict(chosen)["prompt"] in VERDICT_PROMPTS:
+        needed = [*(each for each in needed if not each.startswith("sft.")), *_NO_RUBRIC, *_NO_COLD_START]
     assert isinstance(load_recipe(GRPO, [*(f"{group}={option}" for group, option in chosen), *needed]), RunConfig)
 
 
@@ -328,9 +332,12 @@ def test_a_key_that_a_source_does_not_read_is_refused_by_name(source: str, overr
     ("weights", "components"),
     [
         ("correctness_structure", ["correctness", "structure"]),
-        ("paper", ["correctness", "criteria_gain"]),
-        ("rm_r1", ["correctness"]),
-        ("j1", ["correctness", "consistency"]),
+        ("tal", ["correctness", "criteria_gain", "structure", "rubric_quality"]),
+        ("paper", ["correctness", "criteria_gain", "structure"]),
+        ("paper_without_gain", ["correctness", "structure"]),
+        ("paper_without_correctness", ["criteria_gain", "structure"]),
+        ("rm_r1", ["correctness", "structure"]),
+        ("j1", ["correctness", "consistency", "structure"]),
         ("full", ["correctness", "criteria_gain", "structure", "rubric_quality", "consistency", "length"]),
     ],
 )
@@ -340,8 +347,9 @@ def test_each_choice_of_rewards_weighs_its_components(weights: str, components: 
     assert reward.both_orders == ("consistency" in components)
 
 
-def test_the_flagship_is_paid_as_in_the_paper_and_the_quick_start_for_structure() -> None:
-    assert load_recipe(GRPO).reward.weights == {"correctness": 1.0, "criteria_gain": 0.5}
+def test_the_flagship_is_paid_for_verdict_and_rubric_and_the_quick_start_for_structure() -> None:
+    weights = {"correctness": 1.0, "criteria_gain": 0.5, "structure": 0.2, "rubric_quality": 0.2}
+    assert load_recipe(GRPO).reward.weights == weights
     assert load_recipe(QUICKSTART).reward.weights == {"correctness": 1.0, "structure": 0.2}
 
 
@@ -463,15 +471,50 @@ def test_settings_that_do_not_fit_together_are_named(changes: dict[str, Any], ex
     assert [*changes][-1] in found
 
 
+def test_the_papers_recipe_pays_what_the_paper_pays() -> None:
+    config = load_recipe("recipes/tal_paper.yaml")
+    assert config.reward.weighted() == {"correctness": 1.0, "criteria_gain": 0.5}
+    assert (config.grpo.loss_type, config.model.path) == ("grpo", "Qwen/Qwen2.5-7B-Instruct")
+    assert {name: part.path for name, part in config.sources.items()} == {
+        "helpsteer3": "nvidia/HelpSteer3:preference",
+        "care": "geyang627/CARE",
+    }
+    assert load_recipe("recipes/tal_paper.yaml", ["reward=paper_without_gain"]).reward.weighted() == {
+        "correctness": 1.0
+    }
+
+
+def test_weights_given_as_a_whole_replace_those_of_the_option() -> None:
+    def weights(*overrides: str) -> dict[str, float]:
+        return load_recipe(GRPO, overrides).reward.weights
+
+    assert weights("reward.weights={correctness: 2.0}") == {"correctness": 2.0}
+    assert weights("reward=full", "reward.weights={correctness: 1.0, length: 0.5}") == {
+        "correctness": 1.0,
+        "length": 0.5,
+    }
+    assert weights("reward.weights={correctness: 2.0}", "reward.weights.structure=0.1") == {
+        "correctness": 2.0,
+        "structure": 0.1,
+    }
+    assert weights("reward.weights.correctness=2.0").keys() == weights().keys()  # a key alone is set among the others
+
+
 def test_other_peoples_verdicts_can_be_rewarded_their_rubrics_and_ratings_cannot() -> None:
     for prompt in VERDICT_PROMPTS:
-        overrides = [f"prompt.template={prompt}", "reward=rm_r1"]
+        overrides = [f"prompt={prompt}", "reward=rm_r1"]
         assert load_recipe("recipes/tal_grpo.yaml", overrides).prompt.template == prompt
         with pytest.raises(ConfigError, match=f"criteria_gain: scores the rubric .* prompt {prompt} does not ask for"):
             load_recipe("recipes/tal_grpo.yaml", overrides[:1])
     for prompt in RATING_PROMPTS:
         with pytest.raises(ConfigError, match=f"{prompt} asks for a rating of one response, and training"):
-            load_recipe("recipes/tal_grpo.yaml", [f"prompt.template={prompt}", "reward=rm_r1"])
+            load_recipe("recipes/tal_grpo.yaml", ["prompt=rewardbench2", f"prompt.template={prompt}", "reward=rm_r1"])
+    for override, expected in (
+        ("prompt.template=rm_r1", "prompt.culture: got stated, but rm_r1 says nothing of culture: set it to hidden"),
+        ("prompt.template=compact", "prompt.rubric_language: got item, but compact asks for none: set it to any"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            load_recipe("recipes/tal_grpo.yaml", [override])
     assert {*GRAMMAR_PROMPTS, *VERDICT_PROMPTS, *RATING_PROMPTS} == {*prompt_names()}
 
 
@@ -515,8 +558,8 @@ def test_a_run_name_that_leaves_its_folder_or_is_no_plain_name_is_an_error(name:
 
 @pytest.mark.parametrize("url", ["http://user:hidden@host:8000", "https://hidden@host/v1", "host:8000", "http://"])
 def test_an_address_holds_no_secret_and_a_message_repeats_none(url: str) -> None:
-    found = faults({"rollout.url": url})
-    assert "rollout.url: expected http[s]://HOST[:PORT][/PATH] without user or key" in found
+    found = faults({"rollout.urls": [url]})
+    assert "rollout.urls.0: expected http[s]://HOST[:PORT][/PATH] without user or key" in found
     assert "hidden" not in found
 
 
@@ -739,7 +782,7 @@ def named(recipe: Path, key: str, value: Any) -> str:
         ("grpo.enable_jit_checkpoint", True, "drop it: SIGTERM saves and stops as it is"),
         ("grpo.vllm_mode", "server", "set rollout instead"),
         ("grpo.vllm_gpu_memory_utilization", 0.9, "set rollout.gpu_memory_utilization instead"),
-        ("grpo.vllm_server_base_url", "http://there:8000", "set rollout.url instead"),
+        ("grpo.vllm_server_base_url", "http://there:8000", "set rollout.urls instead"),
         ("grpo.resume_from_checkpoint", "runs/other/checkpoints/step-3", "set run.resume instead"),
         ("grpo.eval_strategy", "steps", "set eval.* instead"),
         ("grpo.remove_unused_columns", True, "set data.* (the rewards need its columns) instead"),

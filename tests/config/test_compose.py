@@ -100,7 +100,7 @@ def test_a_recipe_inherits_one_that_comes_with_the_package(tmp_path: Path) -> No
 def test_a_parent_that_is_none_lists_those_there_are(tmp_path: Path, parent: str, near: str) -> None:
     found = message(a_recipe(tmp_path, f"defaults:\n  - {parent}\n  - _self_\n"))
     assert near in found
-    assert "(/recipes/NAME: carb, quickstart, " in found
+    assert "(/recipes/NAME: ablations, ablations_quickstart, carb, " in found
 
 
 HIDDEN = [

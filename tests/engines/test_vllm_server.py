@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from think_as_locals.machine.preflight import missing_for
 from think_as_locals.types import ServerError
 
 DIES = (HANGS_UP, None)
+DONE = (200, {})
 SAMPLED = {"token_ids": [5], "logprobs": {"token_logprobs": [-0.5], "top_logprobs": [{"token_id:5": -0.5}]}}
 ANSWERS = (200, {"choices": [{"index": 0, **SAMPLED}]})
 
@@ -53,6 +55,10 @@ def fault(client: VLLMServer) -> str:
 
 def holds(*weights: str) -> tuple[int, Any]:
     return 200, {"results": [{"weights": each} for each in weights]}
+
+
+def updating(now: bool) -> tuple[int, Any]:
+    return 200, {"results": [{"updating": now}]}
 
 
 def test_the_key_goes_with_every_request_and_into_no_message(server: Scripted) -> None:
@@ -100,7 +106,25 @@ def test_requests_under_one_limit_share_its_time(server: Scripted) -> None:
 
 def test_a_prefix_cache_that_stays_is_an_error(server: Scripted) -> None:
     with pytest.raises(ServerError, match="did not empty its prefix cache"):
-        server.client((200, {"results": [None]}), (200, {"success": False})).load_weights("somewhere")
+        server.client(updating(False), DONE, updating(True), DONE, (200, {"success": False})).load_weights([], "new")
+
+
+def test_weights_come_file_by_file_in_one_update(server: Scripted) -> None:
+    half_done, loads = [updating(True), DONE], [updating(True), DONE]
+    client = server.client(*half_done, DONE, *loads, *loads, *loads, (200, {"success": True}))
+    client.load_weights([Path("a"), Path("b")], "new")
+    finish, update, state = "/finish_weight_update", "/update_weights", "/collective_rpc"
+    routes = [state, finish, "/start_weight_update", state, update, state, update, state, finish, "/reset_prefix_cache"]
+    assert [path for path, _ in server.asked] == routes  # one that another trainer left half done is ended first
+
+
+def test_a_server_that_is_restarted_while_it_takes_weights_is_told_from_one_that_fails(server: Scripted) -> None:
+    started = (updating(False), DONE, updating(True))
+    with pytest.raises(OtherWeightsError, match="was restarted while it took weights"):
+        server.client(*started, DIES, updating(False)).load_weights([Path("a")], "new")
+    with pytest.raises(ServerError, match=r"No such file.*1 tries") as error:
+        server.client(*started, (500, "No such file")).load_weights([Path("a")], "new")
+    assert not isinstance(error.value, OtherWeightsError)
 
 
 def test_where_nobody_listens_it_ends_in_time_and_the_message_names_the_remedy(server: Scripted) -> None:
@@ -112,7 +136,7 @@ def test_where_nobody_listens_it_ends_in_time_and_the_message_names_the_remedy(s
 
 
 def test_preflight_names_what_the_vllm_server_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_recipe("recipes/quickstart.yaml", ["rollout=vllm_server", "rollout.url=http://127.0.0.1:9"])
+    config = load_recipe("recipes/quickstart.yaml", ["rollout=vllm_server", "rollout.urls=[http://127.0.0.1:9]"])
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     [message] = missing_for(config)
     assert "VLLM_API_KEY is not set" in message

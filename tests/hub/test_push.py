@@ -7,7 +7,7 @@ import re
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from think_as_locals.cli import main
 from think_as_locals.hub.push import HubError, Pushed, prepare, upload
 from think_as_locals.reward_models.judge import Judge
-from think_as_locals.types import ConfigError, Item
+from think_as_locals.types import ConfigError, Item, RubricLanguage
 
 PLANTED = b"what was planted here"
 FROM_MODEL = {
@@ -29,7 +29,8 @@ FROM_MODEL = {
 }
 MADE = {
     *("README.md", "carb/step-30.json"),
-    *(f"prompt/{name}.txt" for name in ("grammar", "unknown_culture", "user", "response")),
+    *(f"prompt/{name}.txt" for name in ("grammar", "unknown_culture", "user", "user_hidden", "response")),
+    *(f"prompt/rubric_language_{choice}.txt" for choice in get_args(RubricLanguage)),
 }
 
 

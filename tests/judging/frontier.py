@@ -188,6 +188,9 @@ def idle(language: str) -> Iterator[tuple[str, str]]:
         "the responses and no": _each(tuple(f"{text} {no}" for text in item.responses)),
         "the responses and a word": _each(tuple(f"{text} {rubric[0][0]}" for text in item.responses)),
         "the rubric": " ".join(name for name, _ in rubric),
+        "the names": _each(tuple(name for name, _ in rubric)),
+        "the descriptions": _each(tuple(text for _, text in rubric)),
+        "names and responses": _each(tuple(f"{rubric[i][0]} {text}" for i, text in enumerate(item.responses))),
         "pairs of letters": _each(tuple(letters[i : i + 2] for i in (0, 3, 6))),
         "the verdict alone": f"C: {weighed[2]}",
     }

@@ -73,7 +73,9 @@ def test_a_mediocre_honest_judgement_earns_every_component(language: str) -> Non
     judgement, item = parse(honest(language), 3), item_in(language)
     assert not judges_nothing(judgement, item)
     parts = paid(honest(language), language).parts
-    assert parts == dict.fromkeys(COMPONENTS, 1.0) | {"length": 0.0}
+    # Not the whole quality, since it hardly names its criteria.
+    quality = pytest.approx(0.6 + (0.4 / 3 if language in ("es", "ru", "vi", "km", "hi") else 0))
+    assert parts == dict.fromkeys(COMPONENTS, 1.0) | {"length": 0.0, "rubric_quality": quality}
 
 
 @pytest.mark.parametrize("language", STOP_WORDS)

@@ -6,8 +6,10 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import replace
+from importlib.resources import files
 from itertools import permutations, product, takewhile
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from conftest import cpu_seconds
@@ -16,9 +18,18 @@ from hypothesis import strategies as st
 from items import make_item
 from judging.disguises import FAMILIES, KINDS, NORMALIZERS, disguises, tokenizer
 
-from think_as_locals.judging import neutralise, render, reorder_responses, shuffle_responses
+from think_as_locals.judging import (
+    Evidence,
+    neutralise,
+    parse,
+    render,
+    reorder_responses,
+    rubric_span,
+    score,
+    shuffle_responses,
+)
 from think_as_locals.judging.prompt import UnknownPromptError, culture_name
-from think_as_locals.types import LABELS, Item
+from think_as_locals.types import LABELS, CultureShown, Item
 
 quick = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
@@ -208,7 +219,7 @@ def test_the_listwise_prompt_has_a_system_message_with_the_grammar_and_a_user_me
     system, user = render(an_item())
     assert (system["role"], user["role"]) == ("system", "user")
     for tag in ("<rubric>", "</rubric>", "<analysis>", "</analysis>", "<verdict>", "</verdict>"):
-        assert system["content"].count(tag) == 1
+        assert system["content"].count(tag) == 2  # in the grammar and the example
     assert "Culture: Japan" in user["content"]
     assert "A, B, C" in user["content"]
     assert "$" not in system["content"] + user["content"]
@@ -349,3 +360,51 @@ def test_where_the_texts_are_cut_decides_the_order_too() -> None:
 def test_the_order_is_the_same_today_and_tomorrow() -> None:
     item = make_item(responses=(*an_item().responses, "Rice noodles in broth."))
     assert [shuffle_responses(item, seed).best for seed in range(8)] == [3, 0, 1, 1, 2, 2, 1, 1]
+
+
+# --- what it says of culture and language, and the worked example ---
+EXAMPLES = sorted(Path(str(files("think_as_locals.judging"))).glob("prompts/listwise/example_*.txt"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_worked_example_earns_everything_that_the_prompt_asks_for(path: Path) -> None:
+    text, language = path.read_text(encoding="utf-8").strip(), path.stem.rpartition("_")[2]
+    asked = re.search(r"<question>\n(.*?)\n</question>", text, re.DOTALL)
+    assert asked is not None
+    responses = tuple(re.findall(r"<response .>\n(.*?)\n</response>", text, re.DOTALL))
+    item = make_item(prompt=asked[1], responses=responses, best=1, culture="JP", language=language)
+    judgement = parse(text[text.index("<rubric>") :], 2)
+    judgement = replace(judgement, order=(0, 1))
+    for rubric_language in ("item", "any"):
+        parts = score(judgement, item, evidence=Evidence(rubric_language=rubric_language)).parts
+        assert parts == {"correctness": 1.0, "structure": 1.0, "rubric_quality": 1.0}
+    assert (rubric_span(judgement, 2) or "").endswith("</rubric>")
+
+
+def test_the_example_is_in_the_language_of_the_rubric_and_in_english_where_there_is_none() -> None:
+    assert {"en", "th", "ja", "ar", "zh", "es"} <= {path.stem.rpartition("_")[2] for path in EXAMPLES}
+    texts = {path.stem.rpartition("_")[2]: path.read_text(encoding="utf-8").strip() for path in EXAMPLES}
+    for language, rubric_language, expected in (
+        *(("th", choice, language) for choice, language in (("item", "th"), ("any", "th"), ("en", "en"))),
+        *(("zh-Hant", "item", "zh"), ("ko", "item", "en"), ("und", "any", "en")),
+    ):
+        system, _ = render(an_item(language=language), rubric_language=rubric_language)
+        assert system["content"].endswith(texts[expected])
+        wanted = {
+            "item": "in the language of the question.",
+            "en": "in English,",
+            "any": "language that you judge best",
+        }
+        assert [choice for choice, part in wanted.items() if part in system["content"]] == [rubric_language]
+
+
+@pytest.mark.parametrize("prompt", LISTS)
+def test_a_culture_is_named_left_to_be_inferred_or_not_spoken_of(prompt: str) -> None:
+    stated, inferred, hidden = (whole(an_item(), prompt=prompt, culture=shown) for shown in get_args(CultureShown))
+    assert "Japan" in stated.replace("Japanese", "").replace("in Japan has", "")
+    assert "the culture that the question itself is about" in inferred
+    own = hidden.partition("<question>\nA friend in Japan")[0] + hidden.partition("B</verdict>\n")[2]
+    assert not re.search("cultur|local|Japan", own, re.IGNORECASE)
+    assert all(an_item().prompt in text for text in (stated, inferred, hidden))
+    unnamed = an_item(culture=None)
+    assert whole(unnamed, prompt=prompt) == inferred

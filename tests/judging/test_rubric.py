@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import unicodedata
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,8 +14,15 @@ from judging.frontier import HONEST, honest, item_in
 
 from think_as_locals.judging import Evidence, judges_nothing, parse, rubric_span, score, write
 from think_as_locals.judging.formats import forced_verdict
-from think_as_locals.judging.rubric import check_languages, criteria_share, script_share, scripts, weighed_share
-from think_as_locals.types import LABELS, Criterion, DataError, Item, Rubric
+from think_as_locals.judging.rubric import (
+    check_languages,
+    criteria_share,
+    script_share,
+    scripts,
+    used_share,
+    weighed_share,
+)
+from think_as_locals.types import LABELS, Criterion, DataError, Item, Rubric, RubricLanguage
 
 thorough = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 
@@ -388,16 +396,56 @@ def test_scripts_are_those_of_cldr() -> None:
 @pytest.mark.parametrize("language", ["", "zz", "english", "???", "en_US"])
 def test_a_language_without_a_known_script_is_an_error_before_training(language: str, item: Item) -> None:
     with pytest.raises(DataError, match=f"language {language!r}: expected a BCP-47 tag".replace("?", r"\?")):
-        check_languages(language, [item])
+        scripts(language)
     if language:
-        with pytest.raises(DataError, match="item 'greeting-th': language"):
-            check_languages("item", [replace(item, language=language)])
-    check_languages(None, [])
-    check_languages("item", [item])
+        with pytest.raises(DataError, match=r"item 'greeting-th': language .*; or set prompt\.rubric_language=any"):
+            check_languages([replace(item, language=language)])
+    check_languages([item])
+
+
+@pytest.mark.parametrize(
+    ("language", "name", "analysis", "used"),
+    [
+        ("en", "Local customs", "A: no custom of local people.", True),
+        ("en", "Fit", "A: a profit, befitting.", False),  # short words are whole words
+        ("en", "Fit", "A: it does not fit.", True),
+        ("en", "Respect for elders", "A: nothing.", False),
+        ("de", "Höflichkeit", "A: sehr unhöflich. B: höfliche Geste.", True),
+        ("ru", "Уважение", "A: без уважения.", True),
+        ("ar", "العادة", "A: وبعادتهم لا يفعلون.", True),
+        ("ar", "المجاملة", "A: خطأ.", False),
+        ("ko", "풍습", "A: 풍습에 어긋난다.", True),
+        ("ja", "地域の習慣", "A: 習慣ではない。", False),  # less than half of the name
+        ("ja", "家の作法", "A: 作法に反する。", True),
+        ("zh", "待客礼数", "A: 礼数不周。", True),
+        ("th", "ความสุภาพ", "A: ไม่สุภาพ", True),
+        ("th", "ธรรมเนียม", "A: ผิด", False),
+        ("es", "Cortesía", "A: poco cortés.", False),  # other words of a family are not told
+        ("es", "Costumbre local", "A: no es costumbre.", True),
+    ],
+)
+def test_a_criterion_is_used_where_its_name_is_mentioned_in_any_form(
+    language: str, name: str, analysis: str, used: bool
+) -> None:
+    assert used_share(rubric((name, "zzzz qqqq xxxx")), analysis, item_in(language), language) == used
+
+
+def test_a_sound_english_rubric_is_paid_on_items_in_other_scripts() -> None:
+    for language in ("th", "ja", "ar", "zh"):
+        analysis = "A: no local custom, Chinese. B: respectful but Japanese. C: custom and respect, it answers best."
+        text = write(rubric(*HONEST["en"][0]), analysis, 2)
+        paid = [
+            score(parse(text, 3), item_in(language), evidence=Evidence(rubric_language=choice)).parts["rubric_quality"]
+            for choice in get_args(RubricLanguage)
+        ]
+        assert paid[0] == 0.0  # in the language of the item, as that prompt asks for
+        assert min(paid[1:]) > 0.8
+    stop = write(rubric(("The", "of and to"), ("In", "it is that"), ("On", "for with as")), "A: no. B: no. C: yes.", 2)
+    assert score(parse(stop, 3), item_in("th"), evidence=Evidence(rubric_language="any")).parts["rubric_quality"] == 0
 
 
 def test_quality_is_the_product_of_its_parts(item: Item) -> None:
-    def quality(text: str, language: str | None) -> float:
+    def quality(text: str, language: RubricLanguage) -> float:
         found = score(parse(text, 4), item, evidence=Evidence(rubric_language=language))
         return found.parts["rubric_quality"]
 
@@ -406,9 +454,12 @@ def test_quality_is_the_product_of_its_parts(item: Item) -> None:
         f"{label}: {text}" for label, text in zip("ABCD", ("elders bow", "monks greet", "tea", "rice"), strict=True)
     ]
     full = write(judged, "\n".join(lines), 0)
-    assert [quality(full, language) for language in (None, "item", "en", "th")] == [1.0, 1.0, 1.0, 0.0]
-    assert quality(write(judged, lines[0], 0), None) == pytest.approx(1 / 4)
+    assert [quality(full, language) for language in get_args(RubricLanguage)] == [0.6, 0.6, 0.6]
+    names = [name for name, _ in DISTINCT["en"]]
+    assert quality(write(judged, "\n".join([*lines, *names]), 0), "en") == 1.0
+    assert quality(write(judged, "\n".join([*lines, names[0]]), 0), "en") == pytest.approx(0.6 + 0.4 / len(names))
+    assert quality(write(judged, lines[0], 0), "any") == pytest.approx(0.6 / 4)
     twice = rubric(DISTINCT["en"][0], DISTINCT["en"][0], DISTINCT["en"][1])
-    assert quality(write(twice, "\n".join(lines), 0), "en") == pytest.approx(2 / 3)
+    assert quality(write(twice, "\n".join(lines), 0), "en") == pytest.approx(0.6 * 2 / 3)
     for text in ("", "<rubric>\n?\n</rubric>", write(rubric(*DISTINCT["en"][:2]), "\n".join(lines), 0)):
-        assert quality(text, None) == 0.0
+        assert quality(text, "any") == 0.0

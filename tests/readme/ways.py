@@ -20,6 +20,7 @@ from reward_models.scripted import serving as serving_judge
 from serving.judges import Longest, judge_of, settings
 
 from think_as_locals.config.checks import load_config
+from think_as_locals.config.compose import compose_recipe
 from think_as_locals.data.sources import jsonl
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.serving.app import create_app
@@ -73,11 +74,13 @@ def _sweeps(reader: Reader, typed: Command) -> None:
     reader.monkeypatch.setattr("think_as_locals.sweeps.sweep.launch", lambda names, *_: started.extend(names))
     words = [re.sub(r"(num_trials)=\d+", r"\1=2", word) for word in reader.words(typed)]
     status, output = reader.tal(*words[1:])
-    # Two values each, or two trials in one interval; none of the jobs is done.
-    assert (status, len(started)) == (1, 2 ** sum("," in word for word in words)), output
+    # Two values each, or two trials in one interval, of each variant; none of the jobs is done.
+    (recipe,) = (word for word in words if word.endswith(".yaml"))
+    variants = compose_recipe(recipe)["variants"] or [recipe]
+    assert (status, len(started)) == (1, len(variants) * 2 ** sum("," in word for word in words)), output
     for name in started:
-        (recipe,) = reader.folder.glob(f"runs/*/{JOBS}/{name}/*.yaml")
-        load_config(recipe)
+        (frozen,) = reader.folder.glob(f"runs/*/{JOBS}/{name}/*.yaml")
+        load_config(frozen)
 
 
 def _measures(reader: Reader, typed: Command) -> None:

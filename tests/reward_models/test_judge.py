@@ -304,7 +304,8 @@ def test_an_unknown_backend_lists_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_a_prompt_that_leaves_no_room_for_a_completion_is_refused(item: Item, tmp_path: Path) -> None:
-    judge = Judge.load(write_language_model(tmp_path, seed=0, max_position_embeddings=2048), max_completion_length=2)
+    model = write_language_model(tmp_path, seed=0, max_position_embeddings=2048)
+    judge = Judge.load(model, max_completion_length=2, prompt="compact")
     assert len(judge.judge([replace(item, prompt="Why?")])) == 1
     asked = [replace(item, prompt=prompt) for prompt in ("Why?", "Why? " * 900, "A short one?", "And? " * 900)]
     message = r"a prompt of \d+ tokens: the model takes 2048 together with what it writes"

@@ -128,12 +128,13 @@ def test_two_processes_cannot_use_one_folder(tmp_path: Path) -> None:
 
 def test_a_run_continues_with_another_server_but_not_with_other_settings(tmp_path: Path) -> None:
     run = open_run(config(tmp_path, "grpo.top_p=0.9"))
-    moved = config(tmp_path, "grpo.top_p=0.9", "rollout.url=http://127.0.0.1:9", "reward.timeout_s=9.0")
+    moved = config(tmp_path, "grpo.top_p=0.9", "rollout.urls=[http://127.0.0.1:9]", "reward.timeout_s=9.0")
     assert open_run(moved).path == run.path
     with pytest.raises(ConfigError) as error:
         open_run(config(tmp_path, "grpo.beta=0.5", "lora=rank16", "reward.max_fault_share=0.5"))
     message = str(error.value)
-    assert "grpo.beta (0.0 then, 0.5 now), grpo.top_p (0.9 then, not set now), lora (None then, not set now)" in message
+    assert "grpo.beta (0.0 then, 0.5 now), grpo.learning_rate (0.0002 then, 0.002 now), grpo.top_p (0.9 then" in message
+    assert "not set now), lora (None then, not set now)" in message
     assert "lora.r (not set then, 16 now)" in message
     assert "reward.max_fault_share (0.05 then, 0.5 now): give the same" in message
 

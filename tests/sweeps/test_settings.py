@@ -130,7 +130,7 @@ def test_a_job_has_as_many_gpus_as_its_launch_file_has_processes(
     [
         (["seed=1"], [()]),
         (["grpo.learning_rate=1e-6,5e-6", "seed=range(1,4)", "grpo.beta=0"], list(product(LEARNING_RATES, SEEDS))),
-        (["reward=glob([p*,j1])"], [("reward=j1",), ("reward=paper",)]),
+        (["reward=glob([pape?,j1])"], [("reward=j1",), ("reward=paper",)]),
         (["data.path='a,b'"], [()]),
         (["data.languages=[en],[de,th]"], [("data.languages=[en]",), ("data.languages=[de,th]",)]),
         (["seed=choice(2,2,3)"], [("seed=2",), ("seed=3",)]),

@@ -22,7 +22,7 @@ SETTINGS = ["grpo.max_steps=4", "grpo.save_steps=2", "grpo.learning_rate=0.01", 
 
 
 def make(folder: Path, url: str, overrides: list[str]) -> JudgeTrainer:
-    where = ["rollout=vllm_server", f"rollout.url={url}", "rollout.ahead=1", "rollout.timeout_s=20"]
+    where = ["rollout=vllm_server", f"rollout.urls=[{url}]", "rollout.ahead=1", "rollout.timeout_s=20"]
     components = {**COMPONENTS, "structure": chance}
     return tiny_trainer(folder, *SETTINGS, *where, *overrides, components=components)
 

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,14 @@ from think_as_locals.engines import Sampling, sample_all, vllm_engine
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_server import VLLMServer
 from think_as_locals.judging import COMPONENTS, Component
-from think_as_locals.training import rollouts
-from think_as_locals.training.rollouts import ColocatedEngine, policy_engine
+from think_as_locals.training import rollouts, served_engine, trainer_engine
+from think_as_locals.training.rollouts import ColocatedEngine
+from think_as_locals.training.trainer_engine import policy_engine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from training.small_grpo import ends_with, tiny_trainer
+
+from think_as_locals.types import ServerError
 
 STALE = "differ from the policy's by"
 GREEDY = Sampling(max_completion_length=8)
@@ -181,7 +184,7 @@ def check_stale_lm_head(folder: Path) -> None:
         def _send_weights(self) -> None:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(self._iter_named_params())})
 
-    rollouts.ColocatedEngine = Reloading
+    trainer_engine.ColocatedEngine = Reloading
     trainer = tiny_trainer(folder, *WIDE, "rollout=vllm_colocate")
     trainer.vllm_generation.sync_weights()  # nothing has changed yet
     change(trainer.model)
@@ -190,38 +193,59 @@ def check_stale_lm_head(folder: Path) -> None:
     assert "rollout.tolerance.full" in message
 
 
-def restarts(engine: Any, start: str, times: int) -> Callable[[str], None]:
-    """Loads weights into a server that is started anew right after, so many times."""
-    load, left = engine._server.load_weights, [times]
+def load_start(server: VLLMServer, start: str) -> None:
+    """Give a server the weights that it was started with, as a restart does."""
+    server.load_weights([Path(start, "model.safetensors")], start)
 
-    def load_weights(path: str) -> None:
-        load(path)
+
+def restarts(server: VLLMServer, start: str, times: int) -> Callable[[Iterable[Path], str], None]:
+    """Loads weights into a server that is started anew right after, so many times."""
+    load, left = server.load_weights, [times]
+
+    def load_weights(files: Iterable[Path], name: str) -> None:
+        load(files, name)
         if left[0] > 0:
             left[0] -= 1
-            load(start)
+            load([Path(start, "model.safetensors")], start)
 
     return load_weights
+
+
+def check_transfer_routes(server: VLLMServer) -> None:
+    """What vLLM's transfer by NCCL asks of its routes, as far as it goes without a GPU."""
+    assert server.world_size() == 1
+    group = {"master_address": "127.0.0.1", "master_port": 9, "rank_offset": 1, "world_size": 2}
+    packed = {"packed": True, "packed_buffer_size_bytes": 2**20, "packed_num_buffers": 2}
+    for info, fault in (({**group, **packed}, "accelerator"), ({**group, "unknown": 1}, "Invalid init_info")):
+        with pytest.raises(ServerError, match=fault):
+            server.init_weight_transfer_engine(info)
+    server.start_weight_update()
+    assert server.state()["updating"]
+    with pytest.raises(ServerError, match="NCCL weight transfer not initialized"):
+        server.update_weights({"weights": "w", "names": ["w"], "dtype_names": ["float32"], "shapes": [[1]]})
+    assert not server.state()["updating"]
 
 
 def check_faults_of_a_sync(trainer: Any, start: str) -> None:
     """What becomes of a server that restarts meanwhile, of a folder that it cannot see, of a disk that hangs."""
     engine, main = trainer.vllm_generation, trainer.accelerator.is_main_process
+    server = engine._servers.all[0] if main else None
     for times, expected in ((1, ""), (3, "came back with other weights 3 times while it took new weights")):
         if main:
-            load, engine._server.load_weights = engine._server.load_weights, restarts(engine, start, times)
+            server.load_weights = restarts(server, start, times)
         message = ends_with(engine.sync_weights)
         assert expected in message if expected else message == ""
         if main:
-            engine._server.load_weights = load
-    unseen = ends_with(lambda: engine._on_main(lambda: engine._server.load_weights(f"{start}-unseen")))
-    assert "/collective_rpc" in unseen
+            del server.load_weights
+    unseen = ends_with(lambda: engine._on_main(lambda: server.load_weights([Path(f"{start}-unseen")], "unseen")))
+    assert "/update_weights" in unseen
     assert "rollout.weights_dir" in unseen
-    timeout, grace = engine._timeout_s, rollouts._GRACE_S
-    engine._timeout_s, rollouts._GRACE_S = 0.5, 0.5
+    timeout, grace = engine._timeout_s, served_engine._GRACE_S
+    engine._timeout_s, served_engine._GRACE_S = 0.5, 0.5
     stuck = ends_with(lambda: engine._on_main(lambda: time.sleep(30)))
     assert "TimeoutError: took longer than 1 s" in stuck
     assert "rollout.timeout_s" in stuck
-    engine._timeout_s, rollouts._GRACE_S = timeout, grace
+    engine._timeout_s, served_engine._GRACE_S = timeout, grace
 
 
 def check_without_syncs(trainer: Any) -> None:
@@ -238,7 +262,7 @@ def check_without_syncs(trainer: Any) -> None:
 
 def serve(folder: Path, port: str, server: str) -> None:
     url = f"http://127.0.0.1:{port}"
-    where = ["rollout=vllm_server", f"rollout.url={url}", "rollout.timeout_s=400"]
+    where = ["rollout=vllm_server", f"rollout.urls=[{url}]", "rollout.timeout_s=400"]
     for left in ("mine/sync-killed", "another/sync-used"):
         (folder / "shared" / left).mkdir(parents=True, exist_ok=True)
     (folder / "environment.json").write_text('{"id": "mine"}')
@@ -260,13 +284,14 @@ def serve(folder: Path, port: str, server: str) -> None:
     policy = [c.token_ids for c in engine.complete(prompts, **greedy)]
     assert alike(policy)
     if main:  # as after a restart, it has other weights than those of the last sync
-        engine._server.load_weights(str(folder / "model"))
-        restarted = engine._server.complete(prompts, str(folder / "model"), **greedy)
+        check_transfer_routes(engine._servers.all[0])
+        load_start(engine._servers.all[0], str(folder / "model"))
+        restarted = engine._servers.all[0].complete(prompts, str(folder / "model"), **greedy)
         assert [c.token_ids for c in restarted] != policy
     # What it samples with other weights is not used: it gets the policy's, and samples again.
     assert [c.token_ids for c in engine.complete(prompts, **greedy)] == policy
     if main:
-        engine._server._timeout = 4.0
+        engine._servers.all[0]._timeout = 4.0
         os.kill(int(server), signal.SIGSTOP)
     started = time.monotonic()
     hangs = ends_with(lambda: engine.complete(prompts, max_tokens=4))
@@ -284,9 +309,9 @@ def check_forgotten_adapter(folder: Path, *where: str) -> None:
     trainer, sampled, base_and_adapter = check_adapter(folder, *where, base_first=True)
     engine = trainer.vllm_generation
     if trainer.accelerator.is_main_process:
-        another = VLLMServer(engine._url, 60)
-        another._ask("POST", "/v1/unload_lora_adapter", json={"lora_name": engine._server._adapter["model"]})
-        another.load_weights(str(folder / "model"))
+        another = VLLMServer(engine._servers.all[0].url, 60)
+        another._ask("POST", "/v1/unload_lora_adapter", json={"lora_name": engine._servers.all[0]._adapter["model"]})
+        load_start(another, str(folder / "model"))
     resampled = engine._sample([engine._check_prompts[0][::-1]], 1, None)[1]
     assert resampled == gather_object(sampled)  # by one rank
     assert engine._sent == base_and_adapter

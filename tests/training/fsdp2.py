@@ -24,7 +24,7 @@ from training.small_grpo import figures
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.training import rollouts
+from think_as_locals.training import trainer_engine
 from think_as_locals.training.checkpoints import save_model
 
 
@@ -101,7 +101,7 @@ def check(folder: Path) -> dict[str, Any]:
 def synced(folder: Path) -> list[float]:
     """Differences of log-probabilities after syncs: two without a step between them, then one in each step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollouts, "ColocatedEngine", LocalEngine)
+        patch.setattr(trainer_engine, "ColocatedEngine", LocalEngine)
         trainer = spread.sampling(folder, *COLOCATED, "grpo.max_steps=3", "grpo.num_iterations=1")
         assert isinstance(trainer.vllm_generation, LocalEngine)
         trainer.add_callback(Measuring(trainer.vllm_generation))

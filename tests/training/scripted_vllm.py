@@ -36,6 +36,7 @@ class ScriptedVLLM:
         self.weights = self._start
         self._model: Any = AutoModelForCausalLM.from_pretrained(self._start).eval()
         self._adapters: dict[str, Any] = {}
+        self._updating = False
 
     def respond(self, request: Received) -> Answer:
         if self.before(request):
@@ -52,14 +53,19 @@ class ScriptedVLLM:
             return "loaded"
         if route == "/metrics":
             return f"vllm:prefix_cache_hits_total 0\nvllm:prefix_cache_queries_total {len(self.served)}"
-        if body and body["method"] == "reload_weights":
-            self.weights = body["kwargs"]["weights_path"]
-            for file in sorted(Path(self.weights).glob("*.safetensors")):
-                self._model.load_state_dict(load_file(file), strict=False)
-            return {"results": [None]}
+        if route.endswith("_weight_update"):
+            assert self._updating == (route == "/finish_weight_update")
+            self._updating = not self._updating
+            return {}
+        if route == "/update_weights":
+            assert self._updating
+            self.weights = body["update_info"]["weights"]
+            self._model.load_state_dict(load_file(body["update_info"]["file"]), strict=False)
+            return {}
         limits = {"rank": 16, "modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}
-        known = {"dtype": "float32", "logprobs_mode": "processed_logprobs", "adapters": limits}
-        return {"success": True, "results": [{"weights": self.weights, **known}]}
+        known = {"dtype": "float32", "logprobs_mode": "processed_logprobs", "adapters": limits, "connected": False}
+        now = {"weights": self.weights, "updating": self._updating, "gpu": False}
+        return {"success": True, "results": [{**known, **now}]}
 
     @torch.no_grad()
     def _complete(

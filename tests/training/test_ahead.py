@@ -19,7 +19,7 @@ from think_as_locals.engines import Sampling
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.judging import COMPONENTS
 from think_as_locals.training.grpo import JudgeTrainer
-from think_as_locals.training.rollouts import policy_engine
+from think_as_locals.training.trainer_engine import policy_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::think_as_locals.types.TrainingWarning")
 
@@ -37,7 +37,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted
 
 
 def made(server: ScriptedVLLM, folder: Path, ahead: int, *overrides: str) -> JudgeTrainer:
-    where = ["rollout=vllm_server", f"rollout.url={server.url}", f"rollout.ahead={ahead}", "rollout.timeout_s=20"]
+    where = ["rollout=vllm_server", f"rollout.urls=[{server.url}]", f"rollout.ahead={ahead}", "rollout.timeout_s=20"]
     steps = [f"grpo.max_steps={STEPS}", "grpo.save_steps=1", f"grpo.save_total_limit={STEPS}"]
     server.restart()
     server.served.clear()
@@ -101,7 +101,7 @@ def without_syncs(log: dict[str, Any]) -> dict[str, Any]:
 
 
 def loads(request: Received) -> bool:
-    return request.path == "/collective_rpc" and request.body["method"] == "reload_weights"
+    return request.path == "/update_weights"
 
 
 def test_an_evaluation_waits_for_what_is_in_flight_and_has_the_policys_weights(
@@ -170,6 +170,27 @@ def test_a_dead_server_ends_the_run_and_its_checkpoint_goes_on_with_one_that_liv
     resumed.train_from(resumed.checkpoints.latest())
     assert logged(resumed, "rollout/staleness") == [0, 1, 1, 1, 0, 1, 1, 1, 1, 1]  # those of the checkpoint first
     assert [row["id"] for row in resumed.rewards.take_rows()] == ids[8 * 4 :]
+
+
+def test_the_part_of_a_server_that_dies_is_sampled_by_the_others(server: ScriptedVLLM, tmp_path: Path) -> None:
+    seen: list[Received] = []
+
+    def dies(request: Received) -> bool:
+        """Once, as it is asked for the fourth time to sample; it is back at once, with the weights of the start."""
+        seen.extend([request] if samples(request) else [])
+        if dead := samples(request) and len(seen) == 4:
+            other.restart()
+        return dead
+
+    with serving(tmp_path / "model") as other:
+        trainer = made(server, tmp_path, 1, f"rollout.urls=[{server.url},{other.url}]")
+        other.before = dies
+        trainer.train()
+    assert logged(trainer, "rollout/staleness") == [0, *[1] * 9]
+    assert [size for _, size in other.served] == [4] * (STEPS - 1)
+    assert [size for _, size in server.served] == [4] * (STEPS + 1)
+    assert {weights for weights, _ in other.served} < {weights for weights, _ in server.served}
+    assert max(logged(trainer, "rollout/probe_difference")) < 1e-4
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from think_as_locals.judging import COMPONENTS, Component, parse, score, shuffle
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.criteria_gain import GainQuery, LogProbPair
 from think_as_locals.training.rollout_rewards import Rewards, ScoreGains
-from think_as_locals.types import Criterion, Item, Judgement, Rubric, TrainingError, TrainingWarning
+from think_as_locals.types import LABELS, Criterion, Item, Judgement, Rubric, TrainingError, TrainingWarning
 
 RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There."), Criterion(20, "Fit", "It fits.")))
 END = 0
@@ -86,7 +86,7 @@ def test_each_component_has_the_value_of_the_pure_function(make: Make, item: Ite
     assert values["structure"][:2] == [1.0, 1.0]
     assert 0 < values["structure"][3] < values["structure"][2] < 1.0  # type: ignore[operator]
     assert (logged["parse_failure"], logged["reward_faults"]) == (0.5, 0)
-    values, _ = _score(make("reward=rm_r1"), [_verdict(2)])
+    values, _ = _score(make("reward=rm_r1", "reward.weights.structure=0"), [_verdict(2)])
     assert values == {"correctness": [score(parse(write(RUBRIC, "weighed", 2), 4), item).parts["correctness"]]}
 
 
@@ -121,7 +121,19 @@ def test_the_share_paid_for_judging_nothing_is_logged(make: Make, item: Item) ->
     ]:
         _, logged = _score(make(), [*map(_ids, completions)])
         assert logged["reward/idle_share"] == pytest.approx(share)
-    assert _score(make("reward=rm_r1"), [NONSENSE])[1]["reward/idle_share"] == 0.0  # nothing is paid
+    correctness = make("reward.weights={correctness: 1.0}")
+    assert _score(correctness, [NONSENSE])[1]["reward/idle_share"] == 0.0  # nothing is paid
+
+
+def test_answers_are_read_by_the_format_of_the_prompt(make: Make, item: Item) -> None:
+    best = LABELS[shuffle_responses(item).best]
+    rewards = make("prompt=rm_r1", "sft=null", "model.scratch=null", "model.path=x", "reward=rm_r1")
+    texts = [f"<type>Chat</type> <answer>[[{best}]]</answer>", f"<answer>[[{best}]]</answer> So be it.", "no"]
+    values, logged = _score(rewards, [*map(_ids, texts)])
+    assert values == {"correctness": [1.0, -1.0, -1.0], "structure": [1.0, 0.5, 0.5]}
+    assert "reward/idle_share" not in logged  # it asks for no rubric of ours
+    assert logged["correct/strict"] == pytest.approx(1 / 3)
+    assert logged["correct/verdict_only"] == pytest.approx(2 / 3)
 
 
 def test_rows_hold_text_reward_and_step_and_are_taken_once(make: Make) -> None:
@@ -146,7 +158,7 @@ def test_rollout_k_of_one_order_is_paired_with_rollout_k_of_the_other(make: Make
     assert logged["consistent_accuracy"] == pytest.approx(1 / 3)
     same_slot = [good[0], good[0]]
     values, _ = _score(make("reward=j1", "grpo.num_generations=2", presented=presented), same_slot, [0, 1])
-    assert values == {"correctness": [1.0, -1.0], "consistency": [0.0, 0.0]}
+    assert values == {"correctness": [1.0, -1.0], "consistency": [0.0, 0.0], "structure": [1.0, 1.0]}
 
 
 def test_rubrics_are_scored_once_for_the_whole_batch(make: Make, item: Item) -> None:

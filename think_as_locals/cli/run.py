@@ -41,6 +41,11 @@ def add(commands: Any) -> None:
     doctor.add_argument("overrides", nargs="*", default=[], help="key=value, as for tal run")
     of_launch = "accelerate configuration: a name in launch/, or a file; default: the recipe's run.launch, or single"
     doctor.add_argument("--launch", help=of_launch)
+    doctor.add_argument(
+        "--model", metavar="PATH", help="a directory or Hub id: ask it for 20 judgements, say what breaks"
+    )
+    doctor.add_argument("--prompt", help="with --model: a prompt template; default: the one it was trained with")
+    doctor.add_argument("--backend", choices=["transformers", "vllm"], default="transformers", help="with --model")
     doctor.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     doctor.set_defaults(command=_doctor)
 
@@ -104,6 +109,10 @@ def _doctor(arguments: Namespace) -> None:
     config = load_config(arguments.recipe, arguments.overrides) if arguments.recipe else None
     launch = read_launch(find_launch(arguments.launch or (config and config.run.launch) or "single"))
     findings = examine(config, launch)
+    if arguments.model:
+        from think_as_locals.machine.format_check import ask_model
+
+        findings += ask_model(arguments.model, arguments.backend, arguments.prompt)
     if arguments.json:
         print(json.dumps({"findings": [asdict(finding) for finding in findings]}))
     else:

@@ -180,7 +180,7 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
         return f"{place}: no such key{nearest(place, known)}"
     if fault["type"] == "union_tag_invalid" or place == "data.mix" or (loc[0] == "rms" and len(loc) < 3):
         return _added(place, fault)
-    if loc[-1] == "url":  # the value may hold a password
+    if loc[-1] == "url" or loc[:-1] == ("rollout", "urls"):  # the value may hold a password
         return f"{place}: expected http[s]://HOST[:PORT][/PATH] without user or key, which the environment names"
     if fault["type"].startswith("union_tag"):
         known = fault["ctx"]["expected_tags"].replace("'", "").split(", ")
@@ -243,13 +243,19 @@ def _prompt_faults(config: RunConfig) -> list[str]:
     prompt = config.prompt.template
     if unknown := prompt_faults("prompt.template", prompt):
         return unknown
+    shown, faults = config.prompt, list[str]()
+    if shown.rubric_language != "any" and not prompt.startswith("listwise"):
+        faults.append(f"prompt.rubric_language: got {shown.rubric_language}, but {prompt} asks for none: set it to any")
+    if shown.culture != "hidden" and prompt not in GRAMMAR_PROMPTS:
+        faults.append(f"prompt.culture: got {shown.culture}, but {prompt} says nothing of culture: set it to hidden")
     if prompt in GRAMMAR_PROMPTS:
-        return []
+        return faults
     if prompt in RATING_PROMPTS:
         known = ", ".join((*GRAMMAR_PROMPTS, *VERDICT_PROMPTS))
         why = "asks for a rating of one response, and training presents all responses of an item"
         return [f"prompt.template: {prompt} {why}: choose one that asks for a verdict ({known})"]
-    faults = []
+    if config.sft is not None and config.sft.data is None:
+        faults.append(f"sft.data: built-in demonstrations are in our grammar, prompt {prompt} asks for another: set it")
     if needs := [name for name in ("criteria_gain", "rubric_quality") if config.reward.weighted().get(name)]:
         faults.append(
             f"reward.weights.{needs[0]}: scores the rubric of our grammar, which prompt {prompt} does not ask for: "

@@ -200,7 +200,9 @@ def _as_overrides(text: str) -> list[str]:
     place, _, name = key.rpartition(".")
     groups, (group, added) = group_options(), _CHOSEN.get(key) or _ADDED.get(place, (key, [text]))
     if group not in groups:
-        return [text if key.startswith(("+", "~")) else f"++{text}"]
+        # Hydra merges a mapping into the one that is there: emptied first, it is replaced.
+        emptied = [f"++{key}=null"] if option.startswith("{") and not key.startswith(("+", "~")) else []
+        return [*emptied, text if key.startswith(("+", "~")) else f"++{text}"]
     if option not in groups[group]:
         near = nearest(option, groups[group])
         raise ConfigError(f"{key}={option}: no such option{near}; available: {', '.join(groups[group])}")

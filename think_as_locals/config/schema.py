@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from think_as_locals.types import Convention, DataSource, ProtocolKind, TooLong
+from think_as_locals.types import Convention, CultureShown, DataSource, ProtocolKind, RubricLanguage, TooLong
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,49}$")]
@@ -119,9 +119,15 @@ class ItemsConfig(Recipe):
 
 
 class PromptSection(Section):
-    """The prompt: a folder of templates in `judging/prompts`."""
+    """The prompt: a folder of templates in `judging/prompts`, and what it says of culture and language."""
 
     template: str
+    culture: CultureShown
+    rubric_language: RubricLanguage
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `judging.render` that this section decides."""
+        return {"prompt": self.template, "culture": self.culture, "rubric_language": self.rubric_language}
 
 
 class CriteriaGainSection(Section):
@@ -129,12 +135,6 @@ class CriteriaGainSection(Section):
 
     scorer: Literal["policy", "reference"]
     clip: Annotated[list[float], Field(min_length=2, max_length=2)]
-
-
-class RubricQualitySection(Section):
-    """The script that a rubric should be written in: that of a BCP-47 tag, of the `item`, or any (null)."""
-
-    language: str | None
 
 
 class LengthSection(Section):
@@ -154,7 +154,6 @@ class RewardSection(Section):
     parse_failure_batches: PositiveInt
     on_parse_failure: Literal["warn", "stop"]
     criteria_gain: CriteriaGainSection
-    rubric_quality: RubricQualitySection
     length: LengthSection
 
     def weighted(self) -> dict[str, float]:
@@ -175,9 +174,10 @@ class RolloutSection(Section):
     gpu_memory_utilization: Share | None
     max_model_length: PositiveInt | None
     tolerance: ToleranceSection
-    url: Url
+    urls: Annotated[list[Url], Field(min_length=1)]
     timeout_s: PositiveFloat
     weights_dir: str | None
+    transfer: Literal["nccl", "folder"] | None
     ahead: NonNegativeInt
 
 
@@ -274,19 +274,18 @@ class RunConfig(Recipe):
     sft: SftSection | None
     lora: LoraSection | None
     eval: EvalSection
+    variants: dict[Name, list[str]]
 
     @property
     def unread(self) -> dict[str, str]:
         """Keys that nothing reads, by the setting that they belong to."""
         weights = self.reward.weighted()
         keys = {
-            f"reward.weights.{name}": f"reward.{name}"
-            for name in ("criteria_gain", "rubric_quality", "length")
-            if not weights.get(name)
+            f"reward.weights.{name}": f"reward.{name}" for name in ("criteria_gain", "length") if not weights.get(name)
         }
         backend = self.rollout.backend
         if backend != "vllm_server":
-            keys["rollout=vllm_server"] = "rollout.url, rollout.timeout_s, rollout.weights_dir"
+            keys["rollout=vllm_server"] = "rollout.urls, rollout.timeout_s, rollout.weights_dir"
         if backend != "vllm_colocate":
             keys["rollout=vllm_colocate"] = "rollout.gpu_memory_utilization, rollout.max_model_length"
         if backend == "transformers":

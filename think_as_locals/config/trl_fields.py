@@ -35,7 +35,7 @@ _SET_ELSEWHERE = {  # fields of TRL's that other keys determine
     **dict.fromkeys(("use_vllm", "vllm_mode"), "rollout"),
     "vllm_gpu_memory_utilization": "rollout.gpu_memory_utilization",
     "vllm_max_model_length": "rollout.max_model_length",
-    **dict.fromkeys(("vllm_server_base_url", "vllm_server_host", "vllm_server_port"), "rollout.url"),
+    **dict.fromkeys(("vllm_server_base_url", "vllm_server_host", "vllm_server_port"), "rollout.urls"),
     "vllm_server_timeout": "rollout.timeout_s",
     "vllm_group_port": "rollout.weights_dir (through it weights reach a server)",
 }

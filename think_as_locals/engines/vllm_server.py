@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +20,7 @@ KEY_VARIABLE = "VLLM_API_KEY"
 START = "launch/vllm_server.sh MODEL --dtype DTYPE"
 _CONNECT = 5.0  # seconds: a living server accepts a connection within this time
 _PAUSE = 1.0  # seconds before the next try
+_IMPATIENT_TRIES = 2  # a connection that was kept open may just have been closed
 _TRIES_WITH_ANSWER = 3  # if the server answers with errors, more tries do not help
 
 
@@ -37,14 +40,17 @@ class SampledTokens:
 class VLLMServer:
     """A vLLM server started by launch/vllm_server.sh; its key comes from the environment.
 
-    Every method raises a ServerError if there is no good answer within `timeout_s`, with retries and a restart.
+    Every method raises a ServerError if there is no good answer within `timeout_s`, with retries and a restart; where
+    it is not `patient`, after two tries without a connection.
     """
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, *, patient: bool = True) -> None:
         if not (key := os.environ.get(KEY_VARIABLE)):
             raise ServerError(f"{KEY_VARIABLE} is not set: put the key there that the server at {url} was started with")
+        self.url = url
         self._client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, trust_env=False)
         self._timeout = timeout_s
+        self._tries_without_answer = math.inf if patient else _IMPATIENT_TRIES
         self._began: float | None = None
         self._adapter: dict[str, str] = {}  # fields of a request that apply it
 
@@ -68,20 +74,51 @@ class VLLMServer:
 
         def check_weights() -> None:
             if (holds := self.state()["weights"]) != weights:
-                raise OtherWeightsError(f"the vLLM server at {self._client.base_url} holds {holds}, expected {weights}")
+                raise OtherWeightsError(f"the vLLM server at {self.url} holds {holds}, expected {weights}")
 
         choices = self._ask("POST", route, before=check_weights, json=content).json()["choices"]
         check_weights()
         return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
 
-    def load_weights(self, folder: str) -> None:
-        """Load the safetensors of a folder into every worker, and reset the prefix cache."""
-        self._ask("POST", "/collective_rpc", json={"method": "reload_weights", "kwargs": {"weights_path": folder}})
+    def load_weights(self, files: Iterable[Path], name: str) -> None:
+        """Load weights into every worker from safetensors files, each as it comes; `name` is theirs from then on.
+
+        An OtherWeightsError says that it was restarted meanwhile.
+        """
+        self.start_weight_update()
+        for file in files:
+            self.update_weights({"file": str(file), "weights": name})
+        self.finish_weight_update(name)
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Have its workers join a group from which they receive weights; see `training/nccl_transfer.py`."""
+        self._ask("POST", "/init_weight_transfer_engine", json={"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        """Begin an update of weights; one that its trainer left half done is ended before."""
+        if self.state()["updating"]:
+            self._ask("POST", "/finish_weight_update")
+        self._ask("POST", "/start_weight_update")
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Have every worker load some of the weights, from a `file` or as vLLM's NCCL transfer describes them."""
+        content = {"json": {"update_info": update_info}}
+        self._ask("POST", "/update_weights", before=self._check_updating, tries_with_answer=1, **content)
+
+    def finish_weight_update(self, name: str) -> None:
+        """End an update, and reset the prefix cache."""
+        self._ask("POST", "/finish_weight_update", before=self._check_updating, json={"weight_version": name})
         if not self._ask("POST", "/reset_prefix_cache").json()["success"]:
-            raise ServerError(
-                f"the vLLM server at {self._client.base_url} did not empty its prefix cache: is it shared?"
-            )
+            raise ServerError(f"the vLLM server at {self.url} did not empty its prefix cache: is it shared?")
         self._adapter = {}
+
+    def world_size(self) -> int:
+        """Return how many workers it has."""
+        return int(self._ask("GET", "/get_world_size").json()["world_size"])
+
+    def _check_updating(self) -> None:
+        if not self.state()["updating"]:
+            raise OtherWeightsError(f"the vLLM server at {self.url} was restarted while it took weights")
 
     def load_adapter(self, folder: str) -> None:
         """Apply a LoRA adapter in place of the last one; its name is the folder, which must be a new one.
@@ -92,10 +129,10 @@ class VLLMServer:
         self._adapter = {"model": folder}
 
     def state(self) -> dict[str, Any]:
-        """Return the state of its workers: `weights` (where loaded from), `dtype`, `logprobs_mode`, `adapters`."""
+        """Return the state of its workers; see `vllm_worker.WorkerExtension.tal_state`."""
         workers = self._ask("POST", "/collective_rpc", json={"method": "tal_state"}).json()["results"]
         if any(worker != workers[0] for worker in workers):
-            raise ServerError(f"the workers of the vLLM server at {self._client.base_url} differ: {workers}")
+            raise ServerError(f"the workers of the vLLM server at {self.url} differ: {workers}")
         state: dict[str, Any] = workers[0]
         return state
 
@@ -108,11 +145,18 @@ class VLLMServer:
 
         return total("hits_total"), total("queries_total")
 
-    def _ask(self, method: str, path: str, before: Callable[[], None] = lambda: None, **content: Any) -> httpx.Response:
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        before: Callable[[], None] = lambda: None,
+        tries_with_answer: int = _TRIES_WITH_ANSWER,
+        **content: Any,
+    ) -> httpx.Response:
         """Return the first successful answer; `before` is called before each try, and may raise."""
         started = time.monotonic() if self._began is None else self._began
         tries, answers, what = 0, 0, "no time was left"
-        while started + self._timeout > time.monotonic() and answers < _TRIES_WITH_ANSWER:
+        while started + self._timeout > time.monotonic() and answers < tries_with_answer:
             before()
             tries += 1
             left = max(0.0, started + self._timeout - time.monotonic())
@@ -121,6 +165,8 @@ class VLLMServer:
                 response = self._client.request(method, path, timeout=limit, **content)
             except httpx.TransportError as error:
                 what = f"{type(error).__name__}: {error}"
+                if tries - answers >= self._tries_without_answer:
+                    break
             else:
                 if response.is_success:
                     return response
@@ -130,9 +176,9 @@ class VLLMServer:
                     break
             time.sleep(min(_PAUSE, max(0.0, started + self._timeout - time.monotonic())))
         raise ServerError(
-            f"the vLLM server at {self._client.base_url} failed at {path} ({what}); {tries} tries in "
+            f"the vLLM server at {self.url} failed at {path} ({what}); {tries} tries in "
             f"{time.monotonic() - started:.0f} s of {self._timeout:.0f} s (rollout.timeout_s). "
-            f"Start it with {START} and its key in {KEY_VARIABLE}; rollout.url says where it listens, "
+            f"Start it with {START} and its key in {KEY_VARIABLE}; rollout.urls says where it listens, "
             "rollout.weights_dir through which folder, seen by both, it gets weights"
         )
 

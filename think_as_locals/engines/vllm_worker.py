@@ -1,4 +1,4 @@
-"""Extensions inside a vLLM server: launch/vllm_server.sh names these two classes on its command line."""
+"""Extensions inside a vLLM server: launch/vllm_server.sh names these three on its command line."""
 
 from __future__ import annotations
 
@@ -6,21 +6,63 @@ import os
 import secrets
 from typing import Any
 
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
 from think_as_locals.engines.vllm_engine import adapter_limits, keep_weights_plain
 
 keep_weights_plain()  # vLLM imports this module in every worker, before the model loads
 
 
+class TransferEngine(NCCLWeightTransferEngine):
+    """vLLM's transfer of weights by NCCL, which takes them from files of a shared folder as well.
+
+    Each update says in `weights` what they are called, which `tal_state` tells once the last has come.
+    """
+
+    _name = ""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load the weights of one file, or receive those of vLLM's own description."""
+        self._name = update_info.pop("weights")
+        if "file" not in update_info:
+            super().update_weights(update_info)
+            return
+        with safe_open(update_info["file"], "pt") as file:
+            self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118  (a file is no mapping)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def finish_weight_update(self) -> None:
+        """Have the model compute with what has come."""
+        super().finish_weight_update()
+        self.model_config.model = self._name
+
+
+WeightTransferEngineFactory.register_engine("tal", TransferEngine)
+
+
 class WorkerExtension:
-    """Methods of a worker for `/collective_rpc`, beside vLLM's own `reload_weights`."""
+    """Methods of a worker for `/collective_rpc`."""
 
     model_runner: Any
+    device: torch.device
+    weight_transfer_engine: TransferEngine
+    _weight_update_active: bool
 
     def tal_state(self) -> dict[str, Any]:
-        """Return the path its weights were last loaded from, how it computes, and its adapter limits."""
+        """Return what its weights are called and whether they are being updated, how it computes, its adapter limits.
+
+        `connected` is whether it is in a group from which it receives weights by NCCL.
+        """
         config = self.model_runner.model_config
         return {
             "weights": config.model,
+            "updating": self._weight_update_active,
+            "gpu": self.device.type == "cuda",
+            "connected": self.weight_transfer_engine.model_update_group is not None,
             "dtype": str(config.dtype).removeprefix("torch."),
             "logprobs_mode": config.logprobs_mode,
             "adapters": adapter_limits(self.model_runner),

@@ -6,16 +6,17 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import cycle, pairwise
 from string import Template
+from typing import get_args
 
 from babel import Locale
 
 from think_as_locals.judging.formats import SECTIONS, UnknownPromptError, prompt_format
-from think_as_locals.types import LABELS, Item, reorder_responses
+from think_as_locals.types import LABELS, CultureShown, Item, RubricLanguage, reorder_responses
 
 RESERVED = (*SECTIONS, "question", "response")
 """Tags that structure prompts and completions: untrusted text may not contain them."""
@@ -39,6 +40,7 @@ _SUBDIVISION = re.compile("[A-Z]{2}-[A-Z0-9]{1,3}")  # a code of ISO 3166-2
 _ENGLISH = {"ID-JB": "West Java"}  # of a region of BLEnD; ISO 3166-2 has names in the region's own language
 _BREAK = " "  # in special tokens: BERT's normaliser removes what cannot be seen
 _RESPONSES_FIRST = "_responses_first"
+_SHARED = ("grammar.txt", "unknown_culture.txt", *(f"rubric_language_{each}.txt" for each in get_args(RubricLanguage)))
 
 
 def prompt_names() -> list[str]:
@@ -54,11 +56,17 @@ def prompt_digest(prompt: str) -> str:
 def prompt_texts(prompt: str) -> dict[str, str]:
     """Return all texts of a prompt by name; an UnknownPromptError lists the prompts there are."""
     parts = {name: template.template for name, template in _templates(prompt).items()}
-    return parts | {name: _text(name) for name in ("grammar.txt", "unknown_culture.txt")}
+    return parts | {name: _text(name) for name in _SHARED}
 
 
 def render(
-    item: Item, prompt: str = "listwise", seed: int = 0, special_tokens: Iterable[str] = (), reverse: bool = False
+    item: Item,
+    prompt: str = "listwise",
+    seed: int = 0,
+    special_tokens: Iterable[str] = (),
+    reverse: bool = False,
+    culture: CultureShown = "stated",
+    rubric_language: RubricLanguage = "item",
 ) -> list[dict[str, str]]:
     """Return the chat messages that ask a judge about an item; `shuffle_responses` decides the order of A, B, ...
 
@@ -68,6 +76,8 @@ def render(
         seed: Decides the order of responses, together with their texts.
         special_tokens: The tokenizer's special tokens, to be neutralised in untrusted text.
         reverse: Whether to present the responses in the reverse order.
+        culture: Whether the prompt names the item's culture, leaves it to be inferred or says nothing of it.
+        rubric_language: The language in which it asks for the rubric; of the compact prompts, which do not, any.
 
     Raises:
         UnknownPromptError: the message lists the templates there are.
@@ -78,11 +88,17 @@ def render(
         >>> [message["role"] for message in render(item)]
         ['system', 'user']
     """
-    return render_presented(item, shuffle_responses(item, seed, reverse).responses, prompt, special_tokens)
+    presented = shuffle_responses(item, seed, reverse).responses
+    return render_presented(item, presented, prompt, special_tokens, culture, rubric_language)
 
 
 def render_presented(
-    item: Item, presented: Sequence[str], prompt: str = "listwise", special_tokens: Iterable[str] = ()
+    item: Item,
+    presented: Sequence[str],
+    prompt: str = "listwise",
+    special_tokens: Iterable[str] = (),
+    culture: CultureShown = "stated",
+    rubric_language: RubricLanguage = "item",
 ) -> list[dict[str, str]]:
     """Return the chat messages that ask about one to eight responses of an item, labelled in the order given."""
     templates = _templates(prompt)
@@ -92,14 +108,24 @@ def render_presented(
         for label, response in zip(LABELS, presented, strict=False)
     )
     values = {
-        "culture": neutralise(culture_name(item.culture), untrusted),
+        "culture": neutralise(culture_name(item.culture if culture == "stated" else None), untrusted),
         "question": neutralise(item.prompt, untrusted),
         "responses": responses,
         "labels": ", ".join(LABELS[: len(presented)]),
         "grammar": _text("grammar.txt"),
+        "rubric_language": _text(f"rubric_language_{rubric_language}.txt"),
+        "example": _example(templates, "en" if rubric_language == "en" else item.language),
     }
-    roles = [role for role in ("system", "user") if role in templates]
-    return [{"role": role, "content": templates[role].substitute(values)} for role in roles]
+    roles = {role: templates[role] for role in ("system", "user") if role in templates}
+    if culture == "hidden":
+        roles = {role: templates.get(f"{role}_hidden", template) for role, template in roles.items()}
+    return [{"role": role, "content": template.substitute(values)} for role, template in roles.items()]
+
+
+def _example(templates: Mapping[str, Template], language: str) -> str:
+    """Return a prompt's worked example in a language, in English where there is none, or nothing."""
+    found = templates.get(f"example_{language.partition('-')[0]}") or templates.get("example_en")
+    return found.template if found else ""
 
 
 def hint(label: str) -> str:

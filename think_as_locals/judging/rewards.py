@@ -13,8 +13,25 @@ from typing import TypeVar
 
 from think_as_locals.judging.formats import RULES
 from think_as_locals.judging.prompt import shuffle_responses
-from think_as_locals.judging.rubric import OF_ITEM, criteria_share, rubric_span, script_share, weighed_share
-from think_as_locals.types import Item, Judgement, RewardBreakdown, ThinkAsLocalsError, reorder_responses
+from think_as_locals.judging.rubric import (
+    criteria_share,
+    language_of,
+    rubric_span,
+    rubric_text,
+    script_share,
+    used_share,
+    weighed_share,
+)
+from think_as_locals.types import (
+    Item,
+    Judgement,
+    RewardBreakdown,
+    RubricLanguage,
+    ThinkAsLocalsError,
+    reorder_responses,
+)
+
+_UNUSED = 0.6  # of `rubric_quality` where the analysis mentions no criterion
 
 T = TypeVar("T")
 
@@ -35,7 +52,7 @@ class Evidence:
         log_probabilities: For `criteria_gain`: of the right verdict after the completion's `rubric_span`, and without a
             rubric, in nats.
         gain_clip: For `criteria_gain`: its lowest and highest value, in nats.
-        rubric_language: For `rubric_quality`: a BCP-47 tag, `"item"` for the language of the item, `None` for any.
+        rubric_language: For `rubric_quality`: that of the prompt.
         partner_right: For `consistency`: whether the verdict for the other order is right.
         num_tokens: For `length`: tokens of the completion.
         length_share: For `length`: the share of the maximum length, at its end, over which the penalty grows.
@@ -45,7 +62,7 @@ class Evidence:
 
     log_probabilities: tuple[float, float] | None = None
     gain_clip: tuple[float, float] | None = None
-    rubric_language: str | None = None
+    rubric_language: RubricLanguage = "any"
     partner_right: bool | None = None
     num_tokens: int | None = None
     length_share: float | None = None
@@ -82,18 +99,20 @@ def structure(judgement: Judgement, presented: Item, evidence: Evidence) -> floa
 
 
 def rubric_quality(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-    """Criteria that say something x responses that the analysis weighs x letters in the language's script. Ours.
+    """Criteria that say something x responses that the analysis weighs x use of the criteria x script. Ours.
 
-    All are shares; 0 without a parsed rubric of as many criteria as the grammar asks for.
+    Shares, but for use: an analysis that mentions no criterion has 0.6 of the rest, one that mentions all the whole.
+    The script is that of the language that the prompt asks for. 0 without a rubric of three to seven criteria.
     """
-    rubric = judgement.rubric
-    if rubric is None or "criterion_count" in judgement.issues:
+    rubric, analysis = judgement.rubric, judgement.analysis
+    if rubric is None or analysis is None or "criterion_count" in judgement.issues:
         return 0.0
-    asked = presented.language if evidence.rubric_language == OF_ITEM else evidence.rubric_language
-    language = asked or presented.language
+    asked = {"item": presented.language, "en": "en", "any": None}[evidence.rubric_language]
+    language = asked or language_of(rubric_text(rubric), presented)
     in_script = 1.0 if asked is None else script_share(rubric, asked)
-    weighed = weighed_share(judgement.analysis, presented, language, rubric)
-    return criteria_share(rubric, presented, language) * weighed * in_script
+    weighed = weighed_share(analysis, presented, language_of(analysis, presented), rubric)
+    used = used_share(rubric, analysis, presented, language)
+    return criteria_share(rubric, presented, language) * weighed * (_UNUSED + (1 - _UNUSED) * used) * in_script
 
 
 def consistency(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
@@ -151,7 +170,7 @@ def score(
     if judgement.order is not None:
         presented = reorder_responses(item, judgement.order)
         verdict = None if judgement.verdict is None else judgement.order.index(judgement.verdict)
-        judgement = replace(judgement, verdict=verdict, order=None)
+        judgement = replace(judgement, verdict=verdict, verdict_only=None, order=None)
     for name in (names := list(components)):
         if name not in COMPONENTS:
             raise UnknownRewardError(f"no reward component {name!r}; available: {', '.join(COMPONENTS)}")

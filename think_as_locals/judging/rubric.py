@@ -19,14 +19,12 @@ from think_as_locals.judging.formats import SECTIONS
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.types import LABELS, DataError, Item, Judgement, Rubric
 
-OF_ITEM = "item"
-"""A setting of the rubric's language: that of the item's prompt."""
-
 _GRAM = 3  # characters: works alike with and without spaces between words
 _OVERLAP = 0.5
 _QUOTED = 0.7  # of a criterion's trigrams in the prompt or one response: it repeats them
 _LETTERS, _DISTINCT_LETTERS = 10, 5  # of the shortest criterion; an ideograph or a syllable counts as three letters
 _WORD = 3  # letters of the shortest word that says something
+_PHRASE = 200  # characters of a name or description that are looked for in an analysis
 _INDIC = ("Deva", "Beng", "Gujr", "Guru", "Knda", "Mlym", "Orya", "Sinh", "Taml", "Telu")
 _SPACELESS = ("Hans", "Hant", "Jpan", "Thai", "Khmr", "Laoo", "Mymr")
 _WORD_PIECE = dict.fromkeys((*_SPACELESS, *_INDIC), 3) | dict.fromkeys(
@@ -114,8 +112,9 @@ def weighed_share(analysis: str | None, item: Item, language: str, rubric: Rubri
     """
     texts = " ".join((item.prompt, *item.responses))
     remarks = [" ".join(_words(remark)) for remark in _remarks(analysis or "", len(item.responses))]
-    written = " ".join(f"{each.name} {each.description}" for each in (rubric.criteria if rubric else ()))
-    quoted, words = _grams(f"{texts} {written}", language), frozenset(_words(texts))
+    quotable = f"{texts} {rubric_text(rubric)}" if rubric else texts
+    quoted, words = _grams(quotable, language), frozenset(_words(quotable))
+    asked_words = frozenset(_words(texts))
     weighing = [remark for remark in remarks if _content(remark, language) and not _grams(remark, language) <= quoted]
     own: dict[frozenset[str], set[frozenset[str]]] = defaultdict(set)  # beside quotations -> the remarks that say it
     short = set[str]()  # stop words beside quotations
@@ -123,7 +122,7 @@ def weighed_share(analysis: str | None, item: Item, language: str, rubric: Rubri
         beside = " ".join(word for word in remark.split() if word not in words)
         if said := _said(beside, language):
             own[said].add(_said(remark, language))
-        else:
+        elif beside or (asked_words.issuperset(remark.split()) and not _repeats(remark, item, language)):
             short.add(" ".join(word for word in beside.split() if _size(word) > 1))
     differ = len(own) + len(short) > 1
     apart = sum(len(said) if differ else 1 for said in own.values()) + min(2, len(short))
@@ -134,19 +133,72 @@ def weighed_share(analysis: str | None, item: Item, language: str, rubric: Rubri
     return apart / len(item.responses) if linked else 0.0
 
 
+def _repeats(remark: str, item: Item, language: str) -> bool:
+    """Return whether most of a remark stands in one response."""
+    grams = _grams(remark, language)
+    return any(len(grams & _grams(text, language)) >= _QUOTED * len(grams) for text in item.responses)
+
+
+def used_share(rubric: Rubric, analysis: str, item: Item, language: str) -> float:
+    """Return the share of the criteria that an analysis mentions: half the words of a name, or of a description.
+
+    Words count in any form, by their beginnings (Arabic: without the article, behind any prefix); where words are not
+    spaced, half of the name in one piece. Quotations of the item mention nothing. `language` is that of the rubric.
+    """
+    text = f" {' '.join(_words(analysis))} "
+    for quoted in (item.prompt, *item.responses):
+        text = text.replace(" ".join(_words(quoted)), " ")
+    parts = [(criterion.name, criterion.description) for criterion in rubric.criteria]
+    return sum(any(_mentions(text, part, language) for part in both) for both in parts) / len(parts)
+
+
+def _mentions(text: str, phrase: str, language: str) -> bool:
+    words = _words(phrase[:_PHRASE])
+    writing = _writing(language)
+    size = _WORD_PIECE.get(writing, 4)
+    if writing in _SPACELESS:
+        whole, spaceless = "".join(words), text.replace(" ", "")
+        half = max(min(size, len(whole)), -(-len(whole) // 2))
+        return half > 0 and any(whole[i : i + half] in spaceless for i in range(len(whole) - half + 1))
+    stems = [_stem(word, size, writing) for word in _content(phrase[:_PHRASE], language) or words]
+    return bool(stems) and 2 * sum(stem in text for stem in stems) >= len(stems)
+
+
+def _stem(word: str, size: int, writing: str) -> str:
+    """Return what is looked for: a short word with the spaces around it, the beginning of a longer one."""
+    if writing == "Arab":  # prefixes are written together with their word
+        bare = word.removeprefix("ال")
+        return bare[: max(3, -(-6 * len(bare) // 10))]
+    return f" {word} " if len(word) < size else f" {word[: max(size, -(-6 * len(word) // 10))]}"
+
+
+def rubric_text(rubric: Rubric) -> str:
+    """Return the names and descriptions of a rubric."""
+    return " ".join(f"{criterion.name} {criterion.description}" for criterion in rubric.criteria)
+
+
+def language_of(text: str, item: Item) -> str:
+    """Return the language that a text about an item is read in: the item's, or English if its letters are Latin."""
+    if not _writing(item.language):
+        return item.language
+    letters = [character for character in text if character.isalpha()]
+    latin = sum(unicodedata.name(letter, "").startswith("LATIN") for letter in letters)
+    return "en" if "LATIN" not in scripts(item.language) and 2 * latin > len(letters) else item.language
+
+
 def judges_nothing(judgement: Judgement, item: Item) -> bool:
     """Return whether a completion has no verdict, no criterion that says something, or no response weighed."""
     if judgement.verdict is None or judgement.rubric is None:
         return True
-    language, rubric = item.language, judgement.rubric
-    return not (criteria_share(rubric, item, language) and weighed_share(judgement.analysis, item, language, rubric))
+    rubric, analysis = judgement.rubric, judgement.analysis or ""
+    says = criteria_share(rubric, item, language_of(rubric_text(rubric), item))
+    return not (says and weighed_share(analysis, item, language_of(analysis, item), rubric))
 
 
 def script_share(rubric: Rubric, language: str) -> float:
     """Return the share of a rubric's letters in the script of a language; it tells Thai from English, not German."""
     expected = scripts(language)
-    texts = [text for criterion in rubric.criteria for text in (criterion.name, criterion.description)]
-    letters = [character for text in texts for character in text if character.isalpha()]
+    letters = [character for character in rubric_text(rubric) if character.isalpha()]
     return sum(unicodedata.name(letter, "").startswith(expected) for letter in letters) / max(1, len(letters))
 
 
@@ -172,16 +224,13 @@ def script(language: str) -> str:
         ) from None
 
 
-def check_languages(language: str | None, items: Iterable[Item]) -> None:
-    """Raise a DataError, before training, for a language whose script is not known."""
-    if language == OF_ITEM:
-        for item in items:
-            try:
-                scripts(item.language)
-            except DataError as error:
-                raise DataError(f"item {item.id!r}: {error}; or set reward.rubric_quality.language=null") from None
-    elif language is not None:
-        scripts(language)
+def check_languages(items: Iterable[Item]) -> None:
+    """Raise a DataError, before training, for an item in a language whose script is not known."""
+    for item in items:
+        try:
+            scripts(item.language)
+        except DataError as error:
+            raise DataError(f"item {item.id!r}: {error}; or set prompt.rubric_language=any") from None
 
 
 def fold(text: str) -> str:

@@ -88,12 +88,12 @@ def _ports(config: Config | None) -> Iterator[Finding]:
     taken = "taken" if _listens("127.0.0.1", _MAIN_PORT) else "free"
     yield Finding("ports", f"{_MAIN_PORT} (several processes): {taken}")
     if isinstance(config, RunConfig) and config.rollout.backend == "vllm_server":
-        url = urlsplit(config.rollout.url)
-        host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
-        answers = _listens(host, port)
-        remedy = "start launch/vllm_server.sh there, or set rollout.url"
-        status = "something listens" if answers else f"nothing listens: {remedy}"
-        yield Finding("ports", f"{host}:{port} (rollout.url): {status}", not answers)
+        for url in map(urlsplit, config.rollout.urls):
+            host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+            answers = _listens(host, port)
+            remedy = "start launch/vllm_server.sh there, or set rollout.urls"
+            status = "something listens" if answers else f"nothing listens: {remedy}"
+            yield Finding("ports", f"{host}:{port} (rollout.urls): {status}", not answers)
 
 
 def _listens(host: str, port: int) -> bool:

@@ -59,8 +59,8 @@ def longest_sequence(config: RunConfig, data: TrainingData) -> int:
     chat = load_chat(config, str(config.model.path))
 
     def lengths(items: Iterable[Item]) -> list[int]:
-        template, special = config.prompt.template, chat.special_tokens
-        return [len(ids) for ids in chat.encode([render(item, template, config.seed, special) for item in items])]
+        shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
+        return [len(ids) for ids in chat.encode([render(item, **shown) for item in items])]
 
     limits = [config.sources[name].max_prompt_tokens for name in data.sources]
     trained = [n for n, limit in zip(lengths(data.train), limits, strict=True) if limit is None or n <= limit]

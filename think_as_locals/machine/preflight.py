@@ -87,12 +87,7 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
     if isinstance(config, RunConfig):
         missing += packages("vllm") if config.rollout.backend == "vllm_colocate" else []
         if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
-            from think_as_locals.engines.vllm_server import VLLMServer
-
-            try:
-                VLLMServer(config.rollout.url, _SERVER_TIMEOUT).state()
-            except ServerError as error:
-                missing.append(str(error))
+            missing += _server_faults(config.rollout.urls)
         trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
         missing += [fault for tracker in trackers for fault in packages(tracker)]
     if config.model.requires_gpu and (fault := gpu_fault()):
@@ -101,6 +96,19 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
     if config.model.path is not None and (fault := model_fault(config.model.path, config.model.revision)):
         missing.append(fault)
     return missing
+
+
+def _server_faults(urls: list[str]) -> list[str]:
+    """Return what is wrong with each vLLM server that does not answer."""
+    from think_as_locals.engines.vllm_server import VLLMServer
+
+    faults = []
+    for url in urls:
+        try:
+            VLLMServer(url, _SERVER_TIMEOUT).state()
+        except ServerError as error:
+            faults.append(str(error))
+    return faults
 
 
 def _shared(config: Config) -> list[str]:

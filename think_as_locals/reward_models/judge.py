@@ -33,7 +33,16 @@ from think_as_locals.reward_models.reward_model import (
     identify_weights,
 )
 from think_as_locals.runtime.files import write_json
-from think_as_locals.types import LABELS, ConfigError, Item, Judgement, ModelError, Rollout
+from think_as_locals.types import (
+    LABELS,
+    ConfigError,
+    CultureShown,
+    Item,
+    Judgement,
+    ModelError,
+    Rollout,
+    RubricLanguage,
+)
 
 SETTINGS_FILE = "tal_judge.json"
 
@@ -48,6 +57,8 @@ class JudgeSettings:
     """What must be as in training for verdicts to be the same; saved beside the weights as `tal_judge.json`."""
 
     prompt: str = "listwise"  # name of the prompt template
+    culture: CultureShown = "stated"  # what the prompt says of the culture
+    rubric_language: RubricLanguage = "item"  # that the prompt asks for
     seed: int = 0  # of the order in which responses are presented
     max_completion_length: int = 2048  # in tokens
     dtype: str = "auto"  # of the weights
@@ -213,6 +224,8 @@ class Judge:
             "model": dict(self.model),
             "prompt": self.settings.prompt,
             "prompt_sha256": prompt_digest(self.settings.prompt),
+            "culture": self.settings.culture,
+            "rubric_language": self.settings.rubric_language,
             "seed": self.settings.seed,
             "protocol": asdict(self.protocol),
             "max_completion_length": self.settings.max_completion_length,
@@ -241,7 +254,9 @@ class Judge:
         return "\n".join(message["content"] for message in self.conversation(request))
 
     def conversation(self, request: Request) -> Messages:
-        return render_presented(request.item, request.responses, self.settings.prompt, self.engine.special_tokens)
+        settings, tokens = self.settings, self.engine.special_tokens
+        shown = settings.culture, settings.rubric_language
+        return render_presented(request.item, request.responses, settings.prompt, tokens, *shown)
 
     def ask(self, requests: Sequence[Request], keep: Keep) -> None:
         """As `RewardModel.ask`: answers hold `text`, `finish_reason` and `label_log_probs`."""

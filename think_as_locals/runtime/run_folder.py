@@ -31,7 +31,8 @@ _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets dee
 
 _WAITING = ("batch_size", "concurrency", "deadline_s", "timeout_s")
 _MAY_CHANGE = {  # when a run continues: where things are, and how long to wait for them
-    *(f"rollout.{key}" for key in ("url", "timeout_s", "weights_dir", "tolerance", "gpu_memory_utilization")),
+    *(f"rollout.{key}" for key in ("urls", "timeout_s", "weights_dir", "transfer", "tolerance")),
+    "rollout.gpu_memory_utilization",
     "reward.timeout_s",
     "reward.*parse_failure*",
     "grpo.ddp_timeout",

@@ -66,7 +66,8 @@ def make_jobs(recipe: str, space: Space, combinations: Sequence[Combination]) ->
     jobs, faults = [], []
     for combination in combinations:
         try:
-            jobs.append(Job(job_name(combination), combination, load_recipe(recipe, [*space.fixed, *combination])))
+            config = load_recipe(recipe, space.overrides(combination)).model_copy(update={"variants": {}})
+            jobs.append(Job(job_name(combination), combination, config))
         except ConfigError as error:
             faults.append(f"{' '.join(combination)}\n    {str(error).replace(chr(10), chr(10) + '    ')}")
     if faults:

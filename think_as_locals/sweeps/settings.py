@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
+VARIANT = "variant="
+
 Combination = tuple[str, ...]
-"""An override for each key that a sweep varies, e.g. `("seed=1", "grpo.beta=0.0")`."""
+"""An override for each key that a sweep varies, e.g. `("seed=1", "grpo.beta=0.0")`; first the variant, if any."""
 
 
 class SweepSection(Section):
@@ -128,10 +130,19 @@ class Space:
 
     fixed: tuple[str, ...]  # overrides with one value
     swept: tuple[Override, ...]  # those with several values or an interval
+    variants: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of the recipe, by name: overrides of each
+
+    def overrides(self, combination: Combination) -> list[str]:
+        """Return the overrides of a job, those of its variant among them."""
+        own = [each for each in combination if not each.startswith(VARIANT)]
+        named = [each.removeprefix(VARIANT) for each in combination if each.startswith(VARIANT)]
+        return [*self.fixed, *chain.from_iterable(self.variants[name] for name in named), *own]
 
     def combinations(self, search: str) -> list[Combination]:
         """Return every combination of the values; of an interval its two ends, which only a search can use."""
-        values = []
+        values = [[f"{VARIANT}{name}" for name in self.variants]] if self.variants else []
+        if values and search != "grid":
+            raise ConfigError("the recipe has variants, of which each is run: leave out sweep=optuna")
         for override in self.swept:
             key = override.get_key_element()
             if not override.is_interval_sweep():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 
+from think_as_locals.config.compose import compose_recipe
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.tables import Table, escape_markdown
 from think_as_locals.machine.preflight import packages
@@ -31,6 +32,7 @@ from think_as_locals.sweeps.jobs import (
     stop_signals,
 )
 from think_as_locals.sweeps.settings import Combination, Settings, Space, load_settings, parse, split_overrides, suggest
+from think_as_locals.sweeps.variants import CAPTION, write_variants
 from think_as_locals.types import TEST, VALIDATION, ConfigError, PreflightError, RunStoppedError
 
 _STATES: tuple[State, ...] = ("done", "stopped", "failed")  # in the order of the table
@@ -42,6 +44,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> bool:
         raise PreflightError("\n".join(missing))
     ours, theirs = split_overrides(overrides)
     settings, space = load_settings(ours), parse(theirs)
+    space = replace(space, variants=compose_recipe(recipe, space.fixed).get("variants", {}))
     section = settings.section
     # For a search these are the extremes of what it may propose: better to fail here than job by job.
     possible = make_jobs(recipe, space, space.combinations(section.search))
@@ -64,17 +67,25 @@ def sweep(recipe: str, overrides: Sequence[str]) -> bool:
             progress.print(f"{folder.name}: its jobs were ended at once: continue it with {again}", markup=False)
             raise SystemExit(128 + received[-1])
         metric, rows = read_rows(folder, this.combinations, bool(received))
-        table, caption = write_summary(folder, metric, rows)
-        console.print(table.terminal(folder.name, caption))
-        for row in rows:
-            if row.state == "failed":
-                console.print(f"failed: {' '.join(row.combination)}: {folder / row.log}", soft_wrap=True)
-        console.print(f"table {folder / 'sweep.md'}", soft_wrap=True)
+        print_results(console, folder, metric, rows)
+        if space.variants:
+            console.print(write_variants(folder, possible).terminal("variants", CAPTION))
+            console.print(f"table {folder / 'variants.md'}", soft_wrap=True)
         if any(row.state == "failed" for row in rows):
             probe(folder)  # on a full disk, jobs cannot write why they failed
     if received or any(row.state == "stopped" for row in rows):
         raise RunStoppedError(f"{folder.name} was stopped: continue it with {again}")
     return all(row.state == "done" for row in rows)
+
+
+def print_results(console: Console, folder: Path, metric: Metric, rows: Sequence[Row]) -> None:
+    """Write and print the table of the jobs, and the logs of failed ones."""
+    table, caption = write_summary(folder, metric, rows)
+    console.print(table.terminal(folder.name, caption))
+    for row in rows:
+        if row.state == "failed":
+            console.print(f"failed: {' '.join(row.combination)}: {folder / row.log}", soft_wrap=True)
+    console.print(f"table {folder / 'sweep.md'}", soft_wrap=True)
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
 from think_as_locals.engines.vllm_server import SampledTokens
-from think_as_locals.training.rollouts import Sampled, ServedEngine
+from think_as_locals.training.served_engine import Sampled, ServedEngine
 from think_as_locals.types import TrainingError
 
 if TYPE_CHECKING:

@@ -48,10 +48,10 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
         tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, trust_remote_code=False)
         arguments = trl_arguments(config, sft, checkpoints.folder)
         chat = Chat(tokenizer, config.model.chat_template_kwargs)
-        template, end = config.prompt.template, tokenizer.eos_token_id
+        shown, end = config.prompt.arguments(), tokenizer.eos_token_id
         asked = list(dict.fromkeys((d.item, d.presented) for d in demonstrations))  # an item is drawn several times
         chat.check_texts(dict.fromkeys(item for item, _ in asked))
-        encoded = chat.encode([render_presented(*each, template, chat.special_tokens) for each in asked])
+        encoded = chat.encode([render_presented(*each, special_tokens=chat.special_tokens, **shown) for each in asked])
         prompts = dict(zip(asked, encoded, strict=True))
         completions = tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
         # Only the completion and its end are trained on, after the prompt that GRPO uses.

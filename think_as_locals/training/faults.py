@@ -12,6 +12,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
@@ -193,15 +194,7 @@ def run_with_timeout(seconds: float, work: Callable[P, T], *args: P.args, **kwar
     Only C code that holds the interpreter's lock cannot be interrupted.
     """
     outcome: Future[T] = Future()
-
-    def attempt() -> None:
-        try:
-            outcome.set_result(work(*args, **kwargs))
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    thread = Thread(target=attempt, daemon=True)
-    thread.start()
+    thread = _thread(outcome, partial(work, *args, **kwargs))
     thread.join(seconds)
     if thread.is_alive():
         # SystemExit: no `except Exception` of the work's own swallows it, and the thread ends without a traceback.
@@ -211,6 +204,25 @@ def run_with_timeout(seconds: float, work: Callable[P, T], *args: P.args, **kwar
     if error is not None and not isinstance(error, Exception):
         raise RuntimeError(f"tried to end the process: {error!r}") from error
     return outcome.result()
+
+
+def in_background(work: Callable[[], T]) -> Future[T]:
+    """Start work in a thread of its own, which does not keep the process from ending."""
+    outcome: Future[T] = Future()
+    _thread(outcome, work)
+    return outcome
+
+
+def _thread(outcome: Future[T], work: Callable[[], T]) -> Thread:
+    def attempt() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = Thread(target=attempt, daemon=True)
+    thread.start()
+    return thread
 
 
 def _record(folder: Path, step: int, rank: int, fault: str, batch: bytes, suffix: str) -> None:

@@ -29,8 +29,9 @@ from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoint
 from think_as_locals.training.criteria_gain import CriteriaGainScorer
 from think_as_locals.training.faults import StepGuard
 from think_as_locals.training.rollout_rewards import Rewards
-from think_as_locals.training.rollouts import rollout_arguments, rollout_engine
+from think_as_locals.training.rollouts import rollout_arguments
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
+from think_as_locals.training.trainer_engine import rollout_engine
 from think_as_locals.types import ConfigError, Item
 
 
@@ -172,9 +173,9 @@ def load_chat(config: RunConfig, model: str) -> Chat:
 
 def prompt_dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:
     """Return the prompts of items and orders, each with the number of its row."""
-    template, special = config.prompt.template, chat.special_tokens
+    shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
     chat.check_texts(dict.fromkeys(item for item, _ in rows))
-    prompts = [chat.turns(render(item, template, config.seed, special, reverse)) for item, reverse in rows]
+    prompts = [chat.turns(render(item, reverse=reverse, **shown)) for item, reverse in rows]
     return Dataset.from_dict({"prompt": prompts, "index": list(range(len(rows)))})
 
 

@@ -51,7 +51,7 @@ class Rewards:
         low, high = config.reward.criteria_gain.clip
         self._evidence = Evidence(
             gain_clip=(low, high),
-            rubric_language=config.reward.rubric_quality.language,
+            rubric_language=config.prompt.rubric_language,
             length_share=config.reward.length.share,
             max_completion_length=config.grpo.max_completion_length,
             num_rules=len(self._format.rules),

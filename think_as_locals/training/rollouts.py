@@ -1,56 +1,40 @@
-"""What a trainer samples from: the engine for `rollout=...`, given the policy's weights and checked after every sync.
+"""vLLM for a trainer, given the policy's weights and checked after every sync; here in the trainer's own processes.
 
-TRL calls `sync_weights` where the policy has changed and `generate` for the rollouts of a step. With vLLM, in the
-trainer's own processes or on a server, our engines stand in for TRL's VLLMGeneration.
+TRL calls `sync_weights` where the policy has changed and `generate` for the rollouts of a step. Our engines stand in
+for TRL's VLLMGeneration: this one and that of `served_engine.py`.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, get_args
 
-import safetensors.torch
 import torch
-from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
+from accelerate.utils import gather_object, is_peft_model
 from torch.distributed.fsdp import FSDPModule
-from trl import GRPOTrainer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
-from trl.models import unwrap_model_for_generation
-from trl.trainer import grpo_trainer
 
 from think_as_locals.config.schema import RunConfig
-from think_as_locals.engines import Chat, Engine, Messages, vllm_engine
-from think_as_locals.engines.transformers_engine import TransformersEngine, padded
-from think_as_locals.engines.vllm_engine import VLLMEngine
-from think_as_locals.engines.vllm_server import START, OtherWeightsError, SampledTokens, ServerEngine, VLLMServer
+from think_as_locals.engines import Chat, Messages, vllm_engine
+from think_as_locals.engines.transformers_engine import padded
+from think_as_locals.engines.vllm_server import SampledTokens
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.adapters import (
-    adapter_tensors,
-    base_parameters,
-    lora_unsupported_reason,
-    merged_parameters,
-    save_adapter,
-)
-from think_as_locals.training.faults import run_with_timeout
-from think_as_locals.types import ServerError, TrainingError
+from think_as_locals.training.adapters import adapter_tensors, lora_unsupported_reason, merged_parameters, save_adapter
+from think_as_locals.types import TrainingError
 
 _logger = logging.getLogger(__name__)
 
-_PROMPTS, _TOKENS = 4, 8  # of the check after a sync: how many prompts, and tokens of each completion
+CHECK_PROMPTS, _TOKENS = 4, 8  # of the check after a sync: how many prompts, and tokens of each completion
 _LIKELIEST = 20  # token ids per position; vLLM returns at most 20 unless configured
-_CHECK_SAMPLING = {"temperature": 0.0, "max_tokens": _TOKENS, "logprobs": _LIKELIEST, "ignore_eos": True}
+CHECK_SAMPLING = {"temperature": 0.0, "max_tokens": _TOKENS, "logprobs": _LIKELIEST, "ignore_eos": True}
 
 T = TypeVar("T")
 Parameters = Iterator[tuple[str, torch.Tensor]]
@@ -71,42 +55,6 @@ def rollout_arguments(config: RunConfig) -> dict[str, Any]:
         "vllm_mode": "colocate",  # with `server` TRL would look for a client of its own kind
         "vllm_max_model_length": rollout.max_model_length,
     }
-
-
-@contextmanager
-def rollout_engine(
-    config: RunConfig, chat: Chat, conversations: Sequence[Messages], run: RunFolder, log: Callable[[str, float], None]
-) -> Iterator[None]:
-    """Have a GRPOTrainer that is made within this context sample with our engine instead of TRL's."""
-    engine = {"vllm_colocate": ColocatedEngine, "vllm_server": ServedEngine}.get(config.rollout.backend)
-    original = grpo_trainer.VLLMGeneration
-    if engine:
-        grpo_trainer.VLLMGeneration = partial(
-            engine, config=config, chat=chat, conversations=conversations[:_PROMPTS], run=run, log=log
-        )
-    try:
-        yield
-    finally:
-        grpo_trainer.VLLMGeneration = original
-
-
-@contextmanager
-def policy_engine(trainer: GRPOTrainer, chat: Chat, batch_size: int) -> Iterator[Engine]:
-    """Return the trainer's own engine with the policy's current weights: an evaluation loads nothing a second time."""
-    if not trainer.use_vllm:
-        kwargs = {"gradient_checkpointing_kwargs": trainer.args.gradient_checkpointing_kwargs}
-        with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator, **kwargs) as model:
-            yield TransformersEngine(model, chat, batch_size)
-        return
-    engine = trainer.vllm_generation
-    engine.sync_weights()
-    yield ServerEngine(engine.complete, chat) if isinstance(engine, ServedEngine) else VLLMEngine(engine.llm, chat)
-
-
-def ranks_per_engine(trainer: GRPOTrainer) -> int:
-    """Return how many ranks hold one engine together (`grpo.vllm_tensor_parallel_size`): they must ask it the same."""
-    colocated = trainer.use_vllm and isinstance(trainer.vllm_generation, ColocatedEngine)
-    return trainer.args.vllm_tensor_parallel_size if colocated else 1
 
 
 class CheckedEngine(VLLMGeneration, ABC):
@@ -153,7 +101,7 @@ class CheckedEngine(VLLMGeneration, ABC):
         """Sample as TRL does; log how much of the prompts the prefix cache had."""
         before = self._prefix_cache()
         found = self._sample(prompts, num_generations, profiler)
-        self._log_hit_rate(_since(before, self._prefix_cache()))
+        self._log_hit_rate(since(before, self._prefix_cache()))
         return found
 
     def _log_hit_rate(self, counts: Counts) -> None:
@@ -187,7 +135,7 @@ class CheckedEngine(VLLMGeneration, ABC):
     @torch.no_grad()
     def _policy_log_probs(self, completions: list[list[int]]) -> torch.Tensor:
         """Return the policy's log-probabilities of all tokens at every position, (prompts, _TOKENS, vocabulary)."""
-        rows = [p + c[:-1] for p, c in zip(self._check_prompts, completions, strict=True)]
+        rows = [p + c[:-1] for p, c in zip(cycle(self._check_prompts), completions, strict=False)]
         ids, mask = (tensor.to(self.accelerator.device) for tensor in padded(rows, "left"))
         was_training = self.model.training
         self.model.eval()
@@ -242,7 +190,7 @@ class CheckedEngine(VLLMGeneration, ABC):
 
     @abstractmethod
     def _check_completions(self) -> list[SampledTokens]:
-        """Return the engine's greedy completions of the check's prompts, with the likeliest tokens."""
+        """Return greedy completions of the check's prompts with the likeliest tokens, of one engine after the other."""
 
     @abstractmethod
     def _sample(self, prompts: list[list[int]], num_generations: int, profiler: Any) -> Any:
@@ -311,7 +259,7 @@ class ColocatedEngine(CheckedEngine):
         if self.enable_sleep_mode:
             self.llm.wake_up(tags=["kv_cache"])
         prompts = [{"prompt_token_ids": ids} for ids in self._check_prompts]
-        params = SamplingParams(**_CHECK_SAMPLING, detokenize=False)
+        params = SamplingParams(**CHECK_SAMPLING, detokenize=False)
         outputs = [output.outputs[0] for output in self.llm.generate(prompts, params, use_tqdm=False)]
         return [
             SampledTokens(list(o.token_ids), [], [{t: one.logprob for t, one in place.items()} for place in o.logprobs])
@@ -319,7 +267,7 @@ class ColocatedEngine(CheckedEngine):
         ]
 
     def _sample(self, prompts: list[list[int]], num_generations: int, profiler: Any) -> Any:
-        return _in_prefix_order(
+        return in_prefix_order(
             prompts, lambda ordered: VLLMGeneration.generate(self, ordered, None, num_generations, profiler)
         )
 
@@ -350,223 +298,13 @@ def _ranks() -> tuple[int, ...]:
     return get_args(MaxLoRARanks)
 
 
-_SYNC = "sync-"
-_RESTARTS = 3  # times that a server may come back with other weights in one sampling, or in one sync
-_GRACE_S = 10.0  # beyond rollout.timeout_s, which ends requests, for what no request can bound: a disk, a name server
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """Completions of the prompts of all ranks, and what the prefix cache had of these."""
-
-    completions: list[SampledTokens]
-    prefix_cache: Counts
-
-
-class ServedEngine(CheckedEngine):
-    """A vLLM server on other GPUs or another node, which the main process asks for all ranks, by a shared folder."""
-
-    _server: VLLMServer  # the main process alone has it
-    _answers: list[SampledTokens]  # to the sync check's prompts, after the last sync
-
-    def _init_vllm(self) -> None:
-        self._url, self._timeout_s = self._config.rollout.url, self._config.rollout.timeout_s
-        self._loaded = ""
-        self._in_flight: list[Future[Sampled | None]] = []
-        self._on_main(self._connect)
-
-    @property
-    def limit_s(self) -> float:
-        """How long anything that the server is asked for may take."""
-        return self._timeout_s + _GRACE_S
-
-    def sync_weights(self) -> None:
-        """Send the policy's weights once nothing is being sampled with the last ones; see `CheckedEngine`."""
-        for future in self._in_flight:
-            self._on_main(partial(_wait, future))
-        super().sync_weights()
-
-    def complete(self, prompts: Sequence[list[int]], **parameters: Any) -> list[SampledTokens]:
-        """Return a completion for each prompt of this rank; all ranks call it and raise TrainingError together."""
-        everyones, own = self._gathered(prompts)
-        for _ in range(_RESTARTS):
-            if (sampled := self._on_main(lambda: self._current(everyones, parameters))) is not None:
-                return sampled.completions[own]
-            self.sync_weights()  # it was restarted, and has the weights it was started with
-        raise TrainingError(self._restarts("sampled"))
-
-    def sample_ahead(self, batches: Sequence[list[list[int]]]) -> list[Future[Sampled | None]]:
-        """Have the server sample batches with the weights of the last sync, one after the other, in the background.
-
-        The main process has the prompts of all ranks and gets completions by `collect`; `None` where the server has
-        other weights by then. The next sync waits for all of them.
-        """
-        self._in_flight = [Future() for _ in batches]
-        if batches and self.accelerator.is_main_process:
-            Thread(target=self._sample_all, args=(batches, self._in_flight), daemon=True).start()
-        return self._in_flight
-
-    def collect(
-        self, future: Future[Sampled | None], prompts: Sequence[list[int]], check: Callable[[list[list[int]]], None]
-    ) -> list[SampledTokens] | None:
-        """Return this rank's completions of a batch, which is waited for; `check` may refuse the prompts of all."""
-        everyones, own = self._gathered(prompts)
-
-        def take() -> Sampled | None:
-            check(everyones)
-            return future.result()
-
-        if (sampled := self._on_main(take)) is None:
-            return None
-        self._log_hit_rate(sampled.prefix_cache if self.accelerator.is_main_process else (0.0, 0.0))
-        return sampled.completions[own]
-
-    def _sample_all(self, batches: Sequence[list[list[int]]], futures: Sequence[Future[Sampled | None]]) -> None:
-        fault: Exception | None = None
-        for prompts, future in zip(batches, futures, strict=True):
-            try:
-                if fault is None:
-                    future.set_result(self._current(prompts, self._sampling))
-                    continue
-            except Exception as error:  # of whatever kind: `collect` raises it
-                fault = error
-            future.set_exception(fault)
-
-    def _gathered(self, prompts: Sequence[list[int]]) -> tuple[list[list[int]], slice]:
-        """Return the prompts of all ranks, and which of them are this rank's."""
-        counts = gather_object([len(prompts)])
-        first = sum(counts[: self.accelerator.process_index])
-        return gather_object(list(prompts)), slice(first, first + len(prompts))
-
-    def _current(self, prompts: list[list[int]], parameters: dict[str, Any]) -> Sampled | None:
-        """Return completions by the weights of the last sync, or `None` where the server has others now."""
-        with self._server.one_limit(), suppress(OtherWeightsError):
-            before = self._server.prefix_cache()
-            (found,) = _in_prefix_order(
-                prompts, lambda ordered: (self._server.complete(ordered, self._loaded, **parameters),)
-            )
-            return Sampled(found, _since(before, self._server.prefix_cache()))
-        return None
-
-    def _connect(self) -> None:
-        for left in self._weights.glob(f"{_SYNC}*"):  # by a process of this run that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        self._server = VLLMServer(self._url, self._timeout_s)
-        expected = {"dtype": self._dtype, "logprobs_mode": "processed_logprobs"}
-        state = self._server.state()
-        if wrong := {name: state[name] for name, value in expected.items() if state[name] != value}:
-            raise ServerError(f"the vLLM server at {self._url} has {wrong}, expected {expected}: {START}")
-
-    def _merge_reason(self) -> str | None:
-        if reason := super()._merge_reason():
-            return reason
-        return lora_unsupported_reason(self.model, self._on_main(lambda: self._server.state()["adapters"]))
-
-    def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
-        for _ in range(_RESTARTS):
-            if self._on_main(lambda: self._server.state()["weights"] != self._loaded):
-                # It was never given this run's base weights, or was restarted.
-                self._send(self._counted(base_parameters(self.model, self._dist.gather_params)))
-            if (answers := self._on_main(lambda: self._load_adapter(tensors))) is not None:
-                self._answers = answers
-                return
-        raise TrainingError(self._restarts("took an adapter"))
-
-    def _load_adapter(self, tensors: dict[str, torch.Tensor]) -> list[SampledTokens] | None:
-        """Load the adapter; return the answers to the sync check, or `None` where the server was restarted since."""
-        with self._server.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
-            save_adapter(self.model, tensors, folder)
-            with suppress(OtherWeightsError):
-                self._server.load_adapter(folder)
-                return self._server.complete(self._check_prompts, self._loaded, **_CHECK_SAMPLING)
-        return None
-
-    def _send_weights(self) -> None:
-        self._send(self._iter_named_params())
-
-    def _send(self, parameters: Parameters) -> None:
-        tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in parameters:  # gathers what is sharded, so every rank goes through it
-            if self.accelerator.is_main_process:
-                tensors[name] = parameter.detach().to("cpu", copy=True).contiguous()
-        self._answers = self._on_main(lambda: self._load(tensors))
-
-    def _load(self, tensors: dict[str, torch.Tensor]) -> list[SampledTokens]:
-        """Load weights into the server; return its answers to the sync check."""
-        self._weights.mkdir(parents=True, exist_ok=True)
-        # The name is unique among syncs and runs: by it the server says what it holds.
-        with self._server.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
-            safetensors.torch.save_file(tensors, Path(folder, "model.safetensors"), metadata={"format": "pt"})
-            for _ in range(_RESTARTS):
-                self._server.load_weights(folder)
-                with suppress(OtherWeightsError):  # it was restarted since
-                    answers = self._server.complete(self._check_prompts, folder, **_CHECK_SAMPLING)
-                    self._loaded = folder
-                    return answers
-        raise ServerError(self._restarts("took new weights"))
-
-    def _check_completions(self) -> list[SampledTokens]:
-        return self._answers
-
-    def _sample(self, prompts: list[list[int]], num_generations: int, profiler: Any) -> Any:
-        found = self.complete(prompts, **self._sampling)
-        return prompts, [c.token_ids for c in found], [[[value] for value in c.log_probs] for c in found], None
-
-    @property
-    def _sampling(self) -> dict[str, Any]:
-        """How rollouts are sampled, as parameters of a request."""
-        return {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p or 0.0,
-            "repetition_penalty": self.repetition_penalty,
-            "max_tokens": self.max_completion_length,
-            "stop_token_ids": sorted(self._eos_token_ids),
-            **self.generation_kwargs,
-        }
-
-    def _prefix_cache(self) -> Counts:
-        counts = self._on_main(lambda: self._server.prefix_cache())
-        return counts if self.accelerator.is_main_process else (0.0, 0.0)  # the ranks' are added up
-
-    def _restarts(self, action: str) -> str:
-        return (
-            f"the vLLM server at {self._url} came back with other weights {_RESTARTS} times while it {action}"
-            ": its log says why it stops; see that no other run gives it weights"
-        )
-
-    def _on_main(self, work: Callable[[], T]) -> T:
-        """Return on all ranks what the main process gets from the server; where that fails, all raise TrainingError."""
-        found, fault = None, None
-        if self.accelerator.is_main_process:
-            try:
-                found = run_with_timeout(self.limit_s, work)
-            except (ServerError, TrainingError) as error:
-                fault = f"{error}"
-            except Exception as error:  # of whatever kind: the other ranks wait
-                fault = (
-                    f"{type(error).__name__}: {error}: while the vLLM server at {self._url} was asked to sample or "
-                    f"to load weights from {self._weights}, in {self._timeout_s:g} s (rollout.timeout_s)"
-                )
-        found, fault = broadcast_object_list([found, fault])
-        if fault is not None:
-            raise TrainingError(fault)
-        return cast("T", found)
-
-
-def _wait(future: Future[Any]) -> None:
-    """Return when it is done, whatever came of it."""
-    wait([future])
-
-
-def _since(before: Counts, now: Counts) -> Counts:
+def since(before: Counts, now: Counts) -> Counts:
     """Return the growth of counts, which a restarted server begins anew."""
     hits, queries = (new - old if new >= old else new for old, new in zip(before, now, strict=True))
     return hits, queries
 
 
-def _in_prefix_order(prompts: list[list[int]], sample: Callable[[list[list[int]]], Any]) -> tuple[Any, ...]:
+def in_prefix_order(prompts: list[list[int]], sample: Callable[[list[list[int]]], Any]) -> tuple[Any, ...]:
     """Call `sample` with sorted prompts; return its columns (of a value per prompt, or `None`) in the given order."""
     order = sorted(range(len(prompts)), key=prompts.__getitem__)
     columns = sample([prompts[i] for i in order])

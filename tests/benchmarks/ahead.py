@@ -1,0 +1,138 @@
+"""What sampling ahead saves: a vLLM server on one core and a trainer on another, with `rollout.ahead` 0 and 1.
+
+Sampling and update of a step take about as long here. A step with ahead=1 should take as long as the longer of the two,
+with ahead=0 it takes their sum, and the time of a weight sync in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+
+from rich.console import Console
+from rich.table import Table
+from soak_server import Server
+from transformers import PrinterCallback, TrainerCallback
+
+from think_as_locals.config.checks import load_recipe
+from think_as_locals.data import load
+from think_as_locals.judging import render
+from think_as_locals.reward_models.scratch import make_judge
+from think_as_locals.runtime.files import write_json
+from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.grpo import JudgeTrainer
+from think_as_locals.training.served_engine import ServedEngine
+
+SETTINGS = [
+    "rollout=vllm_server",
+    "prompt=listwise",
+    "model.scratch.hidden_size=256",
+    "model.scratch.intermediate_size=512",
+    "grpo.num_generations=8",
+    "grpo.per_device_train_batch_size=32",
+    "grpo.max_completion_length=64",
+    "grpo.report_to=[]",
+]
+WARM_UP = 2  # steps that do not count
+LIMITS = {"against the longer of sampling and update": 1.2, "against ahead=0": 0.65}
+
+
+class Clock(TrainerCallback):
+    """Seconds of each step, and of parts of it."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, list[float]] = defaultdict(list)
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._began = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.spent["step"].append(time.perf_counter() - self._began)
+
+    def timed(self, part: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def measured(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return work(*arguments)
+            finally:
+                self.spent[part].append(time.perf_counter() - began)
+
+        return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/ahead.json"))
+    arguments = parser.parse_args()
+    server_core, trainer_core = sorted(os.sched_getaffinity(0))[:2]
+    os.environ["VLLM_API_KEY"] = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = make_model(folder)
+        os.sched_setaffinity(0, {server_core})  # the server inherits it
+        server = Server(model, folder / "server.log")
+        os.sched_setaffinity(0, {trainer_core})
+        try:
+            server.wait()
+            spent = {ahead: measure(folder, model, server.url, ahead, arguments.steps) for ahead in (0, 1)}
+        finally:
+            server.kill()
+    report(spent, arguments.out)
+
+
+def make_model(folder: Path) -> Path:
+    """A judge with random weights: its completions all have the maximum length, or nearly."""
+    config = load_recipe("recipes/quickstart.yaml", SETTINGS)
+    assert config.model.scratch is not None
+    items = load(config.data, config.seed).train[:64]
+    texts = [message["content"] for item in items for message in render(item, config.prompt.template)]
+    make_judge(folder / "model", texts, config.model.scratch, config.seed)
+    return folder / "model"
+
+
+def measure(folder: Path, model: Path, url: str, ahead: int, steps: int) -> dict[str, float]:
+    """Median seconds of a step and its parts."""
+    words = [f"rollout.urls=[{url}]", f"rollout.ahead={ahead}", f"grpo.max_steps={steps}", "grpo.save_steps=1000"]
+    config = load_recipe("recipes/quickstart.yaml", [*SETTINGS, *words])
+    items = load(config.data, config.seed).train
+    run = RunFolder(folder / f"ahead-{ahead}")
+    trainer = JudgeTrainer(config, str(model), items, run, Checkpoints(run.checkpoints, 1))
+    trainer.remove_callback(PrinterCallback)
+    clock, engine = Clock(), trainer.vllm_generation
+    trainer.add_callback(clock)
+    for part, method in (("sampling", "_current"), ("weights", "_send_weights")):
+        setattr(engine, method, clock.timed(part, getattr(engine, method)))
+    trainer.train()
+    assert isinstance(engine, ServedEngine)
+    return {part: statistics.median(seconds[WARM_UP:-1]) for part, seconds in clock.spent.items()}
+
+
+def report(spent: dict[int, dict[str, float]], out: Path) -> None:
+    """Print and write what was measured, and the two ratios."""
+    now, ahead = spent[0], spent[1]
+    update = now["step"] - now["sampling"]  # with rewards and the weight sync
+    ratios = dict(zip(LIMITS, (ahead["step"] / max(now["sampling"], update), ahead["step"] / now["step"]), strict=True))
+    table = Table("", "ahead=0", "ahead=1", title="Seconds of a step (medians)")
+    for part in now:
+        table.add_row(part, f"{now[part]:.2f}", f"{ahead[part]:.2f}")
+    for name, ratio in ratios.items():
+        table.add_row(f"ratio {name}", "", f"{ratio:.2f} (at most {LIMITS[name]})")
+    Console().print(table)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(out, {"seconds": {str(key): value for key, value in spent.items()}, "update": update, "ratios": ratios})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Runs that sample one batch ahead, whose trainer or vLLM server is killed at random moments.
+
+A run is started again until it ends. Then every optimizer step must have had the items of an undisturbed run, no batch
+may have been older than allowed, and every batch must have been sampled with the weights that it is said to be from: a
+witness in each run keeps the policy's weights and compares log-probabilities of sampled tokens with the server's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import torch
+from rich.progress import Progress
+from soak_runs import COLD_START, LIMIT_S, expect, logged, start, wait
+from soak_server import STALE, STEPS, WIDTH, WORDS, Server
+
+from think_as_locals.engines.transformers_engine import padded
+from think_as_locals.training.ahead import Prompts, SampledAhead
+
+AHEAD = 1
+PATIENCE_S = 300  # rollout.timeout_s; a run that takes longer than twice that hangs
+
+
+def ahead_kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
+    """SIGKILLs of trainer or server, and what became of the runs."""
+    os.environ["VLLM_API_KEY"] = secrets.token_hex(16)
+    made = start(folder, "judge", [*COLD_START, WIDTH, "grpo.max_steps=1", "eval.every_steps=100"])
+    expect(wait(made, LIMIT_S) == 0, folder, "judge")
+    model = folder / "judge" / "cold_start" / "model"
+    server = Server(model, folder / "server.log")
+    words = [*WORDS, f"model.path={model}", f"rollout.urls=[{server.url}]", f"rollout.ahead={AHEAD}"]
+    words.append(f"rollout.timeout_s={PATIENCE_S}.0")
+    result = dict.fromkeys(("trainer_kills", "server_kills", "runs", "batches", "did_not_go_on", "hangs"), 0)
+    result |= dict.fromkeys(("wrong_items", "wrong_steps", "too_old", "of_other_weights"), 0)
+    try:
+        server.wait()
+        expect(_run(folder, "undisturbed", words, server, float("inf"), rng)[0] == 0, folder, "undisturbed")
+        expected = items_of(folder / "undisturbed")
+        with Progress() as progress:
+            task = progress.add_task("ahead SIGKILL", total=count)
+            while (killed := result["trainer_kills"] + result["server_kills"]) < count and not result["hangs"]:
+                name = f"ahead-{result['runs']}"
+                status, kind = _run(folder, name, words, server, rng.uniform(5, 40), rng)
+                if kind:
+                    result[f"{kind}_kills"] += 1
+                    progress.update(task, completed=killed + 1)
+                if status is None:
+                    result["hangs"] += kind != "trainer"
+                elif status:
+                    result["did_not_go_on"] += 1
+                else:
+                    _judge(folder / name, expected, result)
+    finally:
+        server.kill()
+    return result
+
+
+def _run(
+    folder: Path, name: str, words: list[str], server: Server, delay: float, rng: random.Random
+) -> tuple[int | None, str]:
+    """Start or continue a run, and kill it or its server after so long: its status, and what was killed."""
+    process = start(folder, name, words, first=partial(witness, folder / f"{name}.jsonl"))
+    moment, killed = time.monotonic() + delay, ""
+
+    def is_time() -> bool:
+        return server.is_up() and time.monotonic() > moment
+
+    status = wait(process, 2 * PATIENCE_S, is_time)
+    if status is None and is_time():
+        killed = rng.choice(("trainer", "server"))
+        if killed == "server":
+            server.kill()
+            status = wait(process, 2 * PATIENCE_S, lambda: server.is_up() and False)  # which starts it again
+    if status is None:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    return status, killed
+
+
+def items_of(run: Path) -> dict[int, list[str]]:
+    """Which items each optimizer step had."""
+    files = sorted((run / "completions").glob("*.parquet"))
+    rows = [row for file in files for row in parquet.read_table(file, columns=["step", "id"]).to_pylist()]
+    return {step: [row["id"] for row in rows if row["step"] == step] for step in sorted({row["step"] for row in rows})}
+
+
+def _judge(run: Path, expected: dict[int, list[str]], result: dict[str, Any]) -> None:
+    lines = [line for line in logged(run) if line["stage"] == "grpo"]
+    seen = [json.loads(line) for line in run.with_name(f"{run.name}.jsonl").read_text().splitlines()]
+    result["runs"] += 1
+    result["batches"] += len(lines)
+    result["wrong_steps"] += [line["step"] for line in lines] != list(range(1, STEPS + 1))
+    result["wrong_items"] += items_of(run) != expected
+    result["too_old"] += sum(not 0 <= line["rollout/staleness"] <= AHEAD for line in lines)
+    result["of_other_weights"] += sum(not difference <= STALE for difference in seen)
+
+
+def witness(file: Path) -> None:
+    """Have this process note, for each batch, how far its log-probabilities are from those of its weights."""
+    take, begin = SampledAhead.take, SampledAhead._start
+
+    def keep(ahead: SampledAhead, number: int) -> None:
+        torch.save(ahead._trainer.model.state_dict(), file.with_suffix(f".{number}"))
+        begin(ahead, number)
+
+    def watched(ahead: SampledAhead, prompts: Prompts) -> Any:
+        trainer = ahead._trainer
+        completions, log_probs = take(ahead, prompts)
+        number = trainer._step // ahead._window - int(trainer._metrics["train"]["rollout/staleness"][-1])
+        current = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        trainer.model.load_state_dict(torch.load(file.with_suffix(f".{number}"), weights_only=True))
+        difference = apart(trainer.model, prompts, completions, log_probs)
+        trainer.model.load_state_dict(current)
+        with file.open("a") as lines:
+            lines.write(f"{difference}\n")
+        return completions, log_probs
+
+    SampledAhead.take, SampledAhead._start = watched, keep
+
+
+@torch.no_grad()
+def apart(model: Any, prompts: Prompts, completions: Prompts, log_probs: list[list[Any]]) -> float:
+    """The largest difference of log-probabilities."""
+    differences = []
+    for prompt, completion, theirs in zip(prompts, completions, log_probs, strict=True):
+        ids, mask = padded([prompt + completion], "left")
+        logits = model(input_ids=ids, attention_mask=mask).logits[0, len(prompt) - 1 : -1].float()
+        ours = logits.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])[:, 0]
+        differences.append(float((ours - torch.tensor(theirs)).abs().max()))
+    return max(differences)

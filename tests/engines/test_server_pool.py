@@ -1,0 +1,105 @@
+"""Several vLLM servers as one: who samples what, and what becomes of the part of one that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loopback import HANGS_UP, Answer, Received, answering
+
+from think_as_locals.engines.server_pool import VLLMServers, share
+from think_as_locals.engines.vllm_server import OtherWeightsError, VLLMServer
+from think_as_locals.types import ServerError
+
+
+@dataclass
+class Echo:
+    """A server whose completion of a prompt is the prompt; it can be dead, or die with its next request to sample."""
+
+    weights: str = "mine"
+    dead: bool = False
+    dies: bool = False
+    sampled: list[list[list[int]]] = field(default_factory=list)
+
+    def respond(self, request: Received) -> Answer:
+        self.dead = self.dead or (self.dies and request.path == "/v1/completions")
+        if self.dead:
+            return HANGS_UP, None, {}
+        if request.path != "/v1/completions":
+            return 200, {"results": [{"weights": self.weights}]}, {}
+        self.sampled.append(request.body["prompt"])
+        scored = [{"token_logprobs": [0.0] * len(p), "top_logprobs": [{}] * len(p)} for p in request.body["prompt"]]
+        choices = zip(request.body["prompt"], scored, strict=True)
+        found = [{"index": i, "token_ids": ids, "logprobs": score} for i, (ids, score) in enumerate(choices)]
+        return 200, {"choices": found}, {}
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[VLLMServers, list[Echo]]]:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    echoes = [Echo(), Echo()]
+    with ExitStack() as up:
+        yield VLLMServers([up.enter_context(answering(echo.respond)) for echo in echoes], timeout_s=3), echoes
+
+
+PROMPTS = [[n // 2] * (n + 1) for n in range(8)]
+
+
+def sampled(pool: VLLMServers) -> list[list[int]]:
+    return [one.token_ids for one in pool.complete(PROMPTS, "mine", max_tokens=4)]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=5), min_size=1), st.integers(1, 4), st.integers(0, 9))
+def test_every_prompt_has_one_server_and_loads_are_balanced(
+    prompts: list[list[int]], count: int, max_tokens: int
+) -> None:
+    parts = share(prompts, count, max_tokens)
+    assert sorted(place for part in parts for place in part) == list(range(len(prompts)))
+    where = {place: number for number, part in enumerate(parts) for place in part}
+    groups: dict[tuple[int, ...], set[int]] = {}
+    for place, prompt in enumerate(prompts):
+        groups.setdefault(tuple(prompt), set()).add(where[place])
+    assert all(len(servers) == 1 for servers in groups.values())  # equal prompts share a prefix cache
+    tokens = {prompt: len(prompt) + max_tokens * prompts.count(list(prompt)) for prompt in groups}
+    loads = [sum(tokens[each] for each, servers in groups.items() if number in servers) for number in range(count)]
+    assert max(loads) - min(loads) <= max(tokens.values())
+
+
+def test_a_batch_is_shared_and_comes_back_in_order(pool: tuple[VLLMServers, list[Echo]]) -> None:
+    servers, echoes = pool
+    assert sampled(servers) == PROMPTS
+    assert [len(echo.sampled) for echo in echoes] == [1, 1]
+    assert sorted(p for echo in echoes for part in echo.sampled for p in part) == sorted(PROMPTS)
+
+
+@pytest.mark.parametrize("fault", ["dies", "restarted"])
+def test_the_part_of_one_that_fails_is_sampled_by_the_other(pool: tuple[VLLMServers, list[Echo]], fault: str) -> None:
+    servers, echoes = pool
+    if fault == "dies":
+        echoes[1].dies = True
+    else:
+        echoes[1].weights = "those of the start"
+    assert sampled(servers) == PROMPTS
+    assert echoes[1].sampled == []
+    assert len(echoes[0].sampled) == 2  # its own part, then the other's
+    assert sampled(servers) == PROMPTS
+    assert len(echoes[0].sampled) == 3  # the one that failed is not asked again
+    echoes[1].dead = echoes[1].dies = False
+    echoes[1].weights = "mine"
+    assert servers.on_each(VLLMServer.state) == [{"weights": "mine"}] * 2  # as a weight sync asks each
+    assert sampled(servers) == PROMPTS
+    assert len(echoes[1].sampled) == 1
+
+
+def test_where_none_is_left_weights_are_asked_for_and_then_the_run_ends(pool: tuple[VLLMServers, list[Echo]]) -> None:
+    servers, echoes = pool
+    for echo in echoes:
+        echo.dead = True
+    with pytest.raises(OtherWeightsError, match="no vLLM server is left that holds mine"):
+        sampled(servers)
+    with pytest.raises(ServerError, match="2 tries"):
+        servers.on_each(VLLMServer.state)

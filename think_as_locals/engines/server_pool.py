@@ -1,0 +1,130 @@
+"""Several vLLM servers as one: a batch is shared over those that have the weights, and one that fails leaves its part.
+
+A server that does not answer, or that was restarted and has other weights, gets no more requests until the next weight
+sync, which includes it again. With a single server everything waits for it, as long as `VLLMServer` does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from think_as_locals.engines.vllm_server import OtherWeightsError, SampledTokens, VLLMServer
+from think_as_locals.types import ServerError
+
+_PAUSE_S = 1.0  # before all servers are tried again
+
+T = TypeVar("T")
+
+
+class VLLMServers:
+    """Servers of one model; those in `ready` have the weights of the last sync."""
+
+    def __init__(self, urls: Sequence[str], timeout_s: float) -> None:
+        self.all = [VLLMServer(url, timeout_s, patient=len(urls) == 1) for url in urls]
+        self.ready = list(self.all)
+        self._timeout_s = timeout_s
+
+    @contextmanager
+    def one_limit(self) -> Iterator[None]:
+        """Requests within this context share one `timeout_s`."""
+        with ExitStack() as limits:
+            for server in self.all:
+                limits.enter_context(server.one_limit())
+            yield
+
+    def on_each(self, work: Callable[[VLLMServer], T]) -> list[T]:
+        """Return the results of all servers that answer, which are `ready` from then on.
+
+        Where none does, they are tried again for `timeout_s`, and the ServerError of the first is raised.
+        """
+        until = time.monotonic() + self._timeout_s
+        while True:
+            outcomes = _in_parallel(self.all, work)
+            self.ready = [server for server, result in outcomes if not isinstance(result, ServerError)]
+            if self.ready:
+                return [result for _, result in outcomes if not isinstance(result, ServerError)]
+            errors = [result for _, result in outcomes if isinstance(result, ServerError)]
+            others = [error for error in errors if isinstance(error, OtherWeightsError)]
+            if len(self.all) == 1 or others or time.monotonic() + _PAUSE_S > until:
+                raise (others or errors)[0]
+            time.sleep(_PAUSE_S)
+
+    def on_all(self, work: Callable[[VLLMServer], T]) -> list[T]:
+        """Return the results of all servers; the ServerError of the first that fails."""
+        results = [result for _, result in _in_parallel(self.all, work)]
+        for result in results:
+            if isinstance(result, ServerError):
+                raise result
+        return [result for result in results if not isinstance(result, ServerError)]
+
+    def complete(self, prompts: Sequence[list[int]], weights: str, **parameters: Any) -> list[SampledTokens]:
+        """Return a completion for each prompt, by servers with these weights; see `VLLMServer.complete`.
+
+        Raises OtherWeightsError where no server is left that has them.
+        """
+        found: dict[int, SampledTokens] = {}
+        while left := [place for place in range(len(prompts)) if place not in found]:
+            parts = share([prompts[place] for place in left], len(self.ready), parameters.get("max_tokens", 0))
+            tasks = list(zip(self.ready, ([left[i] for i in part] for part in parts), strict=True))
+
+            def sample(task: tuple[VLLMServer, list[int]]) -> list[SampledTokens]:
+                server, places = task
+                return server.complete([prompts[i] for i in places], weights, **parameters) if places else []
+
+            outcomes = _in_parallel(tasks, sample)
+            for (server, places), result in outcomes:
+                if isinstance(result, ServerError):
+                    if len(self.all) == 1:
+                        raise result
+                    self.ready.remove(server)
+                else:
+                    found |= zip(places, result, strict=True)
+            if not self.ready:
+                raise OtherWeightsError(f"no vLLM server is left that holds {weights}: {outcomes[0][1]}")
+        return [found[place] for place in range(len(prompts))]
+
+    def prefix_cache(self) -> tuple[float, float]:
+        """Return hits and queries of the prefix caches of all that are ready, in prompt tokens."""
+        counts = [result for _, result in _in_parallel(self.ready, VLLMServer.prefix_cache)]
+        known = [result for result in counts if not isinstance(result, ServerError)]
+        if len(self.all) == 1 and not known:
+            raise next(result for result in counts if isinstance(result, ServerError))
+        return sum(hits for hits, _ in known), sum(queries for _, queries in known)
+
+
+def share(prompts: Sequence[list[int]], count: int, max_tokens: int) -> list[list[int]]:
+    """Return which prompts each of so many servers samples: equal ones together, and about as many tokens each.
+
+    Example:
+        >>> share([[1], [2, 2, 2], [3, 3], [3, 3]], 2, max_tokens=1)
+        [[2, 3], [1, 0]]
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        groups.setdefault(tuple(prompt), []).append(place)
+    tokens = {prompt: len(prompt) + max_tokens * len(places) for prompt, places in groups.items()}
+    parts: list[list[int]] = [[] for _ in range(count)]
+    loads = [(0, number) for number in range(count)]
+    for group in sorted(groups, key=lambda each: -tokens[each]):
+        load, number = heapq.heappop(loads)
+        parts[number] += groups[group]
+        heapq.heappush(loads, (load + tokens[group], number))
+    return parts
+
+
+def _in_parallel(each: Sequence[Any], work: Callable[[Any], T]) -> list[tuple[Any, T | ServerError]]:
+    """Return each with the result of `work`, or with the ServerError that it raised."""
+
+    def attempt(one: Any) -> T | ServerError:
+        try:
+            return work(one)
+        except ServerError as error:
+            return error
+
+    with ThreadPoolExecutor(max(1, len(each))) as pool:
+        return list(zip(each, pool.map(attempt, each), strict=True))

@@ -1,0 +1,122 @@
+"""The policy's weights to vLLM servers by NCCL: from the main process's GPU to all workers, packed, not by the host.
+
+vLLM's own transfer engine (`vllm.distributed.weight_transfer`, its documentation: "Weight Transfer") does the work on
+both sides; here are the weights as it asks for them, and its control requests to several servers at once. Written
+against vLLM 0.31 and checked against its routes on a CPU; the transfer itself has not run on GPUs yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from think_as_locals.engines.server_pool import VLLMServers
+from think_as_locals.engines.vllm_server import VLLMServer
+
+Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+"""Yields every weight under the name that vLLM loads it by; all ranks iterate together."""
+
+
+class TransferClient:
+    """vLLM's control requests (its `VLLMWeightSyncClient`) to all servers at once; `name` is that of the weights."""
+
+    def __init__(self, servers: VLLMServers) -> None:
+        self._servers = servers.all
+        self._each = servers.on_all
+        self.name = ""
+
+    def world_size(self) -> int:
+        """Return how many workers all servers have."""
+        return sum(self._each(VLLMServer.world_size))
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Have all workers join the trainer's group, those of one server after those of the one before."""
+        sizes = dict(zip(self._servers, self._each(VLLMServer.world_size), strict=True))
+        offsets, offset = {}, init_info["rank_offset"]
+        for server, size in sizes.items():
+            offsets[server], offset = offset, offset + size
+        self._each(lambda server: server.init_weight_transfer_engine({**init_info, "rank_offset": offsets[server]}))
+
+    def start_weight_update(self) -> None:
+        """Begin an update of all workers' weights."""
+        self._each(VLLMServer.start_weight_update)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Have all workers receive what the trainer broadcasts."""
+        self._each(lambda server: server.update_weights({**update_info, "weights": self.name}))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """End the update; the workers compute with the new weights from then on."""
+        self._each(lambda server: server.finish_weight_update(self.name))
+
+
+class NCCLTransfer:
+    """A group of the main process and all workers, made again where a server is another than when it was made."""
+
+    def __init__(self, weights: Weights, servers: VLLMServers | None, rank: int) -> None:
+        """Take the weights, the servers, which the main process alone has, and this process's rank."""
+        self._weights = weights
+        self._rank = rank
+        self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self._engine: Any = None
+        self.client = TransferClient(servers) if servers else None
+
+    def send(self, name: str, *, connect: bool) -> None:
+        """Send all weights under a name, on all ranks together; `connect` makes the group first."""
+        if self._device is not None:
+            torch.cuda.set_device(self._device)  # a thread of its own begins with the first
+        if connect or self._engine is None:
+            self._engine = self._connect()
+        if self.client:
+            self.client.name = name
+        self._engine.send_weights()
+
+    def _connect(self) -> Any:
+        from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
+
+        weights = self._weights
+
+        class PolicyWeights(WeightSource):
+            """The policy as vLLM asks for it: first what there is, then its tensors one by one."""
+
+            def __init__(self) -> None:
+                self._meta = [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights()]
+
+            def metadata(self) -> list[ParamMeta]:
+                return self._meta
+
+            def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+                return weights()
+
+        address, port = _free_address() if self.client else ("", 0)
+        info = NCCLTrainerInitInfo(
+            master_address=address,
+            master_port=port,
+            world_size=1 + (self.client.world_size() if self.client else 0),
+            rank=self._rank,
+        )
+        return NCCLTrainerWeightTransferEngine.trainer_init(info, client=self.client, source=PolicyWeights())
+
+
+def _free_address() -> tuple[str, int]:
+    """Return this machine's address as others see it, and a free port."""
+    from vllm.utils.network_utils import get_ip, get_open_port
+
+    return get_ip(), get_open_port()
+
+
+def nccl_unsupported_reason(states: list[dict[str, Any]], servers: int) -> str | None:
+    """Return why weights cannot travel by NCCL to so many servers, of which some gave their states, or `None`."""
+    if find_spec("vllm") is None:
+        return "vLLM is not installed beside the trainer"
+    if len(states) < servers:
+        return f"{servers - len(states)} of {servers} servers do not answer"
+    if not torch.cuda.is_available():
+        return "the trainer has no GPU"
+    if not all(state["gpu"] for state in states):
+        return "a server has no GPU"
+    return None

@@ -1,0 +1,306 @@
+"""vLLM servers that a trainer samples from: the main process asks them for all ranks.
+
+Weights reach them by NCCL, from GPU to GPU, or through a folder that they see; `rollout.transfer` chooses.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar, cast
+from uuid import uuid4
+
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+
+from think_as_locals.engines.server_pool import VLLMServers
+from think_as_locals.engines.vllm_server import START, OtherWeightsError, SampledTokens, VLLMServer
+from think_as_locals.training.adapters import base_parameters, lora_unsupported_reason, save_adapter
+from think_as_locals.training.faults import in_background, run_with_timeout
+from think_as_locals.training.nccl_transfer import NCCLTransfer, nccl_unsupported_reason
+from think_as_locals.training.rollouts import CHECK_SAMPLING, CheckedEngine, Counts, Parameters, in_prefix_order, since
+from think_as_locals.training.weight_files import WeightFiles
+from think_as_locals.types import ServerError, TrainingError
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SYNC = "sync-"
+_RESTARTS = 3  # times that a server may come back with other weights in one sampling, or in one sync
+_GRACE_S = 10.0  # beyond rollout.timeout_s, which ends requests, for what no request can bound: a disk, a name server
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Completions of the prompts of all ranks, and what the prefix cache had of these."""
+
+    completions: list[SampledTokens]
+    prefix_cache: Counts
+
+
+class ServedEngine(CheckedEngine):
+    """vLLM servers on other GPUs or other nodes."""
+
+    _servers: VLLMServers  # the main process alone has them
+    _answers: list[SampledTokens]  # to the sync check's prompts, after the last sync
+
+    def _init_vllm(self) -> None:
+        urls, self._timeout_s = self._config.rollout.urls, self._config.rollout.timeout_s
+        self._named = f"the vLLM server{'s' * (len(urls) > 1)} at {', '.join(urls)}"
+        self._loaded = ""
+        self._in_flight: list[Future[Sampled | None]] = []
+        self._on_main(self._connect)
+        servers = self._servers if self.accelerator.is_main_process else None
+        self._nccl = NCCLTransfer(self._iter_named_params, servers, self.accelerator.process_index)
+
+    @property
+    def limit_s(self) -> float:
+        """How long anything that the server is asked for may take."""
+        return self._timeout_s + _GRACE_S
+
+    def sync_weights(self) -> None:
+        """Send the policy's weights once nothing is being sampled with the last ones; see `CheckedEngine`."""
+        for future in self._in_flight:
+            self._on_main(partial(_wait, future))
+        super().sync_weights()
+
+    def complete(self, prompts: Sequence[list[int]], **parameters: Any) -> list[SampledTokens]:
+        """Return a completion for each prompt of this rank; all ranks call it and raise TrainingError together."""
+        everyones, own = self._gathered(prompts)
+        for _ in range(_RESTARTS):
+            if (sampled := self._on_main(lambda: self._current(everyones, parameters))) is not None:
+                return sampled.completions[own]
+            self.sync_weights()  # it was restarted, and has the weights it was started with
+        raise TrainingError(self._restarts("sampled"))
+
+    def sample_ahead(self, batches: Sequence[list[list[int]]]) -> list[Future[Sampled | None]]:
+        """Have the server sample batches with the weights of the last sync, one after the other, in the background.
+
+        The main process has the prompts of all ranks and gets completions by `collect`; `None` where the server has
+        other weights by then. The next sync waits for all of them.
+        """
+        self._in_flight = [Future() for _ in batches]
+        if batches and self.accelerator.is_main_process:
+            in_background(partial(self._sample_all, batches, self._in_flight))
+        return self._in_flight
+
+    def collect(
+        self, future: Future[Sampled | None], prompts: Sequence[list[int]], check: Callable[[list[list[int]]], None]
+    ) -> list[SampledTokens] | None:
+        """Return this rank's completions of a batch, which is waited for; `check` may refuse the prompts of all."""
+        everyones, own = self._gathered(prompts)
+
+        def take() -> Sampled | None:
+            check(everyones)
+            return future.result()
+
+        if (sampled := self._on_main(take)) is None:
+            return None
+        self._log_hit_rate(sampled.prefix_cache if self.accelerator.is_main_process else (0.0, 0.0))
+        return sampled.completions[own]
+
+    def _sample_all(self, batches: Sequence[list[list[int]]], futures: Sequence[Future[Sampled | None]]) -> None:
+        fault: Exception | None = None
+        for prompts, future in zip(batches, futures, strict=True):
+            try:
+                if fault is None:
+                    future.set_result(self._current(prompts, self._sampling))
+                    continue
+            except Exception as error:  # of whatever kind: `collect` raises it
+                fault = error
+            future.set_exception(fault)
+
+    def _gathered(self, prompts: Sequence[list[int]]) -> tuple[list[list[int]], slice]:
+        """Return the prompts of all ranks, and which of them are this rank's."""
+        counts = gather_object([len(prompts)])
+        first = sum(counts[: self.accelerator.process_index])
+        return gather_object(list(prompts)), slice(first, first + len(prompts))
+
+    def _current(self, prompts: list[list[int]], parameters: dict[str, Any]) -> Sampled | None:
+        """Return completions by the weights of the last sync, or `None` where the server has others now."""
+        with self._servers.one_limit(), suppress(OtherWeightsError):
+            before = self._servers.prefix_cache()
+            (found,) = in_prefix_order(
+                prompts, lambda ordered: (self._servers.complete(ordered, self._loaded, **parameters),)
+            )
+            return Sampled(found, since(before, self._servers.prefix_cache()))
+        return None
+
+    def _connect(self) -> None:
+        for left in self._weights.glob(f"{_SYNC}*"):  # by a process of this run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        self._servers = VLLMServers(self._config.rollout.urls, self._timeout_s)
+        expected = {"dtype": self._dtype, "logprobs_mode": "processed_logprobs"}
+        for server in self._servers.all:
+            state = server.state()
+            if wrong := {name: state[name] for name, value in expected.items() if state[name] != value}:
+                raise ServerError(f"the vLLM server at {server.url} has {wrong}, expected {expected}: {START}")
+
+    def _merge_reason(self) -> str | None:
+        if reason := super()._merge_reason():
+            return reason
+        states = self._on_main(lambda: self._servers.on_each(VLLMServer.state))
+        reasons = [lora_unsupported_reason(self.model, state["adapters"]) for state in states]
+        return next((reason for reason in reasons if reason), None)
+
+    def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
+        for _ in range(_RESTARTS):
+            if self._on_main(self._lack_weights):  # never given this run's base weights, or restarted
+                self._send(self._new_name(), self._counted(base_parameters(self.model, self._dist.gather_params)))
+            if (answers := self._on_main(lambda: self._load_adapter(tensors))) is not None:
+                self._answers = answers
+                return
+        raise TrainingError(self._restarts("took an adapter"))
+
+    def _lack_weights(self) -> bool:
+        return any(state["weights"] != self._loaded for state in self._servers.on_each(VLLMServer.state))
+
+    def _load_adapter(self, tensors: dict[str, torch.Tensor]) -> list[SampledTokens] | None:
+        """Load the adapter; return the answers to the sync check, or `None` where no server has its base weights."""
+
+        def load(server: VLLMServer) -> list[SampledTokens]:
+            server.load_adapter(folder)
+            return server.complete(self._check_prompts, self._loaded, **CHECK_SAMPLING)
+
+        self._weights.mkdir(parents=True, exist_ok=True)
+        with self._servers.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
+            save_adapter(self.model, tensors, folder)
+            with suppress(OtherWeightsError):
+                return list(chain.from_iterable(self._servers.on_each(load)))
+        return None
+
+    def _send_weights(self) -> None:
+        by_nccl, connect = self._on_main(self._choose_transfer)
+        if by_nccl:
+            self._broadcast(self._new_name(), connect=connect)
+        else:
+            self._send(self._new_name(), self._iter_named_params())
+
+    def _new_name(self) -> str:
+        """Return what the next weights are called, unique among syncs and runs: by it a server says what it holds."""
+        return self._on_main(lambda: str(self._weights / f"{_SYNC}{uuid4().hex}"))
+
+    def _choose_transfer(self) -> tuple[bool, bool]:
+        """Return whether weights go by NCCL, and whether the servers have to be connected for that."""
+        states, wanted = self._servers.on_each(VLLMServer.state), self._config.rollout.transfer
+        reason = nccl_unsupported_reason(states, len(self._servers.all))
+        if reason and wanted == "nccl":
+            raise ServerError(f"rollout.transfer: got nccl, but {reason}: mend that, or set folder")
+        if reason and wanted is None and torch.cuda.is_available():
+            _logger.warning("this weight sync goes through %s, and not by NCCL: %s", self._weights, reason)
+        by_nccl = reason is None and wanted != "folder"
+        return by_nccl, by_nccl and not all(state["connected"] for state in states)
+
+    def _send(self, name: str, parameters: Parameters) -> None:
+        """Write weights into files, which the servers load while others are gathered; every rank goes through them."""
+        if not self.accelerator.is_main_process:
+            for _ in parameters:
+                pass
+            self._answers = self._on_main(list)
+            return
+        files = WeightFiles(Path(name), self.limit_s)
+        loading = in_background(partial(self._load, files))
+        try:
+            for each, parameter in parameters:
+                files.add(each, parameter)
+        finally:
+            files.close()
+            try:
+                self._answers = self._on_main(loading.result)
+                self._loaded = name
+            finally:
+                shutil.rmtree(name, ignore_errors=True)
+
+    def _load(self, files: WeightFiles) -> list[SampledTokens]:
+        """Load weights into the servers; return their answers to the sync check."""
+        name = str(files.folder)
+
+        def load(server: VLLMServer) -> list[SampledTokens]:
+            for _ in range(_RESTARTS):
+                with suppress(OtherWeightsError):  # it was restarted since
+                    server.load_weights(files, name)
+                    return server.complete(self._check_prompts, name, **CHECK_SAMPLING)
+            raise ServerError(self._restarts("took new weights"))
+
+        with self._servers.one_limit():
+            return list(chain.from_iterable(self._servers.on_each(load)))
+
+    def _broadcast(self, name: str, *, connect: bool) -> None:
+        """Send the policy's weights by NCCL, on all ranks together."""
+        fault = None
+        try:
+            run_with_timeout(self.limit_s, self._nccl.send, name, connect=connect)
+        except Exception as error:  # of whatever kind: the other ranks wait
+            fault = f"{type(error).__name__}: {error}"
+        if faults := [each for each in gather_object([fault]) if each]:
+            remedy = "rollout.transfer=folder sends weights through a shared folder"
+            raise TrainingError(f"weights could not be sent by NCCL to {self._named} ({faults[0]}); {remedy}")
+
+        def ask(server: VLLMServer) -> list[SampledTokens]:
+            return server.complete(self._check_prompts, name, **CHECK_SAMPLING)
+
+        self._answers = self._on_main(lambda: list(chain.from_iterable(self._servers.on_each(ask))))
+        self._loaded = name
+
+    def _check_completions(self) -> list[SampledTokens]:
+        return self._answers
+
+    def _sample(self, prompts: list[list[int]], num_generations: int, profiler: Any) -> Any:
+        found = self.complete(prompts, **self._sampling)
+        return prompts, [c.token_ids for c in found], [[[value] for value in c.log_probs] for c in found], None
+
+    @property
+    def _sampling(self) -> dict[str, Any]:
+        """How rollouts are sampled, as parameters of a request."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p or 0.0,
+            "repetition_penalty": self.repetition_penalty,
+            "max_tokens": self.max_completion_length,
+            "stop_token_ids": sorted(self._eos_token_ids),
+            **self.generation_kwargs,
+        }
+
+    def _prefix_cache(self) -> Counts:
+        counts = self._on_main(lambda: self._servers.prefix_cache())
+        return counts if self.accelerator.is_main_process else (0.0, 0.0)  # the ranks' are added up
+
+    def _restarts(self, action: str) -> str:
+        return (
+            f"{self._named} came back with other weights {_RESTARTS} times while it {action}"
+            ": its log says why it stops; see that no other run gives it weights"
+        )
+
+    def _on_main(self, work: Callable[[], T]) -> T:
+        """Return on all ranks what the main process gets from the server; where that fails, all raise TrainingError."""
+        found, fault = None, None
+        if self.accelerator.is_main_process:
+            try:
+                found = run_with_timeout(self.limit_s, work)
+            except (ServerError, TrainingError) as error:
+                fault = f"{error}"
+            except Exception as error:  # of whatever kind: the other ranks wait
+                fault = (
+                    f"{type(error).__name__}: {error}: while {self._named} was asked to sample or "
+                    f"to load weights from {self._weights}, in {self._timeout_s:g} s (rollout.timeout_s)"
+                )
+        found, fault = broadcast_object_list([found, fault])
+        if fault is not None:
+            raise TrainingError(fault)
+        return cast("T", found)
+
+
+def _wait(future: Future[Any]) -> None:
+    """Return when it is done, whatever came of it."""
+    wait([future])
