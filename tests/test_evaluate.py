@@ -13,8 +13,10 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from conftest import Tal, command, launch
+from data.tables import write
 
 from think_as_locals import evaluate
+from think_as_locals.config.checks import load_config
 from think_as_locals.reward_models.scalar import ConstantRM
 
 pytestmark = pytest.mark.slow
@@ -146,6 +148,24 @@ def test_probes_and_selections_stand_beside(evaluation: Path) -> None:
     assert selected["oracle"]["mean"] >= selected["selected"]["mean"]
     lines = (evaluation / "selections" / "mine.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == [row["id"] for row in ROWS]
+
+
+def test_edits_of_a_file_are_measured_and_the_items_without_one_are_counted(tal: Tal, tmp_path: Path) -> None:
+    words = ["data=quickstart_cards", "data.groups=[gift_taboo]", "data.languages=[en]", "data.sets_per_group=1"]
+    items = evaluate.items_of(load_config("recipes/carb.yaml", words))  # type: ignore[arg-type]
+    rows = [{"item": items[0].id, "probe": "RP", "prompt": f"So: {items[0].prompt}"}]
+    file = write(tmp_path / "edits.jsonl", rows)
+    run = ["run", "recipes/carb.yaml", *words, f"run.dir={tmp_path}", "run.name=edited", "eval.bootstrap_samples=20"]
+    done = tal(*run, f"eval.probes={file}")
+    assert done.status == 0, done.err
+    found = read(tmp_path / "edited" / "probes" / "constant.json")
+    assert (found["RP"]["n"], found["RP"]["applicable"]) == (1, pytest.approx(1 / len(items)))
+    assert found["RP"]["not_applicable"] == {"the file has no such edit of it": len(items) - 1}
+    assert "constant: CC applies to 0.0 % of" in " ".join(done.err.split())
+    write(file, [*rows, {"item": "nowhere", "probe": "RC", "prompt": "x"}])
+    failed = tal(*run, f"eval.probes={file}", "run.name=other")
+    assert f"{file.name}:2: item 'nowhere' is not among the {len(items)} items" in " ".join(failed.err.split())
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_leaderboard_ranks_all_three(evaluation: Path) -> None:

@@ -23,11 +23,18 @@ from data.sources.test_prism import folder as prism_folder
 from data.sources.test_prism import person, utterance
 from data.tables import write
 from safetensors.torch import load_file
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizerFast,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
+)
 
 from think_as_locals import steer as steering
 from think_as_locals.config.schema import ScpoConfig
 from think_as_locals.data import Splits, read
+from think_as_locals.data.sources.prism import released_test_people
 from think_as_locals.data.splits import split_people
 from think_as_locals.evaluation.journal import content_key
 from think_as_locals.reward_models.scalar import ScalarRM
@@ -38,7 +45,7 @@ from think_as_locals.scpo.results import VariantResult, read_result
 from think_as_locals.scpo.scores import fitting_requests, score_responses
 from think_as_locals.scpo.select import minority_ids, select_pairs
 from think_as_locals.scpo.trainer import make_trainer
-from think_as_locals.types import DataError, Item, RunStoppedError
+from think_as_locals.types import ConfigError, DataError, Item, RunStoppedError
 
 pytestmark = pytest.mark.slow
 
@@ -374,11 +381,18 @@ def test_a_released_run_trains_on_the_joined_text_and_scoring_with_dropout_may_b
     model = write_text_pair_rm(tmp_path / "bert")
     monkeypatch.setattr(ScalarRM, "load", partial(ScalarRM.load, chunk_size=4))
     where = [f"data.path={a_prism(tmp_path / 'prism')}", 'data.countries=["CL"]', f"model.path={model}"]
-    overrides = [*QUICK, *where, *PRISM, "mode=as_released", "scpo.filter_threshold=0.99", "run.resume=auto"]
+    # The seed of which the released draw tests three of the five people.
+    mode = ["mode=as_released", "seed=5", "scpo.filter_threshold=0.99"]
+    overrides = [*QUICK, *where, *PRISM, *mode, "run.resume=auto"]
     whole = steer(tmp_path / "whole", *overrides, recipe="recipes/scpo_prism.yaml")
-    mode, summary = config_of(whole).mode, found(whole)
-    assert (mode.name, mode.dropout, mode.probability, mode.split) == ("as_released", True, "exponentials", "together")
-    assert len(summary["differences"]) == 8
+    released, summary = config_of(whole).mode, found(whole)
+    assert (released.name, released.dropout, released.probability, released.split) == (
+        "as_released",
+        True,
+        "exponentials",
+        "together",
+    )
+    assert len(summary["differences"]) == 9
     assert summary["means"][0]["disagreed"]["n"] == summary["means"][0]["minority"]["n"]
     assert row(whole, "CL", "scpo")["training"]["steps"] == 3
     tokenizer = json.loads((whole / "models/CL/scpo-seed-0/tokenizer.json").read_text())
@@ -401,6 +415,39 @@ def test_a_released_run_trains_on_the_joined_text_and_scoring_with_dropout_may_b
     assert (cut / "scpo.json").read_bytes() == (whole / "scpo.json").read_bytes()
     first, second = (read_result(run / "variants" / "CL" / "scpo-seed-0") for run in (whole, cut))
     assert first == second
+
+
+def write_deberta(folder: Path) -> str:
+    """As `write_text_pair_rm`, with relative positions alone, as DeBERTa v3 has them."""
+    write_text_pair_rm(folder)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    relative = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
+    config = DebertaV2Config(vocab_size=21, max_position_embeddings=32, num_labels=1, **sizes, **relative)
+    DebertaV2ForSequenceClassification(config).save_pretrained(folder)
+    return str(folder)
+
+
+def test_the_released_code_scores_pairs_of_any_length_and_tests_on_its_own_people(tmp_path: Path) -> None:
+    model, prism = write_deberta(tmp_path / "deberta"), a_prism(tmp_path / "prism")
+    where = [f"data.path={prism}", 'data.countries=["CL","NZ"]', f"model.path={model}"]
+    overrides = [*QUICK, *where, *PRISM, "scpo.max_steps=1"]
+    run = steer(tmp_path / "released", *overrides, "mode=as_released", recipe="recipes/scpo_prism.yaml")
+    assert (found(run)["left_out"], found(run)["n"]) == (0, 12)  # four people of ten, with three pairs each
+    tested = released_test_people(str(prism), 0.4, 0)
+    pairs = read(config_of(run).data, 0)
+    for country in ("CL", "NZ"):
+        own = [item for item in pairs if item.culture == country and item.group not in tested]
+        assert result_of(run, f"{country}/scpo-seed-0").available == len(own)
+    assert len(scores_of(run)) == 30
+    shorter = steer(tmp_path / "corrected", *overrides, recipe="recipes/scpo_prism.yaml")
+    assert found(shorter)["left_out"] == 2
+
+
+def test_a_country_that_is_not_there_cannot_be_tuned(tmp_path: Path) -> None:
+    tuned = ["scpo.variants=[scpo,scpo_tuned]", "scpo.country_filter_thresholds={TG: 0.5}"]
+    message = "scpo.country_filter_thresholds: got TG, expected codes among those of the pairs: JP, TH"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        steer(tmp_path, *FEW, *tuned)
 
 
 def test_where_nothing_fits_the_run_ends_and_says_so(loaded: list[str], tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from rich.progress import Progress, TaskID
 
 from think_as_locals.config.schema import AskedSection, EvaluationConfig
 from think_as_locals.data import load, read
+from think_as_locals.data.edited import of_items, read_edits
+from think_as_locals.data.edits import Edits
 from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
@@ -32,10 +34,11 @@ from think_as_locals.evaluation.downstream import (
 )
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
-from think_as_locals.evaluation.probes import probe
+from think_as_locals.evaluation.probes import applied, probe
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.evaluation.tasks import Question
-from think_as_locals.judging import shuffle_responses
+from think_as_locals.judging import reorder_responses, shuffle_responses
+from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.machine.preflight import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
@@ -56,12 +59,32 @@ def candidates_of(config: EvaluationConfig) -> Sequence[Candidates]:
     return read_candidates(Path(config.eval.candidates).expanduser()) if config.eval.candidates else []
 
 
+def edits_of(config: EvaluationConfig, items: Sequence[Item]) -> Edits | None:
+    """Load the edited pairs of the probes, of the items to evaluate on; `None` where no file has them.
+
+    Responses of both sides are in the order in which the item's are presented.
+    """
+    if not isinstance(config.eval.probes, str):
+        return None
+    known = tuple(read(config.data, config.seed))
+    pairs = of_items(read_edits(Path(config.eval.probes).expanduser(), known), items, known)
+    orders = {before: shuffled_order(before.responses, config.seed) for part in pairs.values() for before, _ in part}
+    return {
+        edit: [
+            (reorder_responses(before, orders[before]), reorder_responses(after, orders[before]))
+            for before, after in part
+        ]
+        for edit, part in pairs.items()
+    }
+
+
 def run(
     config: EvaluationConfig,
     items: Sequence[Item],
     candidates: Sequence[Candidates],
     folder: RunFolder,
     questions: Sequence[Question] = (),
+    edits: Edits | None = None,
 ) -> None:
     """Evaluate reward models one after the other, and write the leaderboard.
 
@@ -82,7 +105,7 @@ def run(
     for name in config.rms:
         record = folder.failure(name)
         try:
-            RewardModelEvaluation(config, name, folder.path, console).run(items, candidates)
+            RewardModelEvaluation(config, name, folder.path, console).run(items, candidates, edits)
             record.unlink(missing_ok=True)
         except Exception as error:  # a bug as well: the other reward models do not depend on it
             if (fault := file_fault(error)) and fault.errno in DISK_FAULTS:
@@ -134,11 +157,11 @@ class RewardModelEvaluation:
     folder: Path
     console: Console
 
-    def run(self, items: Sequence[Item], candidates: Sequence[Candidates]) -> None:
+    def run(self, items: Sequence[Item], candidates: Sequence[Candidates], edits: Edits | None) -> None:
         """Do the stages that are not done; the model is loaded only if there are any."""
         stages = {
             "carb": partial(self._carb, items=items),
-            "probes": partial(self._probe, items=items) if self.config.eval.probes else None,
+            "probes": partial(self._probe, items=items, edits=edits) if self.config.eval.probes else None,
             "selections": partial(self._select, rows=candidates) if candidates else None,
         }
         missing = {stage: measure for stage, measure in stages.items() if measure and not self._done(stage)}
@@ -188,7 +211,7 @@ class RewardModelEvaluation:
         for line in carb.lines(self.name, summary):
             self.console.print(escape_terminal(line))
 
-    def _probe(self, collector: AnswerCollector, items: Sequence[Item]) -> None:
+    def _probe(self, collector: AnswerCollector, items: Sequence[Item], edits: Edits | None) -> None:
         """Measure how far its scores move with edits of the items, if it gives scores."""
         config = self.config
         found: dict[str, Any] = {"scores": None}
@@ -199,7 +222,10 @@ class RewardModelEvaluation:
                 k=config.eval.consistency_k,
                 samples=config.eval.bootstrap_samples,
                 seed=config.seed,
+                edits=edits,
             )
+            for line in applied(found):
+                self.console.print(escape_terminal(f"{self.name}: {line}"))
         write_json(self._result("probes"), found)
 
     def _select(self, collector: AnswerCollector, rows: Sequence[Candidates]) -> None:

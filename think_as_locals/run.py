@@ -89,10 +89,9 @@ def _scpo_plan(config: ScpoConfig, data: Splits) -> list[tuple[str, str]]:
 
     scpo, variants = config.scpo, ", ".join(config.scpo.variants)
     specs = variant_specs(config, sorted({str(item.culture) for item in data.test}))
-    batch = scpo.per_device_train_batch_size * scpo.gradient_accumulation_steps
     most = max(Counter(item.culture for item in data.train).values())
-    steps = num_steps(scpo, most, scpo.num_train_epochs, batch, exactly=config.mode.steps == "exactly")
-    length = f"each of up to {steps:,} steps of {batch:,} pairs"
+    steps = num_steps(scpo, most, exactly=config.mode.steps == "exactly")
+    length = f"each of up to {steps:,} steps of {scpo.batch_size:,} pairs"
     return [
         ("steers", f"{config.model.path or 'a new model'} to each country: {variants}"),
         ("trainings", f"{len(specs):,}, {length}; seeds {', '.join(map(str, scpo.seeds))}"),
@@ -239,7 +238,8 @@ def _without_training(
     else:
         items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
         questions = questions_of(config.sample, config.seed) if config.sample else []
-        program = partial(evaluate.run, config, items, candidates, questions=questions)
+        edits = evaluate.edits_of(config, items)
+        program = partial(evaluate.run, config, items, candidates, questions=questions, edits=edits)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
     return partial(program, run), run
@@ -249,12 +249,10 @@ def load_data(config: RunConfig | ScpoConfig) -> Any:
     """Read a run's `TrainingData`, or SCPO's `Splits`, and check that they have what its rewards and stages need."""
     from think_as_locals.data import read
     from think_as_locals.data.load import load_training_data
-    from think_as_locals.data.splits import split_people
     from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 
     if isinstance(config, ScpoConfig):
-        people, by_country = read(config.data, config.seed), config.mode.split == "by_country"
-        return split_people(people, config.data.test_share, config.seed, by_country=by_country)
+        return _split_people(config, read(config.data, config.seed))
     from think_as_locals.judging.custom_rewards import load_custom_rewards
     from think_as_locals.judging.rubric import check_languages
 
@@ -269,6 +267,22 @@ def load_data(config: RunConfig | ScpoConfig) -> Any:
     if "rubric_quality" in config.reward.weighted() and config.prompt.rubric_language == "item":
         check_languages(data.train)
     return data
+
+
+def _split_people(config: ScpoConfig, pairs: Sequence[Item]) -> Splits:
+    from think_as_locals.data.rows import path_of
+    from think_as_locals.data.sources.prism import released_test_people
+    from think_as_locals.data.splits import split_people
+
+    data, scpo, by_country = config.data, config.scpo, config.mode.split == "by_country"
+    known = sorted({str(item.culture) for item in pairs})
+    for key in ("country_filter_thresholds", "country_learning_rates"):
+        if unknown := sorted(set(getattr(scpo, key)).difference(known)):
+            expected = f"expected codes among those of the pairs: {', '.join(known)}"
+            raise ConfigError(f"scpo.{key}: got {', '.join(unknown)}, {expected}")
+    released = data.source == "prism" and not by_country
+    test = released_test_people(path_of(data), data.test_share, config.seed) if released else None
+    return split_people(pairs, data.test_share, config.seed, by_country=by_country, test=test)
 
 
 def _open(config: RunConfig | ScpoConfig, lock: ExitStack) -> RunFolder:

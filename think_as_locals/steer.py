@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shutil import rmtree
 
 import torch
@@ -174,7 +175,7 @@ class ScpoRun:
     def _load(self, path: str) -> ScalarRM:
         config = self.config
         with unsharded():  # each rank scores with a whole model
-            return ScalarRM.load(
+            rm = ScalarRM.load(
                 path,
                 dtype=config.model.dtype,
                 batch_size=config.scpo.scoring_batch_size,
@@ -183,6 +184,10 @@ class ScpoRun:
                 template_kwargs=config.model.chat_template_kwargs,
                 seed=config.seed,
             )
+        # What a model without position embeddings declares as its maximum is no limit of what it can read.
+        relative = getattr(rm.model.config, "position_biased_input", True) is False
+        scores_all = config.mode.long_texts == "scored" and config.scpo.max_length is None and relative
+        return replace(rm, max_length=sys.maxsize) if scores_all else rm
 
     def _score(self, rm: ScalarRM, requests: Sequence[Request], folder: StageFolder, name: str) -> Scores:
         """Score responses, with a progress bar."""

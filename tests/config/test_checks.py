@@ -649,12 +649,13 @@ def test_the_recipes_say_what_is_steered_on_what() -> None:
     for config in configs:
         scpo = config.scpo
         assert (config.mode.name, scpo.filter_threshold, scpo.weight_temperature) == ("corrected", 0.7, 1.1)
-        assert (scpo.seeds, set(scpo.variants)) == ([0, 1, 2], set(get_args(Variant)))
+        assert scpo.seeds == [0, 1, 2]
+        assert set(get_args(Variant)) - set(scpo.variants) == {"filter_inverse_weight", "scpo_tuned"}
     for config in (prism, opinions):
         scpo = config.scpo
         assert set(config.data.countries or ()) == {"CL", "ZA", "NZ", "AU", "MX", "IL", "CA"}
         assert (config.data.test_share, scpo.max_steps) == (0.15, 1024)
-        assert (scpo.learning_rate, scpo.per_device_train_batch_size, scpo.num_train_epochs) == (1e-6, 8, 3)
+        assert (scpo.learning_rate, scpo.batch_size, scpo.num_train_epochs) == (1e-6, 8, 3)
 
 
 @pytest.mark.parametrize("group", ["data", "model", "mode", "lora"])
@@ -730,6 +731,8 @@ def test_a_run_is_continued_with_its_own_settings_alone(tmp_path: Path) -> None:
         ({"scpo.variants": ["scpo", "scpo"]}, "scpo.variants: got ['scpo', 'scpo'], expected each once"),
         ({"scpo.seeds": [1, 1]}, "scpo.seeds: got [1, 1], expected each once"),
         ({"scpo.pair_counts": [5, 5]}, "scpo.pair_counts: got [5, 5], expected each once"),
+        ({"scpo.country_learning_rates": {"TH": 1e-6}}, "scpo_tuned alone uses scpo.country_filter_thresholds or"),
+        ({"scpo.variants": ["scpo", "scpo_tuned"]}, "scpo.variants: scpo_tuned alone uses"),
         ({"scpo.variants": ["full"], "scpo.keep_models": ["scpo"]}, "keep_models: scpo is not among scpo.variants"),
         ({"scpo.reference": "other_countries"}, "other_countries needs data=globalopinionqa, got opinion_cards"),
         ({"data.split": "pairing"}, "data.split: got pairing, expected group: people are split, not pairings"),
@@ -819,6 +822,9 @@ def test_a_field_that_another_key_decides_or_that_does_harm_is_refused(key: str,
         ("bf16", "model.dtype"),
         ("disable_dropout", "mode.dropout"),
         ("save_only_model", "save_steps of this section"),
+        ("gradient_accumulation_steps", "batch_size of this section (the pairs of a step on all processes)"),
+        ("auto_find_batch_size", "batch_size of this section"),
+        ("accelerator_config", "batch_size of this section"),
         ("dataloader_drop_last", "per_device_train_batch_size of this section (every batch is full"),
         ("pad_to_multiple_of", "per_device_train_batch_size of this section"),
         ("train_sampling_strategy", "per_device_train_batch_size of this section"),

@@ -244,6 +244,14 @@ def test_the_seed_decides_who_and_people_of_another_country_change_nothing() -> 
     assert len({drawn(both, seed=seed) for seed in range(5)}) == 5
 
 
+def test_given_people_are_those_to_test_on() -> None:
+    items = people({"TH": 9, "CL": 5})
+    splits = split_people(items, 0.15, 0, by_country=False, test={"TH-1", "CL-4", "elsewhere"})
+    assert {item.group for item in splits.test} == {"TH-1", "CL-4"}
+    with pytest.raises(DataError, match="CL: nobody to test on"):
+        split_people(items, 0.15, 0, by_country=False, test={"TH-1"})
+
+
 @pytest.mark.parametrize(
     ("items", "share", "by_country", "message"),
     [

@@ -356,7 +356,7 @@ def test_a_name_does_not_turn_the_figures_beside_it(tmp_path: Path) -> None:
 def test_tables_hold_n_intervals_ranks_probes_and_baselines(evaluation: Path, tmp_path: Path) -> None:
     (evaluation / "probes").mkdir()
     moved = {"absolute": {"n": 400, "mean": 30.8, "ci95": [25, 36]}, "signed": {"n": 400, "mean": None, "ci95": None}}
-    found = {"n_items": 134, "spread": 1.0, "CC": {"n": 402, "relative": moved}}
+    found = {"n_items": 134, "spread": 1.0, "CC": {"n": 402, "applicable": 0.75, "relative": moved}}
     (evaluation / "probes/good.json").write_text(json.dumps(found))
     page = Page(write_leaderboard([evaluation], tmp_path / "out"))
     good = model_of(board_of(tmp_path / "out"), "good")
@@ -365,7 +365,7 @@ def test_tables_hold_n_intervals_ranks_probes_and_baselines(evaluation: Path, tm
     for cell in ("● may be first", f"{100 * good['macro']['accuracy']:.1f} {low}–{high}", "n 134", "listwise"):
         assert cell in row
     assert page.row("chance").startswith("chance best baseline")
-    assert page.row("good CC 400").startswith("good CC 400 30.8 25.0–36.0 –")
+    assert page.row("good CC 400").startswith("good CC 400 75.0 30.8 25.0–36.0 –")
     assert "134 (" not in page.text
     assert len([row for row in page.rows if row.startswith("All cultures")]) == 4
 

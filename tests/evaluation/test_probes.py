@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -226,3 +227,30 @@ def test_a_scorer_that_leaves_items_out_is_an_error_and_so_are_no_items() -> Non
         probe([an_item()], lambda items: [])
     with pytest.raises(DataError, match="no items"):
         probe([], constant)
+
+
+# --- which items they apply to ---
+
+
+def test_each_item_that_an_edit_does_not_apply_to_is_counted_with_the_reason() -> None:
+    items = [an_item(0), an_item(1, culture=None, prompt="What is eaten?"), an_item(2, prompt="What do they eat?")]
+    found = probe(items, constant)
+    assert found["CC"]["not_applicable"] == {"its responses name no cultures": 3}
+    assert found["CL"]["not_applicable"] == {"no item asks the same in another language": 3}
+    assert found["RP"]["not_applicable"] == {}
+    for name in NAMES:
+        assert sum(found[name]["not_applicable"].values()) == round(3 * (1 - found[name]["applicable"]))
+    lines = list(probes.applied(found))
+    assert lines[0] == "CC applies to 0.0 % of 3 items: its responses name no cultures (3)"
+    assert lines[3] == "RP applies to 100.0 % of 3 items"
+
+
+def test_pairs_that_are_given_are_scored_and_no_others() -> None:
+    items = [an_item(number) for number in range(4)]
+    after = replace(items[1], id="1#RC", prompt="What is eaten?", culture=None)
+    scorer = by_response(lambda item, text: 5.0 if item.culture is None and text == "rice" else float(text == "rice"))
+    found = probe(items, scorer, edits={"CC": [], "RC": [(items[1], after)], "CL": [], "RP": []})
+    assert (found["RC"]["n"], found["RC"]["applicable"]) == (1, 0.25)
+    assert found["RC"]["not_applicable"] == {"the file has no such edit of it": 3}
+    assert means(found, "RC", "paper") == (400.0, 400.0)
+    assert (found["CL"]["n"], found["CL"]["applicable"]) == (0, 0)

@@ -237,12 +237,13 @@ def test_pairs_are_as_long_as_the_recipe_or_the_model_says() -> None:
 
     assert needed(131_072) == needed(1024) == 2 * needed(512) == needed(131_072, "scpo.max_length=1024")
     assert needed(4096, "scpo.max_length=4096") == 4 * needed(4096)
-    assert needed(512, "scpo.per_device_train_batch_size=16") == 2 * needed(512)
+    more = "scpo.batch_size=16", "scpo.per_device_train_batch_size=16"
+    assert needed(512, *more) == 2 * needed(512) == 2 * needed(512, more[1])
     assert needed(512) / needed(512, "scpo.gradient_checkpointing=true") == pytest.approx(32 * 17 / (32 + 17))
 
 
 def test_a_global_rm_that_is_made_first_takes_what_its_own_batch_does() -> None:
-    made = ["model=quickstart_rm", "global_rm=pooled", "scpo.per_device_train_batch_size=16"]
+    made = ["model=quickstart_rm", "global_rm=pooled", "scpo.batch_size=16", "scpo.per_device_train_batch_size=16"]
     counts = count(steered(*made))
     small, large = (
         estimate(steered(*made, f"global_rm.per_device_train_batch_size={size}"), ONE, counts)["activations"]

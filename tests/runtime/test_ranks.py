@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from training import spread
 
 from think_as_locals import Judge
-from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.compose import read_launch
 from think_as_locals.runtime import ranks as workers
 from think_as_locals.types import ConfigError
@@ -155,6 +155,19 @@ def test_what_a_launch_would_leave_undone_is_named(
     for name, value in environment.items():
         bare.setenv(name, value)
     assert message in "\n".join(workers.launch_faults(load_recipe(f"recipes/{recipe}.yaml")))
+
+
+def test_a_batch_of_scpo_that_does_not_divide_is_refused_with_the_numbers_that_do(bare: pytest.MonkeyPatch) -> None:
+    bare.setenv("WORLD_SIZE", "3")
+    found = workers.launch_faults(load_config("recipes/scpo_quickstart.yaml"))  # type: ignore[arg-type]
+    assert [fault.partition(": got ")[0] for fault in found] == ["scpo.batch_size", "global_rm.batch_size"]
+    assert (
+        "got 16 pairs per optimizer step for 3 processes, expected a multiple of 3: set batch_size to 15 or 18"
+        in found[0]
+    )
+    assert found[0].endswith("as divide 16: 1, 2, 4, 8, 16")
+    bare.setenv("WORLD_SIZE", "8")
+    assert workers.launch_faults(load_config("recipes/scpo_quickstart.yaml")) == []  # type: ignore[arg-type]
 
 
 def test_a_configuration_file_of_deepspeeds_own_has_to_save_the_model(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:

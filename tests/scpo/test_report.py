@@ -210,7 +210,7 @@ def test_what_was_trained_on_is_shown(page: Page, found: dict[str, Any]) -> None
     row = mean(found, "scpo")
     counts, seeds = found["improved"]["scpo"], row["seeds"]
     (written,) = (line for line in cells(page, "What was trained on") if line[0] == VARIANT_NAMES["scpo"])
-    helps = [f"{counts['helped']} of 4", f"{counts['significantly']} of 4"]
+    helps = [f"{counts[key]} of 4" for key in ("helped", "significantly", "over_biased")]
     spread = [f"{100 * seeds['minority']:.1f}", f"{100 * seeds['overall']:.1f}"]
     assert written[1:] == [*helps, "900", "33.3 %", "6", "2", *spread]
     assert f"{sum(row['training']['weights']):,} training pairs, over countries and seeds" in page.text
@@ -312,7 +312,7 @@ def test_names_from_outside_mean_nothing_to_markdown(evil: Page, tmp_path: Path)
     assert "](http" not in text
     assert r"&lt;b&gt;\|TH" in text
     cells = {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")}
-    assert cells == {9, 10, 6, 4}  # of means, training, gains, countries: no name opens a cell
+    assert cells == {9, 11, 6, 4}  # of means, training, gains, countries: no name opens a cell
 
 
 def test_the_page_loads_nothing_and_its_policy_allows_nothing(page: Page, evil: Page) -> None:
@@ -457,22 +457,22 @@ SCPO on opinion_cards: 5 test pairs
 └──────────────────────┴───────────────────────┘
 """
 TRAINING = """\
-┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━┳━━━━━━━┓
-┃                      ┃        ┃               ┃   pairs ┃        ┃       ┃
-┃                      ┃  helps ┃               ┃    of a ┃        ┃       ┃
-┃ variant              ┃     in ┃ significantly ┃ country ┃   kept ┃ steps ┃
-┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━╇━━━━━━━┩
-│ SCPO (filter and     │ 2 of 2 │        0 of 2 │      10 │ 40.0 % │     6 │
-│ weight)              │        │               │         │        │       │
-└──────────────────────┴────────┴───────────────┴─────────┴────────┴───────┘
-┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━┳━━━━━━━━━━┳━━━━━━━━━┓
-┃                      ┃       ┃          ┃ spread: ┃
-┃                      ┃       ┃  spread: ┃     all ┃
-┃ variant              ┃ seeds ┃ minority ┃   pairs ┃
-┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━╇━━━━━━━━━━╇━━━━━━━━━┩
-│ SCPO (filter and     │     2 │     35.4 │    17.7 │
-│ weight)              │       │          │         │
-└──────────────────────┴───────┴──────────┴─────────┘
+┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━┳━━━━━━━━━┓
+┃                      ┃        ┃               ┃             ┃   pairs ┃
+┃                      ┃  helps ┃               ┃             ┃    of a ┃
+┃ variant              ┃     in ┃ significantly ┃ over-biased ┃ country ┃
+┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━╇━━━━━━━━━┩
+│ SCPO (filter and     │ 2 of 2 │        0 of 2 │      0 of 2 │      10 │
+│ weight)              │        │               │             │         │
+└──────────────────────┴────────┴───────────────┴─────────────┴─────────┘
+┏━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━┳━━━━━━━┳━━━━━━━┳━━━━━━━━━━┳━━━━━━━━━┓
+┃                      ┃        ┃       ┃       ┃          ┃ spread: ┃
+┃                      ┃        ┃       ┃       ┃  spread: ┃     all ┃
+┃ variant              ┃   kept ┃ steps ┃ seeds ┃ minority ┃   pairs ┃
+┡━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━╇━━━━━━━╇━━━━━━━╇━━━━━━━━━━╇━━━━━━━━━┩
+│ SCPO (filter and     │ 40.0 % │     6 │     2 │     35.4 │    17.7 │
+│ weight)              │        │       │       │          │         │
+└──────────────────────┴────────┴───────┴───────┴──────────┴─────────┘
 """
 
 

@@ -158,18 +158,23 @@ def helped(turned: dict[str, tuple[int, int]]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("won", "lost", "better", "surely"),
-    [(20, 0, 1, 1), (10, 12, 1, 1), (10, 13, 0, 0), (0, 0, 0, 0), (1, 0, 1, 0), (25, 75, 0, 0)],
+    ("won", "lost", "better", "surely", "biased", "surely_biased"),
+    [
+        *((20, 0, 1, 1, 0, 0), (10, 12, 1, 1, 1, 0), (10, 13, 0, 0, 1, 0), (0, 0, 0, 0, 0, 0)),
+        *((1, 0, 1, 0, 0, 0), (25, 75, 0, 0, 1, 1), (0, 75, 0, 0, 0, 0)),
+    ],
 )
 def test_it_helps_where_the_minority_gains_and_all_pairs_lose_two_points_at_most(
-    won: int, lost: int, better: int, surely: int
+    won: int, lost: int, better: int, surely: int, biased: int, surely_biased: int
 ) -> None:
-    assert helped({"CL": (won, lost)}) == {"countries": 1, "helped": better, "significantly": surely}
+    over_biased = {"over_biased": biased, "surely_over_biased": surely_biased}
+    assert helped({"CL": (won, lost)}) == {"countries": 1, "helped": better, "significantly": surely} | over_biased
 
 
 def test_countries_in_which_it_helps_are_counted_if_they_have_a_minoritys_view() -> None:
     found = helped({"CL": (20, 0), "TH": (1, 0), "EG": (0, 0), "JP": (10, 50)})
-    assert found == {"countries": 4, "helped": 2, "significantly": 1}
+    over_biased = {"over_biased": 1, "surely_over_biased": 1}  # Japan
+    assert found == {"countries": 4, "helped": 2, "significantly": 1} | over_biased
     without = summarise(held_out(minority=frozenset({"c2"})), scores(BEFORE), RESULTS)
     assert without["improved"]["scpo"]["countries"] == 1
     assert row(without, "TH")["minority"] == {"n": 0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def test_both_modes_give_the_probabilities_weights_and_losses_of_the_formulas(na
     references = list(zip(COLUMNS["r_chosen"], COLUMNS["r_rejected"], strict=True))
     indices = [index for index, keep in enumerate(COLUMNS["kept"]) if keep]
     assert 0 < len(indices) < len(references) == 20
-    for variant in ("filter", "scpo", "inverse_weight"):
+    for variant in ("filter", "scpo", "filter_inverse_weight"):
         assert list(select_pairs(references, variant, config().scpo, mode(name))) == indices
     weights = pair_weights(chosen, rejected, "scpo", GOLDEN["beta"], mode(name).inverse_weight)
     assert weights.tolist() == pytest.approx(COLUMNS["weight"], rel=1e-5)
@@ -106,7 +107,8 @@ def test_where_exponentials_overflow_only_the_released_code_drops_the_pair(
         ("filter", {1: 1, 2: 1, 3: 1, 4: 1}),
         ("weight", {0: 1, 1: 1, 2: 1, 3: math.exp(-1), 4: math.exp(-2)}),
         ("scpo", {1: 1, 2: 1, 3: math.exp(-1), 4: math.exp(-2)}),
-        ("inverse_weight", {1: 1, 2: 1, 3: math.e, 4: math.e**2}),
+        ("inverse_weight", {0: 1, 1: 1, 2: 1, 3: math.e, 4: math.e**2}),
+        ("filter_inverse_weight", {1: 1, 2: 1, 3: math.e, 4: math.e**2}),
     ],
 )
 def test_each_variant_has_its_pairs_and_weights(variant: Any, expected: dict[int, float]) -> None:
@@ -120,6 +122,24 @@ def test_tau_and_beta_come_from_the_configuration() -> None:
     assert select_pairs(REFERENCES, "scpo", scpo, mode("corrected")) == pytest.approx(expected)
 
 
+def test_a_countrys_own_tau_and_learning_rate_are_those_of_the_tuned_variant() -> None:
+    own = "scpo.country_filter_thresholds={TH: 0.5}", "scpo.country_learning_rates={TH: 0.003}"
+    scpo = config("scpo.variants=[scpo,scpo_tuned]", *own).scpo
+    kept = {
+        (variant, country): list(select_pairs(REFERENCES, variant, scpo, mode("corrected"), country))
+        for variant, country in product(("scpo", "scpo_tuned"), ("TH", "JP"))
+    }
+    common = [1, 2, 3, 4]
+    assert kept == {
+        ("scpo", "TH"): common,
+        ("scpo", "JP"): common,
+        ("scpo_tuned", "TH"): [3, 4],
+        ("scpo_tuned", "JP"): common,
+    }
+    rates = [scpo.tuned(variant, country)[1] for variant, country in kept]
+    assert rates == [7e-4, 7e-4, 0.003, 7e-4]
+
+
 def test_a_minoritys_view_is_what_the_filter_keeps_or_as_released_what_the_global_rm_disagrees_with() -> None:
     references = {f"pair-{index}": scores for index, scores in enumerate(REFERENCES)}
     scpo = config().scpo
@@ -129,7 +149,7 @@ def test_a_minoritys_view_is_what_the_filter_keeps_or_as_released_what_the_globa
 
 @given(
     st.lists(st.tuples(SCORE, SCORE), min_size=1, max_size=12),
-    st.sampled_from(["full", "filter", "weight", "scpo", "inverse_weight"]),
+    st.sampled_from(["full", "filter", "weight", "scpo", "inverse_weight", "filter_inverse_weight"]),
 )
 def test_every_weight_of_the_corrected_mode_is_finite(references: list[tuple[float, float]], variant: Any) -> None:
     weights = select_pairs(references, variant, config().scpo, config().mode)

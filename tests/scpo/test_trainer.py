@@ -39,9 +39,7 @@ from think_as_locals.scpo.trainer import (
 from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.grpo import trl_arguments
 
-config = partial(
-    hand_worked.config, "scpo.per_device_train_batch_size=2", "scpo.learning_rate=0.01", "scpo.logging_steps=1"
-)
+config = partial(hand_worked.config, "scpo.batch_size=2", "scpo.learning_rate=0.01", "scpo.logging_steps=1")
 
 
 @pytest.mark.parametrize(
@@ -51,9 +49,32 @@ config = partial(
 def test_steps_are_passes_over_the_pairs_with_a_cap_or_exactly_max_steps(
     pairs: int, epochs: float, batch: int, most: int, steps: int
 ) -> None:
-    scpo = config(f"scpo.max_steps={most}").scpo
-    assert num_steps(scpo, pairs, epochs, batch, exactly=False) == steps
-    assert num_steps(scpo, pairs, epochs, batch, exactly=True) == most
+    scpo = config(f"scpo.max_steps={most}", f"scpo.num_train_epochs={epochs}", f"scpo.batch_size={batch}").scpo
+    assert num_steps(scpo, pairs, exactly=False) == steps
+    assert num_steps(scpo, pairs, exactly=True) == most
+
+
+@pytest.mark.parametrize(
+    ("batch", "most", "processes", "expected"),
+    [
+        (16, 16, 1, (16, 1)),
+        (16, 16, 2, (8, 1)),
+        (16, 8, 1, (8, 2)),
+        (8, 8, 8, (1, 1)),
+        (12, 5, 2, (3, 2)),
+        (7, 4, 1, (1, 7)),
+    ],
+)
+def test_a_step_has_the_same_pairs_on_any_number_of_processes(
+    batch: int, most: int, processes: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = config(f"scpo.batch_size={batch}", f"scpo.per_device_train_batch_size={most}")
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    arguments = trl_arguments(run, run.scpo, tmp_path)
+    pairs, steps = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
+    assert (pairs, steps) == expected
+    assert pairs * steps * processes == batch
+    assert "batch_size" not in arguments
 
 
 @given(st.integers(1, 40), st.integers(1, 200), st.integers(0, 9))

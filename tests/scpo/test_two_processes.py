@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     done = launch(*launcher, "tests/scpo/two_processes.py", str(model), str(folder / "two"), PYTHONPATH=PATH)
     assert done.returncode == 0, done.stdout + done.stderr
     for case in (WHOLE, LORA):
-        start(RECIPE, steer.overrides(model, folder / "one", case, 1))
+        start(RECIPE, steer.overrides(model, folder / "one", case))
     return folder
 
 

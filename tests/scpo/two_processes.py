@@ -42,11 +42,11 @@ WAYS: dict[str, tuple[str | None, list[str]]] = {  # stage of ZeRO, and override
 }
 
 
-def overrides(model: Path, folder: Path, case: str, processes: int) -> list[str]:
-    """Those of a way to steer a model, with as many pairs a step whatever the number of processes."""
+def overrides(model: Path, folder: Path, case: str) -> list[str]:
+    """Those of a way to steer a model: the same for any number of processes."""
     loaded = ["model.scratch=null", f"model.path={model}", "global_rm=none"]
-    size = f"scpo.per_device_train_batch_size={GLOBAL_BATCH // processes}"
-    return [*STEERED, *loaded, size, *WAYS[case][1], f"run.dir={folder}", f"run.name={case}"]
+    run = [f"scpo.batch_size={GLOBAL_BATCH}", f"run.dir={folder}", f"run.name={case}"]
+    return [*STEERED, *loaded, *WAYS[case][1], *run]
 
 
 def curves(run: Path) -> dict[str, list[list[float]]]:
@@ -60,10 +60,7 @@ def curves(run: Path) -> dict[str, list[list[float]]]:
 
 
 def main(model: Path, folder: Path) -> None:
-    processes = int(os.environ["WORLD_SIZE"])
-    configs = {
-        case: load_config("recipes/scpo_quickstart.yaml", overrides(model, folder, case, processes)) for case in WAYS
-    }
+    configs = {case: load_config("recipes/scpo_quickstart.yaml", overrides(model, folder, case)) for case in WAYS}
     join()
     set_rank_timeout(configs["zero2"])
     for case, (stage, _) in WAYS.items():

@@ -388,6 +388,9 @@ def _scpo_faults(config: ScpoConfig) -> list[str]:
             faults.append(f"scpo.{key}: got {list(values)}, expected each once")
     if unknown := set(scpo.keep_models).difference(scpo.variants):
         faults.append(f"scpo.keep_models: {', '.join(sorted(unknown))} is not among scpo.variants")
+    if bool(scpo.country_filter_thresholds or scpo.country_learning_rates) != ("scpo_tuned" in scpo.variants):
+        keys = "scpo.country_filter_thresholds or scpo.country_learning_rates"
+        faults.append(f"scpo.variants: scpo_tuned alone uses {keys}: give it and one of them, or neither")
     if config.data.split != "group":
         faults.append(f"data.split: got {config.data.split}, expected group: people are split, not pairings")
     if config.data.validation_share is not None:

@@ -191,7 +191,6 @@ class TrlSection(Section):
     lr_scheduler_type: str
     warmup_steps: NonNegativeInt
     per_device_train_batch_size: PositiveInt
-    gradient_accumulation_steps: PositiveInt
     gradient_checkpointing: bool
     max_steps: Annotated[int, Field(ge=-1)]
     logging_steps: PositiveInt
@@ -200,6 +199,7 @@ class TrlSection(Section):
 
 
 class GrpoSection(TrlSection):
+    gradient_accumulation_steps: PositiveInt
     num_generations: Annotated[int, Field(ge=2)]
     max_completion_length: PositiveInt
     temperature: PositiveFloat
@@ -216,6 +216,7 @@ class SftSection(TrlSection):
 
     OURS = frozenset({"data", "biased_share", "biased_wrong", "biased_right", "biased_guess"})
 
+    gradient_accumulation_steps: PositiveInt
     data: str | None
     num_train_epochs: PositiveFloat
     biased_share: Annotated[float, Field(ge=0, le=1)] | None
@@ -453,7 +454,7 @@ class SampleConfig(Recipe):
 
 class BenchmarkSection(MeasureSection):
     items: Literal["all", "test"]
-    probes: bool
+    probes: bool | str
     consistency_k: PositiveFloat
     candidates: str | None
     tournament_size: Annotated[int, Field(ge=2, le=8)]
@@ -470,7 +471,7 @@ class EvaluationConfig(Recipe):
 
 # An SCPO run: a scalar reward model is steered to one country after the other.
 
-Variant = Literal["full", "filter", "weight", "scpo", "inverse_weight"]
+Variant = Literal["full", "filter", "weight", "scpo", "inverse_weight", "filter_inverse_weight", "scpo_tuned"]
 """Which of a country's pairs are trained on, and their weights; `scpo.select` has the rules."""
 
 
@@ -480,6 +481,7 @@ class ModeSection(Section):
     name: Literal["corrected", "as_released"]
     dropout: bool
     training_text: Literal["as_scored", "joined"]
+    long_texts: Literal["left_out", "scored"]
     minority_test: Literal["filter", "disagreement"]
     split: Literal["by_country", "together"]
     steps: Literal["at_most", "exactly"]
@@ -489,14 +491,21 @@ class ModeSection(Section):
 
 
 class GlobalRMSection(TrlSection):
-    """Training of a global RM from scratch on all countries' pairs: TRL's RewardConfig."""
+    """Training of a global RM from scratch on all countries' pairs: TRL's RewardConfig.
 
+    `batch_size` is the number of pairs per optimizer step, over all processes.
+    """
+
+    OURS = frozenset({"batch_size"})
+
+    batch_size: PositiveInt
     max_steps: PositiveInt
 
 
-class ScpoSection(TrlSection):
+class ScpoSection(GlobalRMSection):
     OURS = frozenset(
-        {"variants", "seeds", "pair_counts", "reference", "filter_threshold", "weight_temperature"}
+        {"variants", "seeds", "pair_counts", "reference", "filter_threshold", "weight_temperature", "batch_size"}
+        | {"country_filter_thresholds", "country_learning_rates"}
         | {"num_train_epochs", "max_length", "scoring_batch_size", "keep_models"}
     )
 
@@ -504,14 +513,22 @@ class ScpoSection(TrlSection):
     seeds: Annotated[list[Seed], Field(min_length=1)]
     pair_counts: list[PositiveInt]
     reference: Literal["global_rm", "other_countries"]
-    filter_threshold: Annotated[float, Field(gt=0, lt=1)]
+    filter_threshold: Share
     weight_temperature: PositiveFloat
+    country_filter_thresholds: dict[str, Share]
+    country_learning_rates: dict[str, PositiveFloat]
     num_train_epochs: PositiveFloat
-    max_steps: PositiveInt
     max_length: PositiveInt | None
     scoring_batch_size: PositiveInt
     keep_models: list[Variant]
     ddp_timeout: PositiveInt
+
+    def tuned(self, variant: str, country: str) -> tuple[float, float]:
+        """Return the filter's threshold and the learning rate with which a variant is trained for a country."""
+        if variant != "scpo_tuned":
+            return self.filter_threshold, self.learning_rate
+        threshold = self.country_filter_thresholds.get(country, self.filter_threshold)
+        return threshold, self.country_learning_rates.get(country, self.learning_rate)
 
 
 class ScpoConfig(Recipe):

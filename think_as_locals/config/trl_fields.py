@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import nearest
 from think_as_locals.config.schema import GlobalRMSection, GrpoSection, ScpoSection, SftSection, TrlSection
+from think_as_locals.types import ConfigError
 
 _SET_ELSEWHERE = {  # fields of TRL's that other keys determine
     "output_dir": "run.dir and run.name",
@@ -45,6 +46,10 @@ _OF_REWARD_MODELS = {
     "max_length": "scpo.max_length",
     "num_train_epochs": "max_steps of this section",
     "save_only_model": "save_steps of this section (a run could not be continued from a model alone)",
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "auto_find_batch_size", "accelerator_config"),
+        "batch_size of this section (the pairs of a step on all processes), and per_device_train_batch_size for memory",
+    ),
     **dict.fromkeys(("seed", "data_seed"), "seed and scpo.seeds"),
     **dict.fromkeys(("chat_template_path", "eos_token", "pad_token"), "model (its texts are read as it was made for)"),
     **dict.fromkeys(
@@ -147,3 +152,25 @@ def _numbers(value: Any) -> Iterator[float]:
     elif isinstance(value, Mapping | list | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from _numbers(part)
+
+
+def micro_batches(section: GlobalRMSection, num_processes: int) -> tuple[int, int]:
+    """Return the pairs per process and micro-step, and the micro-steps of an optimizer step, for a reward model.
+
+    A micro-step has at most `per_device_train_batch_size` pairs: 16 pairs with at most 8 are (8, 2) on one process,
+    (8, 1) on two and (4, 1) on four.
+
+    Raises:
+        ConfigError: the batch does not divide among the processes; it names the numbers that would.
+    """
+    share, rest = divmod(size := section.batch_size, num_processes)
+    if rest:
+        near = " or ".join(str(n * num_processes) for n in (share, share + 1) if n)
+        divisors = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+        raise ConfigError(
+            f"got {size} pairs per optimizer step for {num_processes} processes, expected a multiple of "
+            f"{num_processes}: set batch_size to {near}, or start as many processes as divide {size}: {divisors}"
+        )
+    most = min(share, section.per_device_train_batch_size)
+    pairs = next(n for n in range(most, 0, -1) if share % n == 0)
+    return pairs, share // pairs

@@ -26,6 +26,7 @@ _read_once = cache(read_json)
 
 Edit = Literal["CC", "RC", "CL", "RP"]
 Pair = tuple[Item, Item]  # before and after an edit
+Edits = Mapping[Edit, Sequence[Pair]]
 # (source, group, language, culture) -> another culture -> its answer, known to be wrong for this one
 Concepts = Mapping[tuple[str, ...], Mapping[str, str]]
 
@@ -124,6 +125,15 @@ def language_pairs(items: Sequence[Item]) -> list[Pair]:
             paired = reorder_responses(other, [theirs.index(name) for name in mine])
             pairs.append((base, replace(paired, id=f"{other.id}#CL")))
     return pairs
+
+
+def why_not(edit: Edit, item: Item) -> str:
+    """Return why an edit does not apply to an item that it was not applied to."""
+    if edit == "CC":
+        return "no other culture's answer is known to be wrong" if item.origins else "its responses name no cultures"
+    if edit == "RC":
+        return "no phrase of its prompt that can be cut names the culture" if item.culture else "it has no culture"
+    return "no item asks the same in another language" if edit == "CL" else "no frames in its languages"
 
 
 def _asked(item: Item) -> tuple[str, ...]:

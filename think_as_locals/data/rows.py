@@ -56,6 +56,7 @@ class Defect(Enum):
     UNKNOWN_LANGUAGE = "error", "the language is neither a name nor a tag that CLDR knows"
     UNKNOWN_CULTURE = "error", "the culture is no code of ISO 3166, or the name of a country misspelt"
     REPEATED_ID = "error", "an earlier row has the same id"
+    UNKNOWN_ITEM = "error", "no item has this id"
     UNKNOWN_USER = "error", "the survey has no valid row for the person"
     TIE = "skipped", "no response is preferred"
     UNPAIRED = "skipped", "no other response to the question has a different rating"

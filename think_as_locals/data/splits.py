@@ -160,11 +160,14 @@ def _digest(key: str) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
 
 
-def split_people(items: Iterable[Item], share: float, seed: int, *, by_country: bool) -> Splits:
+def split_people(
+    items: Iterable[Item], share: float, seed: int, *, by_country: bool, test: Set[str] | None = None
+) -> Splits:
     """Split pairs so that no person, or question of a survey, has pairs on both sides.
 
     With `by_country` the share is one of each country's groups, and at least one; else of all groups at once, as in
     SCPO's released code (arXiv 2606.18606). Questions that several countries share are always drawn among all such.
+    With `test`, the groups to test on, nothing is drawn.
     """
     items = tuple(items)
     if not items:
@@ -178,10 +181,10 @@ def split_people(items: Iterable[Item], share: float, seed: int, *, by_country: 
     strata: dict[str, list[str]] = defaultdict(list)
     for group, of_group in cultures.items():
         strata[next(iter(of_group)) if by_country and len(of_group) == 1 else "several countries"].append(group)
-    test: set[str] = set()
-    for groups in strata.values():
-        groups.sort(key=lambda group: hash_fraction(group, seed))
-        test.update(groups[: max(1, round(share * len(groups)))])
+    if test is None:
+        for groups in strata.values():
+            groups.sort(key=lambda group: hash_fraction(group, seed))
+        test = {group for groups in strata.values() for group in groups[: max(1, round(share * len(groups)))]}
     for culture in sorted(set().union(*cultures.values())):
         sides = {group in test for group, of_group in cultures.items() if culture in of_group}
         if len(sides) < 2:

@@ -354,8 +354,9 @@ def _probes_table(entries: Sequence[LeaderboardEntry]) -> Table:
         for name, part in entry.probes.items():
             absolute, signed = (part["relative"][kind] for kind in ("absolute", "signed"))
             moved = figure(absolute, "mean", scale=1), figure(signed, "mean", "+.1f", 1)
-            rows.append([_name({**entry.summary, "name": entry.name}), name, str(absolute["n"]), *moved])
-    return Table(["reward model", "probe", "n", "change, %", "signed, %"], rows)
+            share = f"{100 * part['applicable']:.1f}"
+            rows.append([_name({**entry.summary, "name": entry.name}), name, str(absolute["n"]), share, *moved])
+    return Table(["reward model", "probe", "n", "of items, %", "change, %", "signed, %"], rows)
 
 
 def _view(board: dict[str, Any]) -> dict[str, Any]:

@@ -15,12 +15,13 @@ knows the culture moves *down*, one that is blind to it as often up as down: so 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from think_as_locals.data.edits import Edit, edited_pairs
+from think_as_locals.data.edits import Edit, Edits, edited_pairs, why_not
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.scored import grouped
 from think_as_locals.evaluation.statistics import Estimate, estimate_mean
@@ -49,20 +50,27 @@ class Change:
     percent: Mapping[Form, float | None]
 
 
-def probe(items: Sequence[Item], scorer: Scorer, *, k: float, samples: int, seed: int) -> dict[str, Any]:
+def probe(
+    items: Sequence[Item], scorer: Scorer, *, k: float, samples: int, seed: int, edits: Edits | None = None
+) -> dict[str, Any]:
     """Edit items, score them before and after, all in one call, and return how far scores moved, by probe.
 
     Items have their responses in the order in which they are to be presented, as `shuffle_responses` has them; k is
     that of the cross-lingual consistency exp(-k |change|), the change being a fraction. The paper's k is not public.
+    With `edits` nothing is edited here: these are scored, responses in the order in which they are to be presented.
     """
     if not items:
         raise DataError("no items to probe a reward model with")
     # Sorted: sums are rounded, and of any order of items they shall have the same bits.
-    pairs = edited_pairs(sorted(items, key=lambda item: item.id))
+    if edits is None:
+        pairs = edited_pairs(sorted(items, key=lambda item: item.id))
+    else:
+        pairs = {edit: sorted(of_edit, key=lambda pair: pair[0].id) for edit, of_edit in edits.items()}
     every = list(dict.fromkeys([*items, *(item for edited in pairs.values() for pair in edited for item in pair)]))
     scores = dict(zip(every, scored(every, scorer), strict=True))
     spread = _spread([scores[item] for item in items])
     estimate = partial(estimate_mean, samples=samples, seed=seed)
+    reason = why_not if edits is None else lambda *_: "the file has no such edit of it"
     found: dict[str, Any] = {"n_items": len(items), "spread": spread}
     for name, edited in pairs.items():
         changes = []
@@ -75,10 +83,12 @@ def probe(items: Sequence[Item], scorer: Scorer, *, k: float, samples: int, seed
         sides = {item.id.removesuffix(f"#{name}") for c in changes for item in (c.before, c.after)}
         by_culture = sorted(grouped(changes, lambda c: BREAKDOWNS["culture"](c.before)).items())
         by_language = sorted(grouped(changes, lambda c: c.after.language).items())
+        others = [item for item in items if item.id not in sides]
         found[name] = {
             "direction": DIRECTIONS[name],
             "n": len(changes),
-            "applicable": sum(item.id in sides for item in items) / len(items),
+            "applicable": 1 - len(others) / len(items),
+            "not_applicable": dict(Counter(reason(name, item) for item in others).most_common()),
             "relative": _summary(changes, "relative", estimate),
             "paper": _summary(changes, "paper", estimate),
             "by_culture": {culture: _summary(part, "relative", estimate) for culture, part in by_culture},
@@ -91,6 +101,15 @@ def probe(items: Sequence[Item], scorer: Scorer, *, k: float, samples: int, seed
                 kept = estimate([math.exp(-k * abs(v) / 100) for v in values], groups, bounds=(0, 1))
                 found[name]["consistency"][form] = kept.as_dict("mean")
     return found
+
+
+def applied(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each probe of `probe`'s result: the share of items that it applies to, and why not to others."""
+    for name in DIRECTIONS:
+        part = found[name]
+        why = "; ".join(f"{reason} ({count:,})" for reason, count in part["not_applicable"].items())
+        share = f"{name} applies to {100 * part['applicable']:.1f} % of {found['n_items']:,} items"
+        yield f"{share}: {why}" if why else share
 
 
 def scored(items: Sequence[Item], scorer: Scorer) -> list[tuple[float, ...]]:

@@ -114,7 +114,7 @@ def estimate(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> 
     else:
         reference = states["weights"] if config.grpo.beta > 0 and config.lora is None else 0.0
         parts["reference model"] = reference / (launch.processes if launch.zero_stage == 3 else 1)
-    return {**parts, "activations": size * _activations(config, counts)}
+    return {**parts, "activations": size * _activations(config, launch, counts)}
 
 
 def _states(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
@@ -134,7 +134,7 @@ def _states(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> d
     return {"weights": weights, "gradients": gradients, "optimizer": 2 * trained}
 
 
-def _activations(config: RunConfig | ScpoConfig, counts: Counts) -> float:
+def _activations(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> float:
     """Return how many numbers the backward pass of one micro-step needs, at the longest completions or pairs."""
     if isinstance(config, RunConfig):
         rows = config.grpo.per_device_train_batch_size
@@ -145,7 +145,8 @@ def _activations(config: RunConfig | ScpoConfig, counts: Counts) -> float:
     eager = config.model.attn_implementation == "eager"
     needed = []
     for section in filter(None, (config.scpo, config.global_rm)):  # training the global RM may need more
-        rows = 2 * section.per_device_train_batch_size
+        share = math.ceil(section.batch_size / launch.processes)
+        rows = 2 * min(share, section.per_device_train_batch_size)
         scores = _SCORES * rows * counts.heads * length**2 * eager
         needed.append(_kept(counts, rows * length, scores, checkpointing=section.gradient_checkpointing))
     return max(needed)

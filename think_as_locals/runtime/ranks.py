@@ -16,7 +16,8 @@ from typing import Any
 
 from think_as_locals.config.compose import Launch, find_launch, read_launch
 from think_as_locals.config.schema import RunConfig, ScpoConfig
-from think_as_locals.types import PreflightError
+from think_as_locals.config.trl_fields import micro_batches
+from think_as_locals.types import ConfigError, PreflightError
 
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _DRIVERS = tuple(map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
@@ -115,7 +116,17 @@ def launch_faults(config: RunConfig | ScpoConfig) -> list[str]:
         faults.append("a saved model: FSDP saves one only with fsdp_state_dict_type: FULL_STATE_DICT")
     if fsdp and isinstance(config, RunConfig) and config.rollout.backend == "transformers":
         faults.append("a sampler: FSDP's ranks cannot sample with rollout=transformers, they wait for one another")
+    faults += _batch_faults(config) if isinstance(config, ScpoConfig) else []
     return [*faults, *_device_faults(dtype, deepspeed, fsdp), *(_zero3_faults() if deepspeed else [])]
+
+
+def _batch_faults(config: ScpoConfig) -> Iterator[str]:
+    for name, section in (("scpo", config.scpo), ("global_rm", config.global_rm)):
+        if section is not None:
+            try:
+                micro_batches(section, current_launch().processes)
+            except ConfigError as error:
+                yield f"{name}.batch_size: {error}"
 
 
 def _device_faults(dtype: str, deepspeed: bool, fsdp: bool) -> Iterator[str]:

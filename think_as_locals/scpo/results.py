@@ -105,12 +105,15 @@ def summarise(held_out: HeldOutSet, global_scores: Scores, results: Sequence[Var
     ]
     improved: dict[str, dict[str, int]] = {}
     for row in rows:
-        row["helps"] = helps = _helps(row)
+        row["helps"], row["over_biased"] = helps, over_biased = _helps(row), _over_biased(row)
         if helps is not None and row["num_pairs"] is None:
-            counts = improved.setdefault(row["variant"], {"countries": 0, "helped": 0, "significantly": 0})
+            names = ("countries", "helped", "significantly", "over_biased", "surely_over_biased")
+            counts = improved.setdefault(row["variant"], dict.fromkeys(names, 0))
             counts["countries"] += 1
             counts["helped"] += helps != "no"
             counts["significantly"] += helps == "significantly"
+            counts["over_biased"] += over_biased != "no"
+            counts["surely_over_biased"] += over_biased == "surely"
     others = {country: opinion_distances(held_out.questions, country, None) for country in countries}
     return {
         "rows": rows,
@@ -128,6 +131,16 @@ def _helps(row: dict[str, Any]) -> str | None:
     if minority["mean"] <= 0 or overall["mean"] < -MAX_LOSS:
         return "no"
     return "significantly" if minority["ci95"] and minority["ci95"][0] > 0 else "yes"
+
+
+def _over_biased(row: dict[str, Any]) -> str | None:
+    """Return whether minority accuracy rises at the cost of overall accuracy: `surely` where it falls beyond chance."""
+    if row["variant"] == GLOBAL or not row["minority"]["n"]:
+        return None
+    overall = row["overall"]["gain"]
+    if row["minority"]["gain"]["mean"] <= 0 or overall["mean"] >= 0:
+        return "no"
+    return "surely" if overall["ci95"] and overall["ci95"][1] < 0 else "yes"
 
 
 Credits = Mapping[str, float]

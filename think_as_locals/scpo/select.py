@@ -31,25 +31,25 @@ def preference_probability(chosen: Tensor, rejected: Tensor, form: str = "sigmoi
 def pair_weights(chosen: Tensor, rejected: Tensor, variant: Variant, temperature: float, inverse: str) -> Tensor:
     """Return the weight of each pair; `inverse` is `temperature` (beta and a cap) or `ratio` (as released: neither)."""
     margin = chosen - rejected
-    if variant in ("weight", "scpo"):
+    if variant in ("weight", "scpo", "scpo_tuned"):
         return torch.exp((margin / temperature).clamp(max=0))
-    if variant == "inverse_weight" and inverse == "ratio":
-        return torch.maximum(rejected.exp() / chosen.exp(), torch.ones_like(margin))
-    if variant == "inverse_weight":
+    if variant.endswith("inverse_weight"):
+        if inverse == "ratio":
+            return torch.maximum(rejected.exp() / chosen.exp(), torch.ones_like(margin))
         return torch.exp((-margin / temperature).clamp(0, math.log(MAX_INVERSE_WEIGHT)))
     return torch.ones_like(margin)
 
 
 def select_pairs(
-    references: Sequence[Reference], variant: Variant, scpo: ScpoSection, mode: ModeSection
+    references: Sequence[Reference], variant: Variant, scpo: ScpoSection, mode: ModeSection, country: str = ""
 ) -> dict[int, float]:
-    """Return the weight of each pair that a variant trains on, by the pair's index in `references`."""
+    """Return the weight of each pair that a variant trains on for a country, by the pair's index in `references`."""
     if not references:
         return {}
     chosen, rejected = torch.tensor(references, dtype=torch.float32).unbind(1)
     kept = torch.ones(len(references), dtype=torch.bool)
-    if variant in ("filter", "scpo", "inverse_weight"):
-        kept = preference_probability(chosen, rejected, mode.probability) < scpo.filter_threshold
+    if variant in ("filter", "scpo", "filter_inverse_weight", "scpo_tuned"):
+        kept = preference_probability(chosen, rejected, mode.probability) < scpo.tuned(variant, country)[0]
     weights = pair_weights(chosen, rejected, variant, scpo.weight_temperature, mode.inverse_weight)
     return {index: float(weights[index]) for index in kept.nonzero().flatten().tolist()}
 

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset
 from peft import LoraConfig
@@ -28,7 +27,7 @@ from transformers import AutoModelForSequenceClassification, PrinterCallback
 from transformers.modeling_outputs import SequenceClassifierOutput
 from trl import RewardConfig, RewardTrainer
 
-from think_as_locals.config.schema import LoraSection, ScpoConfig, TrlSection
+from think_as_locals.config.schema import GlobalRMSection, LoraSection, ScpoConfig, ScpoSection
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.engines import Chat, packing
 from think_as_locals.evaluation.journal import by_response
@@ -79,7 +78,7 @@ class VariantTrainer:
             rows = [released_text(chat, r.item.prompt, r.responses[0], rm.max_length) for r in requests]
         self._tokens = {by_response(request): row for request, row in zip(requests, rows, strict=True)}
 
-    def train_pooled(self, section: TrlSection, stage: str, output: StageFolder) -> None:
+    def train_pooled(self, section: GlobalRMSection, stage: str, output: StageFolder) -> None:
         """Train on the pairs of all countries, each with weight 1."""
         items = [(item, 1.0) for of_country in self._by_country.values() for item in of_country]
         self._train(stage, items, section, {"seed": self.config.seed, "max_steps": section.max_steps}, output)
@@ -92,22 +91,23 @@ class VariantTrainer:
         items = self._by_country[spec.country]
         if spec.num_pairs is not None:
             items = sorted(items, key=lambda item: hash_fraction(f"{spec.seed}:{item.id}"))[: spec.num_pairs]
-        kept = select_pairs([references[item.id] for item in items], spec.variant, scpo, mode)
+        kept = select_pairs([references[item.id] for item in items], spec.variant, scpo, mode, spec.country)
         if not kept:
             return len(items), [], 0
-        batch = scpo.per_device_train_batch_size * scpo.gradient_accumulation_steps * PartialState().num_processes
-        steps = num_steps(scpo, len(kept), scpo.num_train_epochs, batch, exactly=mode.steps == "exactly")
+        steps = num_steps(scpo, len(kept), exactly=mode.steps == "exactly")
         if not output.model.is_dir():
             weighted = [(items[index], weight) for index, weight in kept.items()]
-            self._train(spec.name, weighted, scpo, {"seed": spec.seed, "max_steps": steps}, output)
+            _, learning_rate = scpo.tuned(spec.variant, spec.country)
+            changes = {"seed": spec.seed, "max_steps": steps, "learning_rate": learning_rate}
+            self._train(spec.name, weighted, scpo, changes, output)
         return len(items), list(kept.values()), steps
 
     def _train(
         self,
         stage: str,
         weighted: Sequence[tuple[Item, float]],
-        section: TrlSection,
-        changes: dict[str, int],
+        section: GlobalRMSection,
+        changes: dict[str, float],
         output: StageFolder,
     ) -> None:
         config, rm = self.config, self.rm
@@ -136,11 +136,11 @@ class VariantTrainer:
         clear_device_cache(garbage_collection=True)
 
 
-def num_steps(section: TrlSection, num_pairs: int, epochs: float, batch_size: int, *, exactly: bool) -> int:
-    """Return the number of optimizer steps: `epochs` passes with a cap of `max_steps`, or exactly `max_steps`."""
+def num_steps(scpo: ScpoSection, num_pairs: int, *, exactly: bool) -> int:
+    """Return the optimizer steps: `num_train_epochs` passes with a cap of `max_steps`, or exactly `max_steps`."""
     if exactly:
-        return section.max_steps
-    return min(section.max_steps, max(1, math.ceil(epochs * num_pairs / batch_size)))
+        return scpo.max_steps
+    return min(scpo.max_steps, max(1, math.ceil(scpo.num_train_epochs * num_pairs / scpo.batch_size)))
 
 
 def weighted_bradley_terry(chosen: Tensor, rejected: Tensor, weights: Tensor) -> Tensor:

@@ -16,12 +16,13 @@ from transformers import AutoTokenizer, GenerationConfig, Trainer, TrainingArgum
 from trl import GRPOConfig, RewardConfig, SFTConfig
 from trl.trainer.utils import RepeatSampler
 
-from think_as_locals.config.schema import RunConfig, ScpoConfig, SftSection, TrlSection
+from think_as_locals.config.schema import GlobalRMSection, RunConfig, ScpoConfig, SftSection, TrlSection
+from think_as_locals.config.trl_fields import micro_batches
 from think_as_locals.engines import Chat, eos_token_ids
 from think_as_locals.engines.vllm_engine import generation_config
 from think_as_locals.judging import COMPONENTS, Component, render, shuffle_responses
 from think_as_locals.judging.custom_rewards import load_custom_rewards
-from think_as_locals.runtime.ranks import device_arguments, shards
+from think_as_locals.runtime.ranks import current_launch, device_arguments, shards
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.ahead import SampledAhead
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, Values
@@ -184,6 +185,10 @@ def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_di
     # policy would stand still. So trained weights are float32, computed with in `model.dtype` by autocast. DeepSpeed
     # and FSDP have float32 copies, PEFT's adapters are float32.
     float32 = config.model.dtype == "bfloat16" and not trains_adapter(config, section) and not shards()
+    sizes = {}
+    if isinstance(section, GlobalRMSection):
+        names = "per_device_train_batch_size", "gradient_accumulation_steps"
+        sizes = dict(zip(names, micro_batches(section, current_launch().processes), strict=True))
     return {
         "output_dir": str(output_dir),
         "seed": config.seed,
@@ -200,6 +205,7 @@ def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_di
             "revision": config.model.revision,
         },
         **section.model_dump(exclude=set(section.OURS)),
+        **sizes,
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from conftest import Tal
 from data.tables import KINDS, defects, write
+from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -262,3 +263,10 @@ def test_nobody_is_in_both_parts_of_the_split(tmp_path: Path) -> None:
     train, test = ({item.group for item in side} for side in (both.train, both.test))
     assert not train & test
     assert (len(train), len(test), len(both.train), len(both.test)) == (16, 4, 48, 12)
+
+
+def test_the_people_of_the_released_code_are_those_that_datasets_draws(tmp_path: Path) -> None:
+    survey = [person(f"user{number}", *(("Chile", "CHL") if number % 3 else ("Atlantis", ""))) for number in range(41)]
+    expected = Dataset.from_list(survey).train_test_split(test_size=0.15, seed=7)["test"]["user_id"]
+    found = prism.released_test_people(str(folder(tmp_path, survey)), 0.15, 7)
+    assert (found, len(found)) == (set(expected), 7)  # those without a known country are drawn as well

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -98,6 +99,17 @@ def outcomes(path: str) -> Iterator[Outcome]:
 
     for responses in turns.values():
         yield from pair(responses, rest, None)
+
+
+def released_test_people(path: str, share: float, seed: int) -> frozenset[str]:
+    """Return the people whom SCPO's released code tests on: drawn from the whole survey, in its order, by `datasets`.
+
+    That is the first `ceil(share * n)` of a permutation of the n rows by NumPy's default generator.
+    """
+    from numpy.random import default_rng
+
+    people = [PersonRow.read(row).user_id for row in _read_table(path, "survey")]
+    return frozenset(people[i] for i in default_rng(seed).permutation(len(people))[: ceil(share * len(people))])
 
 
 def _read_table(path: str, table: str) -> Iterator[Row]:

@@ -1,0 +1,97 @@
+"""Edited pairs of a file: what a row changes, and what is wrong with rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data.tables import write
+from items import make_item
+
+from think_as_locals.data.edited import of_items, read_edits
+from think_as_locals.types import DataError, Item
+
+ITEMS = [
+    make_item(
+        id=f"jp-{number}",
+        prompt=f"What do people in Japan eat, {number}?",
+        responses=("rice", "bread", "soup"),
+        best=1,
+        culture="JP",
+        language="en",
+        origins=("JP", "FR", "US"),
+    )
+    for number in range(2)
+]
+
+
+def read(folder: Path, *rows: dict[str, Any], items: list[Item] = ITEMS) -> Any:
+    return read_edits(write(folder / "edits.jsonl", list(rows)), items)
+
+
+def test_an_edit_changes_what_its_row_names_and_nothing_else(tmp_path: Path) -> None:
+    responses = ["ご飯", "パン", "スープ"]
+    rows = [
+        {"item": "jp-1", "probe": "RC", "prompt": "What do people eat, 1?", "provenance": {"model": "m"}},
+        {"item": "jp-0", "probe": "CL", "responses": responses, "language": "Japanese"},
+        {"item": "jp-0", "probe": "CC", "responses": ["rice", "pita", "soup"]},
+        {
+            "item": "jp-0",
+            "probe": "RP",
+            "prompt": "In Japan, what is eaten, 0?",
+            "responses": ["rice.", "a bread", "s"],
+        },
+    ]
+    found = read(tmp_path, *rows)
+    zero, one = ITEMS
+    assert found["RC"] == [(one, dataclasses.replace(one, id="jp-1#RC", prompt="What do people eat, 1?", culture=None))]
+    assert found["CL"] == [(zero, dataclasses.replace(zero, id="jp-0#CL", responses=tuple(responses), language="ja"))]
+    cc = dataclasses.replace(zero, id="jp-0#CC", responses=("rice", "pita", "soup"), origins=())
+    assert found["CC"] == [(zero, cc)]
+    assert [(after.prompt, after.best, after.culture) for _, after in found["RP"]] == [(rows[3]["prompt"], 1, "JP")]
+
+
+def test_a_row_may_bring_its_item_which_is_measured_whatever_is_evaluated(tmp_path: Path) -> None:
+    own = dataclasses.replace(ITEMS[0], id="elsewhere")
+    found = read(
+        tmp_path,
+        {"item": {**dataclasses.asdict(own)}, "probe": "RC", "prompt": "What do people eat?"},
+        {"item": "jp-0", "probe": "RC", "prompt": "What do people eat?"},
+        {"item": "jp-1", "probe": "RC", "prompt": "What do people eat?"},
+    )
+    left = of_items(found, ITEMS[:1], ITEMS)
+    assert [before.id for before, _ in left["RC"]] == ["elsewhere", "jp-0"]
+    assert found["RC"][0][0] == own
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"item": "jp-9"}, r"item 'jp-9' is not among the 2 items; did you mean 'jp-[01]'\?"),
+        ({"probe": "XX"}, "probe must be one of CC, RC, CL, RP, got 'XX'"),
+        ({"prompt": None}, "prompt and responses are the item's: expected at least one that differs"),
+        ({"prompt": ITEMS[0].prompt}, "prompt and responses are the item's: expected at least one that differs"),
+        ({"responses": ["a", "b"]}, "expected the item's 3 responses in its order, got 2"),
+        ({"responses": ["a", "b", "b"]}, "responses must be distinct: numbers 1 and 2"),
+        ({"responses": ["a", " ", "b"]}, r"responses\[1\] must be a non-blank string"),
+        ({"probe": "CL"}, "a CL edit changes the language of the responses: it needs responses"),
+        ({"probe": "CL", "responses": ["a", "b", "c"], "language": "Xish"}, "language 'Xish': expected an English"),
+        ({"text": "x"}, "unknown text; fields: item, probe, prompt"),
+        ({"item": {"id": "x"}}, "item: missing best, culture"),
+        ({"item": 3}, "item must be a non-blank string, got 3"),
+    ],
+)
+def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    good = {"item": "jp-0", "probe": "RC", "prompt": "What do people eat?"}
+    with pytest.raises(DataError, match=rf"^[^\n]*edits\.jsonl:2: {message}"):
+        read(tmp_path, good | {"item": "jp-1"}, good | row)
+
+
+def test_two_edits_of_a_kind_and_many_faults_are_named(tmp_path: Path) -> None:
+    row = {"item": "jp-0", "probe": "RC", "prompt": "What do people eat?"}
+    with pytest.raises(DataError, match=r":2: item 'jp-0' has a RC edit already, in .*edits\.jsonl:1"):
+        read(tmp_path, row, row)
+    with pytest.raises(DataError, match=r"and 2 more faults"):
+        read(tmp_path, *[row | {"item": f"no-{number}"} for number in range(12)])

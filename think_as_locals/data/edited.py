@@ -1,0 +1,119 @@
+"""Edited pairs of a file (`eval.probes=FILE`): items before and after one edit, which people or a model made.
+
+A row names the item (`item`: the id of one that is evaluated, or an item of its own with the fields of `Item`), the
+`probe` (CC, RC, CL or RP) and what the edit changed: the `prompt`, the `responses` in the item's own order, or both.
+Whatever a row leaves out is the item's; an RC edit also takes the item's culture away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, get_args
+
+from think_as_locals.config.compose import nearest
+from think_as_locals.data.edits import Edit, Edits, Pair
+from think_as_locals.data.fields import Language, Prompt, Responses, RowModel, check_text, field, shown
+from think_as_locals.data.rows import Defect, Fault, Row, read_rows
+from think_as_locals.data.sources import jsonl
+from think_as_locals.types import DataError, Item
+
+_MAX_FAULTS = 10  # that a message names
+
+
+def _check_probe(name: str, value: Any, faults: list[Fault]) -> str:
+    if value not in get_args(Edit):
+        faults.append(
+            Fault(Defect.WRONG_TYPE, f"{name} must be one of {', '.join(get_args(Edit))}, got {shown(value)}")
+        )
+    return str(value)
+
+
+def _check_item(name: str, value: Any, faults: list[Fault]) -> str | dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else check_text(name, value, faults)
+
+
+class EditRow(RowModel):
+    """An edit, as it is in the file."""
+
+    FIELDS: ClassVar = ("item", "probe", "prompt", "responses", "language", "provenance")
+    EXACT: ClassVar = True
+
+    item: Annotated[str | dict[str, Any], field(_check_item, "")]
+    probe: Annotated[str, field(_check_probe, "")]
+    prompt: Prompt | None = None
+    responses: Responses | None = None
+    language: Language | None = None  # of the responses, where CL changed it
+    provenance: Any = None  # who or what made the edit; not read
+
+
+def read_edits(path: Path, items: Sequence[Item]) -> Edits:
+    """Return the edited pairs of a file by probe, in the order of its rows; `items` are those that ids refer to.
+
+    Raises:
+        DataError: rows that cannot be used, each with file and line; or none at all.
+    """
+    by_id = {item.id: item for item in items}
+    found: dict[Edit, list[Pair]] = {edit: [] for edit in get_args(Edit)}
+    places: dict[tuple[str, str], str] = {}
+    faults: list[str] = []
+    for row in read_rows(str(path)):
+        fields = EditRow.read(row)
+        before = _item(fields, row, by_id)
+        if before is not None and not fields.faults:
+            _check_edit(fields, before)
+            if (earlier := places.setdefault((before.id, fields.probe), row.place)) != row.place:
+                fields.add(Defect.REPEATED_ID, f"item {before.id!r} has a {fields.probe} edit already, in {earlier}")
+        if before is not None and not fields.faults:
+            found[fields.probe].append((before, _edited(fields, before)))  # type: ignore[index]
+        faults += [f"{row.place}: {fault.detail}" for fault in fields.faults]
+    if faults:
+        more = len(faults) - _MAX_FAULTS
+        raise DataError("\n".join(faults[:_MAX_FAULTS] + ([f"and {more} more faults"] if more > 0 else [])))
+    return found
+
+
+def _item(fields: EditRow, row: Row, by_id: Mapping[str, Item]) -> Item | None:
+    """Return the item that a row edits; where there is none, the row has a fault."""
+    if isinstance(fields.item, dict):
+        outcome = jsonl.outcome(replace(row, value=fields.item))
+        for fault in outcome.faults:
+            fields.add(fault.defect, f"item: {fault.detail}")
+        return outcome.items[0] if outcome.items else None
+    if fields.item and fields.item not in by_id:
+        near = nearest(fields.item, list(by_id))
+        fields.add(Defect.UNKNOWN_ITEM, f"item {shown(fields.item)} is not among the {len(by_id):,} items{near}")
+    return by_id.get(fields.item)
+
+
+def _check_edit(fields: EditRow, before: Item) -> None:
+    """Record what makes an edit no edit of its item."""
+    if fields.responses is not None:
+        if len(fields.responses) != len(before.responses):
+            got = f"got {len(fields.responses)}"
+            fields.add(Defect.WRONG_COUNT, f"expected the item's {len(before.responses)} responses in its order, {got}")
+        fields.check_distinct(fields.responses)
+    if fields.probe == "CL" and fields.responses is None:
+        fields.add(Defect.MISSING_FIELD, "a CL edit changes the language of the responses: it needs responses")
+    same = fields.prompt in (None, before.prompt) and fields.responses in (None, before.responses)
+    if same:
+        fields.add(Defect.MISSING_FIELD, "prompt and responses are the item's: expected at least one that differs")
+
+
+def _edited(fields: EditRow, before: Item) -> Item:
+    return replace(
+        before,
+        id=f"{before.id}#{fields.probe}",
+        prompt=fields.prompt or before.prompt,
+        responses=fields.responses or before.responses,
+        language=fields.language or before.language,
+        culture=None if fields.probe == "RC" else before.culture,
+        origins=() if fields.probe == "CC" else before.origins,
+    )
+
+
+def of_items(edits: Edits, items: Iterable[Item], known: Iterable[Item]) -> Edits:
+    """Return the pairs without those of `known` items that are not among `items`."""
+    left_out = {item.id for item in known}.difference(item.id for item in items)
+    return {edit: [pair for pair in of_edit if pair[0].id not in left_out] for edit, of_edit in edits.items()}
