@@ -72,7 +72,7 @@ def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: 
         (["--version"], f"think-as-locals {version('think-as-locals')}\n"),
         (["run"], "required: recipe\n"),
         (["run", "quikstart"], "no such file; did you mean 'quickstart'?"),
-        (["launch", "nofile.yaml"], "nofile.yaml: no such file; recipes that come with it (tal recipes): carb, qui"),
+        (["launch", "nofile.yaml"], "nofile.yaml: no such file; recipes that come with it (tal recipes): ablations, "),
         (["launch", "quickstart", "--config_file", "gpu8_zero4"], "no launch file 'gpu8_zero4'; did you mean 'gpu8_z"),
         (["run", "-m", "quickstart", "seed=1,2", "--dry-run"], "--print-config and --dry-run are for one run"),
         (["run", "quickstart", "--dry", "--no-such"], "unrecognized arguments: --no-such"),
@@ -102,7 +102,7 @@ def test_a_mistyped_command_ends_with_what_was_expected_before_anything_loads(
 def judge(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A judge that writes nonsense, and little of it."""
     folder = tmp_path_factory.mktemp("judge")
-    path = write_language_model(folder, 0, max_position_embeddings=2048)
+    path = write_language_model(folder, 0, max_position_embeddings=4096)
     (folder / "tal_judge.json").write_text(json.dumps({"max_completion_length": 8, "dtype": "float32"}))
     return path
 

@@ -182,7 +182,7 @@ def test_what_is_hydras_own_is_refused_in_a_recipe(tmp_path: Path, text: str) ->
         ("trainer=grop", "did you mean 'grpo'?"),
         (
             "data=nothing",
-            "available: blend, carb, carb_open, care, crisp_rm, culture_cards, globalopinionqa, helpsteer3, include, jsonl",
+            "available: blend, carb, carb_open, care, crisp_rm, culture_cards, globalopinionqa, helpsteer3, include",
         ),
         ("eval=", "available: carb"),
         ("seed=1,2", "several values are for a sweep only (tal run -m); a list is seed=[...]"),

@@ -31,7 +31,7 @@ def longest() -> Longest:
 
 @pytest.fixture
 def server(longest: Longest) -> Iterator[TestClient]:
-    app = create_app(judge_of(longest), settings("limits.text_characters=2000"), KEY)
+    app = create_app(judge_of(longest), settings("limits.text_characters=3000"), KEY)
     with TestClient(app, BASE, raise_server_exceptions=False) as client:
         yield client
 
@@ -108,7 +108,7 @@ def test_the_judge_of_this_package_reads_its_own_server(longest: Longest) -> Non
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "x<|end|>"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x" * 2001}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x" * 3001}]}, "messages[0].content"),
         ({"content": "{"}, "messages[0].content"),
         ({"content": {**ITEM, "responses": ["one"]}}, "messages[0].content.responses"),
         ({"content": {"prompt": "?", "responses": ["a", "b"]}}, "messages[0].content.culture"),

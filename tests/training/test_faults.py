@@ -78,8 +78,8 @@ def test_a_fault_on_one_rank_neither_hangs_nor_kills_the_other_until_it_is_too_m
     done = launch(warm_python, command("torchrun"), "--nproc_per_node", "2", script, str(tmp_path), timeout=300)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
-    assert first.pop("pairs") == [{"correctness": [1, -1], "consistency": [1, 0]}, 0.5]
-    assert second.pop("pairs") == [{"correctness": [1, 1], "consistency": [1, 0]}, 0.5]
+    assert first.pop("pairs") == [{"correctness": [1, -1], "consistency": [1, 0], "structure": [1, 1]}, 0.5]
+    assert second.pop("pairs") == [{"correctness": [1, 1], "consistency": [1, 0], "structure": [1, 1]}, 0.5]
     assert first == second
     assert first["few"] == [2.0, 0.0]
     failed = "step 1: on rank 1 the rewards of more than 10.0% of the last 20 rollouts failed"
