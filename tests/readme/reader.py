@@ -97,7 +97,9 @@ _THINGS: dict[str, Callable[[Reader, Path, str], object]] = {
     "own_rewards.py": lambda _, path, __: path.write_text(OWN_REWARDS, encoding="utf-8"),
     "OWNER/MODEL": lambda _, path, __: write_classifier(path),
     "owner/judge": lambda reader, path, _: path.symlink_to(reader.request.getfixturevalue("small_run") / "model"),
-    "runs/NAME": lambda reader, path, text: reader.copy(path, "steered_run" if "--model" in text else "small_run"),
+    "runs/NAME": lambda reader, path, text: reader.copy(
+        path, "steered_run" if "push" in text and "--model" in text else "small_run"
+    ),
     "runs/A": lambda reader, path, _: reader.copy(path, "small_run"),
     "runs/B": lambda reader, path, _: reader.copy(path, "small_run"),
     "runs/ANOTHER": lambda reader, path, _: reader.copy(path, "evaluation"),

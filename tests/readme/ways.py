@@ -129,9 +129,11 @@ def _shows(reader: Reader, typed: Command) -> None:
 
 
 def _examines(reader: Reader, typed: Command) -> None:
-    status, output = reader.tal(*reader.words(typed)[1:])
+    words = reader.words(typed)
+    status, output = reader.tal(*words[1:])
     assert status == ("MISSING" in output)
-    assert {"versions", "GPU", "disk", "ports", "credentials", "memory"} <= set(output.split())
+    last = "format" if "--model" in words else "memory"
+    assert {"versions", "GPU", "disk", "ports", "credentials", last} <= set(output.split())
 
 
 def _starts_a_folder(reader: Reader, typed: Command) -> None:
