@@ -12,7 +12,11 @@ launcher=$! waiting=1 signals=0
 # shellcheck disable=SC2086,SC2329 # several words; the traps call it
 stop() {
     waiting=1 signals=$((signals + 1)) last=$1 workers=$(cat /proc/$launcher/task/*/children)
-    kill -USR1 ${workers:-$launcher}
+    if [ -n "$workers" ]; then
+        kill -USR1 $workers
+    else
+        kill -TERM "$launcher"
+    fi
 }
 trap 'stop 1' HUP
 trap 'stop 2' INT

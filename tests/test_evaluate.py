@@ -205,7 +205,7 @@ def test_an_evaluation_runs_in_one_process(tal: Tal, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     done = tal("run", "recipes/carb.yaml")
-    assert (done.status, "an evaluation runs in one process, got 2" in done.err) == (2, True)
+    assert (done.status, "carb runs in one process, got 2" in done.err) == (2, True)
 
 
 def test_a_reward_model_that_is_nowhere_is_refused_before_a_folder_is_made(tmp_path: Path, tal: Tal) -> None:

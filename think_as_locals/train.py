@@ -121,9 +121,8 @@ def cold_start(
     adapter = folder.cold_start.adapter if trains_adapter(config, sft) else None
     write = partial(save_model, trainer, model, config.model, adapter, kind=AutoModelForCausalLM)
     save_model_atomically(write, partial(write_beside, config, hashes), folder.cold_start.model)
-    accelerator = trainer.accelerator
-    del trainer  # with its model, before GRPO loads its own
-    accelerator.free_memory()
+    trainer.accelerator.free_memory()
+    del trainer, write  # with the model, before GRPO loads its own
     clear_device_cache(garbage_collection=True)  # the trainer and its callbacks, which reference one another
 
 

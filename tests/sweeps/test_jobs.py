@@ -70,7 +70,7 @@ def test_a_frozen_recipe_gives_the_same_configuration_and_can_be_launched(tmp_pa
         path = freeze(job, tmp_path)
         assert path == tmp_path / "jobs" / job.name / "quickstart.yaml"
         frozen = load_recipe(path)
-        assert frozen.run.model_dump() == {"name": job.name, "dir": str(tmp_path), "resume": "auto"}
+        assert frozen.run.model_dump() == {"name": job.name, "dir": str(tmp_path), "resume": "auto", "launch": None}
         assert frozen.model_copy(update={"run": job.config.run}) == job.config
         assert frozen.seed == seed
         compile(path.read_text(), str(path), "exec")
@@ -180,6 +180,7 @@ def save(*_):
     sys.exit(75)
 
 signal.signal(signal.SIGUSR1, save)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
 Path(__file__).with_name("started").touch()
 time.sleep(300)
 """

@@ -18,9 +18,8 @@ def on_signals(receive: Callable[[int], None], numbers: Iterable[signal.Signals]
     """Call a function with each of these signals, except those that this process ignores (nohup, a job of a script)."""
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, lambda received, _: receive(received)) for number in heeded}
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, heeded
-    )  # launch/node.sh blocks one in the launcher, for its children too
+    # launch/node.sh blocks SIGUSR1 in the launcher, and so in its children.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded)
     try:
         yield
     finally:
