@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from think_as_locals.reward_models.scratch import train_tokenizer
-from think_as_locals.training.shared_prefix import SharedPrefixTrainer, micro_batches
+from think_as_locals.training.shared_prefix import SharedPrefixTrainer, _float32, micro_batches
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
 G = 4
@@ -275,6 +275,59 @@ def test_half_precision_passes_the_first_comparison(make: Make, autocast: bool, 
     _, gradient = loss_and_gradient(trainer, batch())
     assert trainer.unshared_reason is None
     assert torch.cosine_similarity(gradient.float(), expected.float(), dim=0) > 0.98
+
+
+def log_probs(trainer: SharedPrefixTrainer) -> Tensor:
+    rows = batch()
+    ids, mask = (torch.cat([rows[f"prompt_{name}"], rows[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+    with torch.no_grad():
+        return GRPOTrainer._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, 6)[0]
+
+
+@pytest.mark.parametrize(("autocast", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_comparison_computes_in_float32_whatever_the_weights(
+    make: Make, autocast: bool, dtype: torch.dtype, lora: bool
+) -> None:
+    trainer = make(bf16=autocast, lora=lora)
+    for parameter in trainer.model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    trainer.model = trainer.accelerator.prepare_model(trainer.model)
+    half, before = log_probs(trainer), {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    with _float32(trainer.accelerator, trainer.model):
+        found = log_probs(trainer)
+    assert torch.equal(log_probs(trainer), half)
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    whole = make(lora=lora)
+    whole.model.load_state_dict(before)
+    expected = log_probs(whole)
+    assert (found - expected).abs().max() < 1e-5
+    assert (half - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("autocast", "dtype"), [(False, torch.bfloat16), (True, torch.float32)])
+def test_in_half_precision_noise_is_no_reason_and_a_small_error_is(
+    make: Make, monkeypatch: pytest.MonkeyPatch, autocast: bool, dtype: torch.dtype
+) -> None:
+    """Logits of an untrained model hardly differ: made ten times as large, bfloat16 moves them by more than .05."""
+    for wrong in (False, True):
+        trainer = make(bf16=autocast)
+        trainer.model.to(dtype)
+        trainer.model.lm_head.weight.data.mul_(10)
+        if wrong:  # positions of branches are off by one
+            rotary = trainer.model.model.rotary_emb
+            monkeypatch.setattr(
+                rotary, "forward", lambda x, ids, f=rotary.forward: f(x, ids + (ids.diff(prepend=ids[:, :1]) < 0))
+            )
+        rows = batch()
+        ids, mask = (torch.cat([rows[f"prompt_{name}"], rows[f"completion_{name}"]], 1) for name in ("ids", "mask"))
+        with torch.no_grad():
+            shared = trainer._packed_log_probs(trainer.model, ids, mask, 6)[0]
+        apart = (shared - log_probs(trainer))[rows["completion_mask"].bool()].abs().mean()
+        loss_and_gradient(trainer, rows)
+        assert (trainer.unshared_reason is not None) == wrong
+        assert wrong or apart > 5e-2
+    assert "more than 2 times as much" in str(trainer.unshared_reason)
 
 
 def test_completions_that_are_all_masked_leave_the_entropy_bonus_finite(make: Make) -> None:

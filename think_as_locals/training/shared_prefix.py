@@ -14,11 +14,16 @@ On policy, the old log-probabilities by which TRL corrects for vLLM's are those 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
@@ -29,17 +34,28 @@ from think_as_locals.engines.transformers_engine import generate, padded
 
 _logger = logging.getLogger(__name__)
 
-# Of log-probabilities between packed and separate rows: the largest difference; in half precision, the mean.
+# The largest difference of log-probabilities between packed and separate rows ...
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
-_HALF_PRECISION_TOLERANCE = 5e-2
+# ... in half precision, where the shape of a batch alone moves them (7B: .04 nats), how much further packed rows may be
+# from float32 than separate ones are, in the mean.
+_FURTHER = 2.0
+_NEGLIGIBLE = 1e-6  # nats
+
+_HALF = (torch.bfloat16, torch.float16)
+_PROMOTED = {  # functions of which float32 activations need float32 weights
+    *(nn.functional.embedding, nn.functional.linear, nn.functional.layer_norm, nn.functional.rms_norm),
+    *(nn.functional.scaled_dot_product_attention, nn.functional.conv1d),
+    *(torch.matmul, torch.bmm, torch.addmm, Tensor.matmul, Tensor.__matmul__),
+}
 
 
 class SharedPrefixTrainer(GRPOTrainer):
     """TRL's GRPOTrainer with packed groups; takes the same arguments. Prefix grouping: arXiv 2506.05433.
 
-    Where a model or setting is not supported, or the first group's log-probabilities differ from TRL's own, it computes
-    as TRL does; `unshared_reason` then tells why. With `scores_rubrics`, rubrics are scored by the policy between
-    sampling and loss; off policy, that pass also gives `add_old_log_probs` the rollouts' old log-probabilities.
+    Where a model or setting is not supported, or the first group's log-probabilities differ from TRL's own (in half
+    precision: are more than twice as far from float32's as TRL's own are), it computes as TRL does; `unshared_reason`
+    then tells why. With `scores_rubrics`, rubrics are scored by the policy between sampling and loss; off policy, that
+    pass also gives `add_old_log_probs` the rollouts' old log-probabilities.
     """
 
     _buffered_inputs: list[dict[str, Any]] | None
@@ -142,8 +158,7 @@ class SharedPrefixTrainer(GRPOTrainer):
             first = slice(0, min(len(input_ids), self.num_generations))
             rows = (input_ids[first], attention_mask[first], logits_to_keep)
             with torch.no_grad():
-                expected = trls(model, *rows, batch_size, compute_entropy, compute_aux_loss, **images)[0]
-            self._check(model, rows, expected)
+                self._check(model, rows, lambda: trls(model, *rows, batch_size, compute_entropy, **images)[0])
         if self.unshared_reason is not None:
             options = (batch_size, compute_entropy, compute_aux_loss)
             logps, entropies, aux_loss = trls(model, input_ids, attention_mask, logits_to_keep, *options, **images)
@@ -187,22 +202,35 @@ class SharedPrefixTrainer(GRPOTrainer):
         # TRL logs the mean entropy: rows without a pass take that of the others; NaN, above, is left out of its log.
         return logps, entropy.mean().detach().expand(shape).index_put(at, entropy)
 
-    def _check(self, model: nn.Module, rows: tuple[Tensor, Tensor, int], expected: Tensor) -> None:
-        """Compare the first group with TRL's own path, on all ranks; where they differ, share no prefixes."""
+    def _check(self, model: nn.Module, rows: tuple[Tensor, Tensor, int], separate: Callable[[], Tensor]) -> None:
+        """Compare the first group with TRL's own path, on all ranks; where sharing makes it worse, stop sharing."""
         gradient_rows, self._gradient_rows = self._gradient_rows, None
-        with torch.no_grad():
-            got, _ = self._packed_log_probs(model, *rows)
+        got, _ = self._packed_log_probs(model, *rows)
         self._gradient_rows = gradient_rows
         _, mask, num_labels = rows
-        difference = (got - expected)[mask[:, -num_labels:].bool()].abs().float()
+        scored, expected = mask[:, -num_labels:].bool(), separate()
         full_precision = self.accelerator.mixed_precision == "no"
         exact = _TOLERANCE.get(next(model.parameters()).dtype) if full_precision else None
-        compared = difference.numel()
-        size = (difference.mean() if exact is None else difference.max()) if compared else difference.new_zeros(())
-        found = self.accelerator.gather(torch.stack([size, size.new_tensor(compared)])[None])
-        worst, self._checked = float(found[:, 0].max()), bool(found[:, 1].any())
-        if not worst <= (exact or _HALF_PRECISION_TOLERANCE):
-            self._stop_sharing(f"log-probabilities differ by {worst:.1e} from those of separate rows")
+        if exact is None:
+            with _float32(self.accelerator, model):
+                true = separate()
+            errors = [(values - true)[scored].abs().float().sum() for values in (got, expected)]
+        else:
+            difference = (got - expected)[scored].abs().float()
+            errors = [difference.max() if difference.numel() else difference.sum()]
+        found = self.accelerator.gather(torch.stack([*errors, scored.sum().float()])[None])
+        count = float(found[:, -1].sum())
+        self._checked = count > 0
+        if exact is not None:
+            if not (worst := float(found[:, 0].max())) <= exact:
+                self._stop_sharing(f"log-probabilities differ by {worst:.1e} from those of separate rows")
+            return
+        ours, theirs = (float(total) / max(count, 1) for total in found[:, :2].sum(0))
+        if not ours <= _FURTHER * theirs + _NEGLIGIBLE:
+            self._stop_sharing(
+                f"log-probabilities differ by {ours:.1e} from float32's in the mean, those of separate rows by "
+                f"{theirs:.1e}: more than {_FURTHER:g} times as much"
+            )
 
     def _stop_sharing(self, reason: str) -> None:
         self.unshared_reason = reason
@@ -265,6 +293,41 @@ class SharedPrefixTrainer(GRPOTrainer):
             ("importance_sampling_ratio/max", weights.max(), nanmax),
         ):
             metrics[f"sampling/{name}"].append(over_ranks(gather(value.reshape(1))).item())
+
+
+@contextmanager
+def _float32(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
+    """Have a model compute in float32, whatever its weights are and however they are sharded; none is changed."""
+    bare = accelerator.unwrap_model(model)
+    autocast, plain = bare.__dict__.get("forward"), bare.__dict__.get("_original_forward")
+    accelerator.autocast = nullcontext
+    if plain is not None:
+        bare.forward = plain
+    try:
+        with torch.autocast(accelerator.device.type, enabled=False), _Promoting():
+            yield
+    finally:
+        del accelerator.autocast
+        if plain is not None:
+            bare.forward = autocast
+
+
+class _Promoting(TorchFunctionMode):
+    """Gives functions of weights float32 copies of what is in half precision, one function at a time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _PROMOTED:
+            args, kwargs = tree_map_only(Tensor, _promoted, (args, kwargs))
+        elif func is Tensor.to and any(
+            wanted is half for wanted in (*args[1:2], kwargs.get("dtype")) for half in _HALF
+        ):
+            return args[0]  # PEFT rounds activations to the type of an adapter
+        return func(*args, **kwargs)
+
+
+def _promoted(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in _HALF else tensor
 
 
 def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
