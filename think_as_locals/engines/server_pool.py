@@ -102,7 +102,7 @@ def share(prompts: Sequence[list[int]], count: int, max_tokens: int) -> list[lis
 
     Example:
         >>> share([[1], [2, 2, 2], [3, 3], [3, 3]], 2, max_tokens=1)
-        [[2, 3], [1, 0]]
+        [[1, 0], [2, 3]]
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for place, prompt in enumerate(prompts):
