@@ -107,15 +107,16 @@ def silent() -> Iterator[tuple[str, threading.Event]]:
 
 def raising(errors: Mapping[str, BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let classifiers raise in their second batch."""
-    scores, batches = ScalarRM._scores, list[str]()
+    scored, batches = ScalarRM._scored_batches, list[str]()
 
-    def raises(self: ScalarRM, rows: Sequence[Any]) -> torch.Tensor:
-        batches.append(name := Path(self.path).name)
-        if name in errors and batches.count(name) > 1:
-            raise errors[name]
-        return scores(self, rows)
+    def raises(self: ScalarRM, requests: Sequence[Any], rows: Sequence[Any]) -> Iterator[Any]:
+        for batch in scored(self, requests, rows):
+            batches.append(name := Path(self.path).name)
+            if name in errors and batches.count(name) > 1:
+                raise errors[name]
+            yield batch
 
-    monkeypatch.setattr(ScalarRM, "_scores", raises)
+    monkeypatch.setattr(ScalarRM, "_scored_batches", raises)
 
 
 def test_reward_models_that_fail_leave_the_others_on_the_leaderboard_and_are_tried_again(

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from think_as_locals.config.checks import Config, load_config
-from think_as_locals.config.compose import recipes
+from think_as_locals.config.checks import Config, validate
+from think_as_locals.config.compose import compose_recipe, recipes
 from think_as_locals.config.schema import (
     ClassifierSection,
     DemonstrationConfig,
@@ -67,7 +67,10 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
 
 def _runs_here(recipe: Path, kind: type[Config | ServeConfig]) -> bool:
     try:
-        config = load_config(recipe)
+        values = compose_recipe(recipe)
+        if values.get("model", {}).get("requires_gpu") and gpu_fault():
+            return False  # before its settings are checked, for which TRL may have to be imported
+        config = validate(values)
         return isinstance(config, kind) and not missing_for(config)
     except ConfigError:
         return False
