@@ -194,6 +194,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return splits if split is None else splits[split]
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    monkeypatch.setattr("think_as_locals.data.rows._unreachable", lambda *_: None)
     return calls
 
 
@@ -215,6 +216,19 @@ def test_a_hub_id_names_revision_config_and_split_and_one_that_cannot_be_loaded_
     assert rows[-1].value == VALUES[2]
     with pytest.raises(DataError, match=r"owner/other: no such file, and .* Hub .*ConnectionError: offline"):
         list(read_rows("owner/other"))
+
+
+def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """datasets would retry five times, for 23 s."""
+    from datasets import config
+
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: pytest.fail("it waits to retry"))
+    with pytest.raises(DataError, match=r"owner/set: no such file, and the Hub .* cannot be reached: .*refused"):
+        list(read_rows("owner/set"))
+    assert config.HF_HUB_OFFLINE is False
 
 
 def test_a_folder_of_that_name_goes_before_the_hub(

@@ -368,6 +368,7 @@ def test_the_plot_is_well_formed_holds_every_name_and_escapes_it() -> None:
     assert "n = 13" in text
     assert "a\ufffd\ufffd\ufffdb" in text
     assert "<script" not in drawn
+    assert "prefers-color-scheme: dark" in drawn
     check_texts(drawn)
     # A better result stands higher and further to the right.
     best, worst = points[5].attrib, points[7].attrib

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
 
 _SHOWN = 500  # characters of a message about a row
+_HUB_TIMEOUT = 5.0  # seconds
 _MAX_LINE = 64 * 1024**2  # bytes of one row in a file of lines
 _MAX_EXPANSION = 200  # times the size of a compressed file; texts have 3 to 20, gzip reaches 1,000
 _MIN_EXPANSION = 64 * 1024**2  # bytes that a compressed file may always hold
@@ -419,18 +420,36 @@ def _saved_rows(folder: Path) -> Iterator[Row]:
 
 def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, split: str | None) -> Iterator[Row]:  # noqa: A002
     try:
-        from datasets import DatasetDict, load_dataset
+        import datasets
     except ImportError as error:
         raise PreflightError(_NOT_INSTALLED.format(path, "datasets")) from error
+    reason, offline = _unreachable(id, revision), datasets.config.HF_HUB_OFFLINE
     try:
-        loaded = load_dataset(id, config, split=split, revision=revision)
+        # It would retry for 23 s before it looks for what was downloaded earlier.
+        datasets.config.HF_HUB_OFFLINE = offline or reason is not None
+        loaded = datasets.load_dataset(id, config, split=split, revision=revision)
     except Exception as error:  # anything that a download can fail with
-        raise DataError(
-            f"{path}: no such file, and as a data set of the Hub (owner/name[@revision][:config[:split]]) it cannot be "
-            f"loaded: {type(error).__name__}: {error}"
-        ) from error
-    for name, rows in (loaded if isinstance(loaded, DatasetDict) else {split: loaded}).items():
+        hub, failure = "the Hub (owner/name[@revision][:config[:split]])", f"{type(error).__name__}: {error}"
+        loading = f"{hub} cannot be reached: {reason}" if reason else f"as a data set of {hub} it fails: {failure}"
+        raise DataError(f"{path}: no such file, and {loading}") from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
+    for name, rows in (loaded if isinstance(loaded, datasets.DatasetDict) else {split: loaded}).items():
         yield from _value_rows(f"{id}:{name}", rows)
+
+
+def _unreachable(id: str, revision: str | None) -> str | None:  # noqa: A002
+    """Return why the Hub does not answer, by one request; `None` where `datasets` is to say what is wrong."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
+
+    try:
+        HfApi().dataset_info(id, revision=revision, timeout=_HUB_TIMEOUT)
+    except (HfHubHTTPError, ValueError):
+        return None
+    except (HTTPError, OSError) as error:
+        return str(error) or type(error).__name__
+    return None
 
 
 def _value_rows(file: str, values: Iterable[Any]) -> Iterator[Row]:
