@@ -303,6 +303,25 @@ def test_what_libraries_deprecate_in_one_another_is_shown_with_verbose_alone(
         assert len(given) == shown
 
 
+def test_processes_that_vllm_spawns_are_as_quiet(tmp_path: Path) -> None:
+    (tmp_path / "tal.py").write_text(
+        "import logging, multiprocessing, warnings\n"
+        "from think_as_locals.cli import main\n"
+        "def log():\n"
+        "    logging.getLogger('vllm.triton_utils').warning('Disabling Triton.')\n"
+        "    warnings.warn('`torch.distributed.reduce_op` is deprecated', FutureWarning)\n"
+        "    logging.getLogger('vllm').error('gone')\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=log)\n"
+        "    process.start()\n"
+        "    process.join()\n"
+    )
+    for level, lines in (("normal", 1), ("verbose", 4)):  # a warning has a line of code below it
+        done = launch(sys.executable, str(tmp_path / "tal.py"), TAL_OUTPUT=level)
+        assert len(done.stderr.splitlines()) == lines, done.stderr
+        assert done.stderr.endswith("gone\n")
+
+
 def test_output_that_is_no_terminal_or_has_no_color_has_no_escape_codes(tmp_path: Path) -> None:
     words = [command("tal"), "recipes"]
     assert "\x1b" not in launch(*words).stdout

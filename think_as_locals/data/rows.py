@@ -429,9 +429,11 @@ def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, s
         datasets.config.HF_HUB_OFFLINE = offline or reason is not None
         loaded = datasets.load_dataset(id, config, split=split, revision=revision)
     except Exception as error:  # anything that a download can fail with
-        hub, failure = "the Hub (owner/name[@revision][:config[:split]])", f"{type(error).__name__}: {error}"
-        loading = f"{hub} cannot be reached: {reason}" if reason else f"as a data set of {hub} it fails: {failure}"
-        raise DataError(f"{path}: no such file, and {loading}") from error
+        unreachable = f"it cannot be reached ({reason}); give a local file, or load it once with a network: it is kept"
+        raise DataError(
+            f"{path}: no such file, and not loaded from the Hub (owner/name[@revision][:config[:split]]): "
+            + (unreachable if reason else f"{type(error).__name__}: {error}")
+        ) from error
     finally:
         datasets.config.HF_HUB_OFFLINE = offline
     for name, rows in (loaded if isinstance(loaded, datasets.DatasetDict) else {split: loaded}).items():
