@@ -176,6 +176,14 @@ def test_a_row_with_more_cells_than_columns_has_a_fault_and_loses_none(tmp_path:
     assert json.loads(bad.text) == ["p", "a", "b"]
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_csv_is_read_with_the_delimiter_between_the_names_of_its_columns(tmp_path: Path, delimiter: str) -> None:
+    lines = (("prompt", "chosen", "rejected"), ('"Hello, you;\tthere?"', "Yes", ""))
+    (tmp_path / "r.csv").write_text("".join(delimiter.join(cells) + "\r\n" for cells in lines))
+    (row,) = read_rows(str(tmp_path / "r.csv"))
+    assert row.value == {"prompt": "Hello, you;\tthere?", "chosen": "Yes", "rejected": None}
+
+
 # --- the Hub: what is not on this machine is the one thing that a test stands in for ---
 
 

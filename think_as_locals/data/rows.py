@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -248,9 +248,8 @@ def warn_unread(folder: Path, files: Iterable[Path], expected: str) -> None:
 
 
 def _file_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[Row]:
-    tabs = partial(_csv, delimiter="\t")
-    readers: dict[str, Callable[[Path], Iterator[Row]]] = {".json": _json, ".parquet": _parquet, ".csv": _csv}
-    readers |= {".tsv": tabs, **dict.fromkeys(_LINES, _jsonl)}
+    readers: dict[str, Callable[[Path], Iterator[Row]]] = {".json": _json, ".parquet": _parquet}
+    readers |= {**dict.fromkeys((".csv", ".tsv"), _csv), **dict.fromkeys(_LINES, _jsonl)}
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in readers and path.is_file():
         raise DataError(f"{path}: rows are not read from {suffix} files; expected one of {', '.join(SUFFIXES)}")
@@ -267,7 +266,7 @@ def _file_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[Row]:
         reason = error.strerror or error
         raise DataError(f"{path}: cannot be read ({reason}); expected a file of rows, or a Hub id") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8: {error}") from error
+        raise DataError(f"{path}: not UTF-8: {error}; save it as UTF-8 (Excel: CSV UTF-8)") from error
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -356,10 +355,14 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: not a parquet file that can be read: {error}") from error
 
 
-def _csv(path: Path, delimiter: str = ",") -> Iterator[Row]:
+def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # the default is too short for long responses
     with _open(path) as file:
-        lines = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        head = text.readline()
+        # Between the names of columns, where Excel writes what the country has for a list separator.
+        delimiter = max(",", ";", "\t", key=head.count)
+        lines = csv.reader(chain([head], text), delimiter=delimiter, strict=True)
         try:
             names = next(lines, [])
             _check_columns(path, names)
