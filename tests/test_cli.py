@@ -383,6 +383,13 @@ def test_a_dry_run_reads_the_data_and_makes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_plan_is_json_too(tal: Tal) -> None:
+    words = ["carb", "data=quickstart_cards", "data.languages=[en]", "eval.items=test"]
+    assert ["evaluates", "constant"] in json.loads(tal("run", *words, "--dry-run", "--json").out)["plan"]
+    done = tal("run", *words, "--print-config", "--json")
+    assert (done.status, "--print-config prints YAML" in done.err) == (2, True)
+
+
 def test_no_control_character_of_a_name_reaches_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
