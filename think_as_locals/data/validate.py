@@ -23,7 +23,6 @@ from think_as_locals.data.languages import other_language
 from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
 from think_as_locals.data.selection import choose
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, row_outcomes
-from think_as_locals.runtime.output import progress_console
 from think_as_locals.types import DataError, Item
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ def _counted(data: DataSection, seed: int, tally: Tally, aside: TextIO | None) -
     """Yield what becomes of every row, count it, and write rows that cannot be imported to `aside`."""
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
     check_settings(data)
-    console = progress_console()
+    console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         for outcome in progress.track(examine(mark_repeats(row_outcomes(data, seed))), description=""):
             tally.add(outcome)
