@@ -162,6 +162,20 @@ def test_rows_need_no_more_than_prompt_responses_and_a_culture(tal: Tal, judge: 
     assert (done.status, "mine.jsonl:1: missing culture; fields: " in done.err) == (2, True)
 
 
+def test_rows_to_train_on_can_be_judged(tal: Tal, judge: str, tmp_path: Path) -> None:
+    pairs = "prompt,chosen,rejected,country\nGreeting?,A wai.,A bow.,Thailand\nFarewell?,A wai.,A kiss.,\n"
+    (tmp_path / "pairs.csv").write_text(pairs)
+    lines = tal("judge", judge, str(tmp_path / "pairs.csv"), "--culture", "JP").out.splitlines()
+    assert [line for line in lines if line in ("Thailand", "Japan")] == ["Thailand", "Japan"]
+
+
+def test_rows_come_through_a_pipe(tal: Tal, judge: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    row = json.dumps({"prompt": "Greeting?", "responses": ["A bow.", "A wai."], "culture": None})
+    with subprocess.Popen(["sh", "-c", f"echo '{row}' > {tmp_path}/pipe"]):
+        assert len(records(tal, judge, str(tmp_path / "pipe"))) == 1
+
+
 def test_a_wrong_code_of_a_culture_is_named_with_the_right_one(tal: Tal, judge: str) -> None:
     for given, meant in (("UK", "GB"), ("th", "TH"), ("Thialand", "TH")):
         done = tal("judge", judge, *ONE, "--culture", given)
