@@ -202,7 +202,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return splits if split is None else splits[split]
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    monkeypatch.setattr("think_as_locals.data.rows._unreachable", lambda *_: None)
+    monkeypatch.setattr("think_as_locals.data.rows.unreachable", lambda: None)
     return calls
 
 

@@ -23,13 +23,13 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from think_as_locals.runtime.hub import unreachable
 from think_as_locals.types import DataError, DataWarning, Item, PreflightError
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
 
 _SHOWN = 500  # characters of a message about a row
-_HUB_TIMEOUT = 5.0  # seconds
 _MAX_LINE = 64 * 1024**2  # bytes of one row in a file of lines
 _MAX_EXPANSION = 200  # times the size of a compressed file; texts have 3 to 20, gzip reaches 1,000
 _MIN_EXPANSION = 64 * 1024**2  # bytes that a compressed file may always hold
@@ -426,35 +426,21 @@ def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, s
         import datasets
     except ImportError as error:
         raise PreflightError(_NOT_INSTALLED.format(path, "datasets")) from error
-    reason, offline = _unreachable(id, revision), datasets.config.HF_HUB_OFFLINE
+    reason, offline = unreachable(), datasets.config.HF_HUB_OFFLINE
     try:
         # It would retry for 23 s before it looks for what was downloaded earlier.
         datasets.config.HF_HUB_OFFLINE = offline or reason is not None
         loaded = datasets.load_dataset(id, config, split=split, revision=revision)
     except Exception as error:  # anything that a download can fail with
-        unreachable = f"it cannot be reached ({reason}); give a local file, or load it once with a network: it is kept"
+        remedy = f"it cannot be reached ({reason}); give a local file, or load it once with a network: it is kept"
         raise DataError(
             f"{path}: no such file, and not loaded from the Hub (owner/name[@revision][:config[:split]]): "
-            + (unreachable if reason else f"{type(error).__name__}: {error}")
+            + (remedy if reason else f"{type(error).__name__}: {error}")
         ) from error
     finally:
         datasets.config.HF_HUB_OFFLINE = offline
     for name, rows in (loaded if isinstance(loaded, datasets.DatasetDict) else {split: loaded}).items():
         yield from _value_rows(f"{id}:{name}", rows)
-
-
-def _unreachable(id: str, revision: str | None) -> str | None:  # noqa: A002
-    """Return why the Hub does not answer, by one request; `None` where `datasets` is to say what is wrong."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
-
-    try:
-        HfApi().dataset_info(id, revision=revision, timeout=_HUB_TIMEOUT)
-    except (HfHubHTTPError, ValueError):
-        return None
-    except (HTTPError, OSError) as error:
-        return str(error) or type(error).__name__
-    return None
 
 
 def _value_rows(file: str, values: Iterable[Any]) -> Iterator[Row]:
