@@ -315,7 +315,8 @@ class _Prompts:
         return known, np.maximum(of_measured, of_training)
 
     def _of_number(self, number: int) -> _Shingles:
-        return self._flat[self._ends[number - 1] if number else 0 : self._ends[number]]
+        found: _Shingles = self._flat[self._ends[number - 1] if number else 0 : self._ends[number]]
+        return found
 
     def _of(self, prompt: str) -> _Shingles:
         found = self._measured.get(prompt)
