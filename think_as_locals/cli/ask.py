@@ -43,5 +43,4 @@ def _run(name: str, arguments: Namespace) -> None:
         return
     with redirect_stdout(io.StringIO()):
         run = start(recipe, overrides)
-    summary = run.demonstrations_yield if name == "demonstrate" else run.candidates_summary
-    sys.stdout.write(summary.read_text(encoding="utf-8"))
+    sys.stdout.write(run.findings.read_text(encoding="utf-8"))

@@ -143,7 +143,8 @@ def _counted(data: DataSection, seed: int, tally: Tally, aside: TextIO | None) -
     """Yield what becomes of every row, count it, and write rows that cannot be imported to `aside`."""
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
     check_settings(data)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         for outcome in progress.track(examine(mark_repeats(row_outcomes(data, seed))), description=""):
             tally.add(outcome)
             if aside and not outcome.imported:

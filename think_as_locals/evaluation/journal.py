@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from think_as_locals.reward_models.reward_model import (
     why_too_long,
 )
 from think_as_locals.runtime.files import naming
+from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.types import ConfigError, DataError, Item, TooLong
 
 Key = Callable[[Request], str]
@@ -65,48 +67,36 @@ class Journal:
     """An append-only file of answers, for a `with` statement; requests with the same key have one answer.
 
     The first line identifies the model, each other one holds a request's key and its answer. Half a line, which
-    a killed process leaves, is cut off and its request asked again.
+    a killed process leaves, is cut off and its request asked again. Of several processes each writes a file of its
+    own, and all read all of them.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any], key: Key = by_request) -> None:
-        self._path = path
+    def __init__(self, path: Path, identity: dict[str, Any], key: Key = by_request, peers: Peers = ALONE) -> None:
+        parts = path.with_suffix(".parts")
+        self._path = path if peers.is_main else parts / f"{peers.rank}.jsonl"
         self._key = key
         self._answers: dict[bytes, bytes] = {}  # JSON, by digest: a third of the memory of dictionaries and hex
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
-        number = 0
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("ab", buffering=0)
+        os.truncate(self._path, whole := self._path.read_bytes().rfind(b"\n") + 1)
+        if not whole:
+            self._write(_encoded({"identity": identity}))
+        for file in (path, *sorted(parts.glob("*.jsonl"))):
+            self._load(file, identity)
+
+    def _load(self, path: Path, identity: dict[str, Any]) -> None:
+        """Add the answers of a file; half a line at its end is another process's, which writes it."""
+        if not path.exists():
+            return
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
-                    os.truncate(path, path.stat().st_size - len(line))
-                    number -= 1
-                elif number == 1:
-                    self._check_identity(line, identity)
-                else:
-                    digest, answer = self._read(
-                        line, number, lambda row: (bytes.fromhex(row["key"]), {**row["answer"]})
-                    )
-                    self._answers[digest] = _encoded(answer)
-        if not number:
-            self._write(_encoded({"identity": identity}))
-
-    def _check_identity(self, line: bytes, identity: dict[str, Any]) -> None:
-        """Raise an error if the first line is not that of a journal, or of another model's."""
-        then = self._read(line, 1, lambda row: row.get("identity"))
-        if not isinstance(then, dict):
-            raise DataError(f"{self._path}:1: does not identify the model of its answers: move the file away")
-        keys = [key for key in {**then, **identity} if then.get(key) != identity.get(key)]
-        if differing := [f"{key} was {then.get(key)!r}, is {identity.get(key)!r}" for key in keys]:
-            message = f"{self._path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
-            raise ConfigError(message)
-
-    def _read(self, line: bytes, number: int, content: Callable[[dict[str, Any]], Any]) -> Any:
-        """Return the content of a line; a DataError names one that is damaged."""
-        try:
-            return content(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            remedy = "remove this line, and its request is asked again"
-            raise DataError(f"{self._path}:{number}: damaged ({error}): {remedy}") from error
+                    return
+                if number == 1:
+                    _check_identity(path, line, identity)
+                    continue
+                key, answer = _read(path, line, number, lambda row: (bytes.fromhex(row["key"]), {**row["answer"]}))
+                self._answers[key] = _encoded(answer)
 
     def __enter__(self) -> Journal:
         return self
@@ -147,19 +137,46 @@ class Journal:
             while left:  # one call, unless the disk is nearly full: then the next one raises
                 left = left[self._file.write(left) :]
 
+    def share(self, keys: Iterable[bytes], peers: Peers) -> None:
+        """Add the answers that the other processes have got to theirs: all call this."""
+        for answers in peers.exchange({key: self._answers[key] for key in keys}):
+            self._answers |= answers
+
+
+def _check_identity(path: Path, line: bytes, identity: dict[str, Any]) -> None:
+    """Raise an error if the first line is not that of a journal, or of another model's."""
+    then = _read(path, line, 1, lambda row: row.get("identity"))
+    if not isinstance(then, dict):
+        raise DataError(f"{path}:1: does not identify the model of its answers: move the file away")
+    keys = [key for key in {**then, **identity} if then.get(key) != identity.get(key)]
+    if differing := [f"{key} was {then.get(key)!r}, is {identity.get(key)!r}" for key in keys]:
+        message = f"{path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
+        raise ConfigError(message)
+
+
+def _read(path: Path, line: bytes, number: int, content: Callable[[dict[str, Any]], Any]) -> Any:
+    """Return the content of a line; a DataError names one that is damaged."""
+    try:
+        return content(json.loads(line))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        remedy = "remove this line, and its request is asked again"
+        raise DataError(f"{path}:{number}: damaged ({error}): {remedy}") from error
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerCollector:
     """Asks a reward model about items, by way of a journal that survives the process.
 
     Requests are sorted by the model's own key (common prefixes, or similar lengths, side by side), and chunks are cut
-    from all of them, answered or not: neither the order of the data nor a kill changes a bit of an answer.
+    from all of them, answered or not: neither the order of the data nor a kill changes a bit of an answer. Several
+    processes take the chunks in turn, and all have all answers in the end.
     """
 
     rm: RewardModel
     journal: Journal
     advance: Advance
     too_long: TooLong = "error"
+    peers: Peers = ALONE
 
     def predictions(self, items: Sequence[Item]) -> list[ScoredItem]:
         """Return its judgements in the order of items: one for each, or one for each order of its responses."""
@@ -191,11 +208,16 @@ class AnswerCollector:
 
     def collect(self, requests: Sequence[Request]) -> list[bytes]:
         """Ask for the answers that the journal lacks; return the key of each request."""
-        return collect(self.rm, self.journal, self.advance, requests, self.too_long)
+        return collect(self.rm, self.journal, self.advance, requests, self.too_long, self.peers)
 
 
 def collect(
-    asker: Asker, journal: Journal, advance: Advance, requests: Sequence[Request], too_long: TooLong = "error"
+    asker: Asker,
+    journal: Journal,
+    advance: Advance,
+    requests: Sequence[Request],
+    too_long: TooLong = "error",
+    peers: Peers = ALONE,
 ) -> list[bytes]:
     """Ask for the answers to requests that a journal lacks; chunks are as `AnswerCollector` says.
 
@@ -223,14 +245,18 @@ def collect(
 
     if size is None:
         wanted = [key for key in wanted if is_open(key)]
-    step = size or len(wanted) or 1
-    for chunk in (wanted[start : start + step] for start in range(0, len(wanted), step)):
+    step = size or math.ceil(len(wanted) / peers.size) or 1
+    chunks = [wanted[start : start + step] for start in range(0, len(wanted), step)]
+    mine = chunks[peers.rank :: peers.size]
+    for chunk in mine:
         if not any(map(is_open, chunk)):
             continue
         ask_fitting(asker, [by_key[key] for key in chunk], partial(keep, chunk))
         progress.show()
         if missing := [by_key[key].item.id for key in chunk if not journal.has(key)]:
             raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")
+    if peers.size > 1:
+        journal.share(chain.from_iterable(mine), peers)
     return keys
 
 
