@@ -407,7 +407,7 @@ class DemonstrationConfig(Recipe):
 
 
 class PolicySection(Section):
-    """A chat model in this process, whose answers are candidates."""
+    """A chat model in this process, whose answers are candidates or edits."""
 
     kind: Literal["model"]
     path: str
@@ -420,7 +420,7 @@ class PolicySection(Section):
 
 
 class PolicyServerSection(Section):
-    """A chat model behind an OpenAI-compatible server, whose answers are candidates."""
+    """A chat model behind an OpenAI-compatible server, whose answers are candidates or edits."""
 
     kind: Literal["server"]
     url: Url
@@ -432,13 +432,30 @@ class PolicyServerSection(Section):
     fields: dict[str, Any]
 
 
+ChatSection = Annotated[PolicySection | PolicyServerSection, Field(discriminator="kind")]
+
+
+class EditConfig(Recipe):
+    """Edits of items for the probes, by a chat model: conf/edit.yaml."""
+
+    run: RunSection
+    data: DataSection
+    editor: ChatSection
+    items: Literal["train", "validation", "test", "all"]
+    probes: Annotated[list[Literal["CC", "RC", "CL", "RP"]], Field(min_length=1)]
+    language: str
+    tries: PositiveInt
+    temperature: NonNegativeFloat
+    max_completion_length: PositiveInt
+
+
 class SampleSection(Section):
     """Which policy draws candidates, for what, and what says how good they are."""
 
     task: Literal["multiple_choice", "short_answers", "prompts"]
     data: DataSection
     items: Literal["train", "validation", "test", "all"]
-    policy: Annotated[PolicySection | PolicyServerSection, Field(discriminator="kind")]
+    policy: ChatSection
     num_candidates: PositiveInt
     temperature: PositiveFloat
     max_completion_length: PositiveInt

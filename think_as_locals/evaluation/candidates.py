@@ -6,16 +6,14 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from rich.progress import Progress
 
-from think_as_locals.config.schema import PolicyServerSection, RewardModelSection, SampleSection
+from think_as_locals.config.schema import PolicySection, PolicyServerSection, RewardModelSection, SampleSection
 from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.sources.jsonl import new_file
-from think_as_locals.engines import Engine, Sampling
+from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.engines.load import load_engine
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
@@ -24,12 +22,13 @@ from think_as_locals.evaluation.scored import grouped
 from think_as_locals.evaluation.statistics import estimate_mean
 from think_as_locals.evaluation.tables import Cell, Table, figure
 from think_as_locals.evaluation.tasks import Question, quality
+from think_as_locals.evaluation.tries import Sampler, advance
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.load import load_reward_model
-from think_as_locals.reward_models.reward_model import Answer, Keep, Request, identify_weights
+from think_as_locals.reward_models.reward_model import Answer, Request, identify_weights
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import Item, Rollout
+from think_as_locals.types import Item
 
 NO_ANSWER = "(no answer)"
 """In place of a blank candidate, which no reward model could be shown."""
@@ -45,18 +44,16 @@ def draw(section: SampleSection, seed: int, questions: Sequence[Question], folde
     items = [question.item for question in questions]
     requests, answers = [Request(item, ()) for item in items], list[list[Answer]]()
     length, temperature = section.max_completion_length, section.temperature
-    engine, identity, chunk_size = _policy(section)
+    engine, identity, chunk_size = load_policy(section.policy)
     with closing(engine):
         for number in range(section.num_candidates):
             drawn = random.Random(f"{seed}-candidate-{number}").randrange(2**31)
-            sampler = _Sampler(
-                engine, Sampling(max_completion_length=length, temperature=temperature, seed=drawn), chunk_size
-            )
+            sampling = Sampling(max_completion_length=length, temperature=temperature, seed=drawn)
+            sampler = Sampler(engine, sampling, chunk_size, _conversation, lambda request: request.item.prompt)
             asked = {**identity, "max_completion_length": length, "temperature": temperature, "seed": drawn}
-            task = bar.add_task(f"candidate {number + 1} of {section.num_candidates}", total=None)
-            advance = partial(lambda task, more, total: bar.update(task, advance=more, total=total), task)
+            title = f"candidate {number + 1} of {section.num_candidates}"
             with Journal(folder.journal(f"candidate-{number + 1}"), asked) as journal:
-                collect(sampler, journal, advance, requests)
+                collect(sampler, journal, advance(bar, title), requests)
                 answers.append([{**journal[request], "seed": drawn} for request in requests])
     of_questions = list(zip(*answers, strict=True))
     texts = [[answer["text"].strip() or NO_ANSWER for answer in found] for found in of_questions]
@@ -84,9 +81,8 @@ def read_drawn(folder: RunFolder) -> list[Candidates]:
     return read_candidates(folder.candidates)
 
 
-def _policy(section: SampleSection) -> tuple[Engine, dict[str, Any], int | None]:
-    """Load the policy; return what identifies it, and how many requests are sampled together, as well."""
-    policy = section.policy
+def load_policy(policy: PolicySection | PolicyServerSection) -> tuple[Engine, dict[str, Any], int | None]:
+    """Load a chat model; return what identifies it, and how many requests are sampled together, as well."""
     if isinstance(policy, PolicyServerSection):
         engine = ChatServer(**policy.model_dump(exclude={"kind"}))
         return engine, {"url": policy.url, "name": policy.model, "fields": policy.fields}, None
@@ -103,23 +99,8 @@ def _policy(section: SampleSection) -> tuple[Engine, dict[str, Any], int | None]
     return local, {"name": policy.path, **weights, **loaded, "chat_template_kwargs": kwargs}, policy.chunk_size
 
 
-@dataclass(frozen=True, slots=True)
-class _Sampler:
-    """Samples one completion for each prompt, as `collect` asks."""
-
-    engine: Engine
-    sampling: Sampling
-    chunk_size: int | None
-
-    def sort_key(self, request: Request) -> str:
-        return request.item.prompt
-
-    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
-        def deliver(place: int, rollout: Rollout) -> None:
-            keep(place, {"text": rollout.text, "finish_reason": rollout.finish_reason})
-
-        prompts = [[{"role": "user", "content": request.item.prompt}] for request in requests]
-        self.engine.sample(prompts, self.sampling, deliver)
+def _conversation(request: Request) -> Messages:
+    return [{"role": "user", "content": request.item.prompt}]
 
 
 def _qualities(
