@@ -646,6 +646,15 @@ def test_a_key_of_a_section_that_is_off_says_what_turns_it_on(recipe: Path, over
         (["rms.mine.kind=jud"], "rms.mine: got .*each added by rms.NAME=KIND: judge, server"),
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.ordes=3"], "did you mean 'rms.mine.orders'"),
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.prompt=lstwise"], "did you mean 'listwise'"),
+        (
+            ["rms.mine=judge", "rms.mine.path=x", "rms.mine.prompt=rm_r1", "rms.mine.culture=inferred"],
+            "rms.mine.culture: got inferred, but rm_r1 says nothing of culture: set it to hidden",
+        ),
+        (
+            ["rms.mine=judge", "rms.mine.path=x", "rms.mine.prompt=compact", "rms.mine.rubric_language=en"],
+            "rms.mine.rubric_language: got en, but compact asks for none: set it to any",
+        ),
+        (["rms.mine=judge", "rms.mine.path=x", "rms.mine.culture=shown"], "expected 'stated', 'inferred' or 'hidden'"),
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.protocol=pairwise", "rms.mine.orders=3"], "at most 2"),
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.orders=nan"], "rms.mine.orders: got nan"),
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.protocol=pairwise", "eval.candidates=y"], "needs listwise"),

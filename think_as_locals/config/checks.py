@@ -20,6 +20,7 @@ from think_as_locals.config.schema import (
     JudgeSection,
     MixSection,
     ModelSection,
+    PromptSection,
     RewardModelSection,
     RewardSection,
     RunConfig,
@@ -247,11 +248,7 @@ def _prompt_faults(config: RunConfig) -> list[str]:
     prompt = config.prompt.template
     if unknown := prompt_faults("prompt.template", prompt):
         return unknown
-    shown, faults = config.prompt, list[str]()
-    if shown.rubric_language != "any" and not prompt.startswith("listwise"):
-        faults.append(f"prompt.rubric_language: got {shown.rubric_language}, but {prompt} asks for none: set it to any")
-    if shown.culture != "hidden" and prompt not in GRAMMAR_PROMPTS:
-        faults.append(f"prompt.culture: got {shown.culture}, but {prompt} says nothing of culture: set it to hidden")
+    faults = _shown_faults("prompt", prompt, config.prompt)
     if prompt in GRAMMAR_PROMPTS:
         return faults
     if prompt in RATING_PROMPTS:
@@ -369,6 +366,8 @@ def _evaluation_faults(config: EvaluationConfig) -> list[str]:
         if not isinstance(rm, JudgeSection | ServerSection):
             continue
         faults += prompt_faults(f"rms.{name}.prompt", rm.prompt)
+        if isinstance(rm, JudgeSection) and rm.prompt is not None:
+            faults += _shown_faults(f"rms.{name}", rm.prompt, rm)
         if (config.eval.candidates or config.sample) and rm.protocol in ("pairwise", "round_robin"):
             faults.append(f"rms.{name}.protocol: got {rm.protocol}; eval.candidates needs listwise or pointwise")
         faults += _orders_faults(f"rms.{name}", rm)
@@ -468,6 +467,16 @@ def prompt_faults(place: str, name: str | None) -> list[str]:
     if name is None or name in known:
         return []
     return [f"{place}: no {name!r}{nearest(name, known)}; available: {', '.join(known)}"]
+
+
+def _shown_faults(place: str, prompt: str, section: PromptSection | JudgeSection) -> list[str]:
+    """Check that a prompt says what it is to say of culture and language, where that is set."""
+    culture, language, faults = section.culture, section.rubric_language, list[str]()
+    if language not in (None, "any") and not prompt.startswith("listwise"):
+        faults.append(f"{place}.rubric_language: got {language}, but {prompt} asks for none: set it to any")
+    if culture not in (None, "hidden") and prompt not in GRAMMAR_PROMPTS:
+        faults.append(f"{place}.culture: got {culture}, but {prompt} says nothing of culture: set it to hidden")
+    return faults
 
 
 def _reward_faults(reward: RewardSection, grpo: GrpoSection) -> list[str]:

@@ -331,6 +331,8 @@ class JudgeSection(AskedSection):
     backend: Literal["transformers", "vllm"]
     dtype: Dtype | None
     prompt: str | None
+    culture: CultureShown | None
+    rubric_language: RubricLanguage | None
     max_completion_length: PositiveInt | None
     chat_template_kwargs: TemplateKwargs | None
     chunk_size: PositiveInt
@@ -345,6 +347,8 @@ class ServerSection(AskedSection):
     model: str
     key_variable: str | None
     prompt: str
+    culture: CultureShown
+    rubric_language: RubricLanguage
     max_completion_length: PositiveInt
     concurrency: PositiveInt
     deadline_s: PositiveFloat

@@ -48,7 +48,7 @@ def load_judge(section: JudgeSection | ServerSection, seed: int) -> Judge:
         options = _given(section, "path", "backend", "protocol", "orders", "convention")
         return Judge.load(section.path, section.backend, protocol=_protocol(section), seed=seed, **options)
     of_server = {"url", "model", "key_variable", "concurrency", "deadline_s", "timeout_s", "fields"}
-    of_settings = {"prompt", "max_completion_length"}
+    of_settings = {"prompt", "culture", "rubric_language", "max_completion_length"}
     return Judge(
         engine=ChatServer(**section.model_dump(include=of_server)),
         settings=JudgeSettings(seed=seed, **section.model_dump(include=of_settings)),
