@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -127,14 +128,15 @@ def summary(
 ) -> dict[str, Any]:
     """Return the mean quality of a candidate and of the best of each question, of all and by culture, as JSON."""
     known = dict(zip((item.id for item in items), qualities, strict=True))
+    bounds = (0, 1) if section.scorer is None else (-math.inf, math.inf)
 
     def part(of: Sequence[Item]) -> dict[str, Any]:
         groups = [item.group for item in of]
         means = [sum(known[item.id]) / len(known[item.id]) for item in of]
         best = [max(known[item.id]) for item in of]
         return {
-            "mean": estimate_mean(means, groups, 2000, seed).as_dict("quality"),
-            "best": estimate_mean(best, groups, 2000, seed).as_dict("quality"),
+            "mean": estimate_mean(means, groups, 2000, seed, bounds=bounds).as_dict("quality"),
+            "best": estimate_mean(best, groups, 2000, seed, bounds=bounds).as_dict("quality"),
         }
 
     by_culture = grouped(items, BREAKDOWNS["culture"])
