@@ -145,6 +145,8 @@ def test_gpus_are_listed_by_torch_where_there_is_no_program(monkeypatch: pytest.
         "torch.cuda.get_device_properties", lambda _: SimpleNamespace(name="NVIDIA H100", total_memory=81559 * 2**20)
     )
     assert gpus.gpus() == ["NVIDIA H100, of 81559 MiB"] * 2
+    monkeypatch.setattr(doctor, "gpu_fault", lambda: None)
+    assert "`make gpu`" in [finding.found for finding in examine(None, ONE) if finding.what == "GPU"][-1]
 
 
 def test_a_port_that_is_taken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

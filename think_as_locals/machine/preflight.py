@@ -222,7 +222,9 @@ def _own_code_fault(path: str, config: Path) -> str | None:
             return None
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-        known = found.get("model_type") in CONFIG_MAPPING_NAMES
+        from think_as_locals.reward_models.published import architecture
+
+        known = found.get("model_type") in CONFIG_MAPPING_NAMES or architecture(found) is not None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"model: {config} cannot be read: {error}"
     return None if known else f"model: {path} comes with code of its own (auto_map), which is not run: choose another"
