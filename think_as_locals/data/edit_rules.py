@@ -88,13 +88,13 @@ def why_not_asked(probe: Edit, item: Item, language: str) -> str | None:
 def request_text(probe: Edit, item: Item, culture: str, language: str) -> str:
     """Return what a model is asked; `culture` and `language` are English names."""
     best = item.responses[item.best]
-    material: dict[str, Any] = {
+    materials: dict[Edit, dict[str, Any]] = {
         "CC": {"question": item.prompt, "culture": culture, "response": best},
         "RC": {"culture": culture, "prompt": item.prompt, "responses": item.responses},
         "CL": {"question": item.prompt, "responses": item.responses},
         "RP": {"prompt": item.prompt, "responses": item.responses},
-    }[probe]
-    written = json.dumps(material, ensure_ascii=False, indent=2)
+    }
+    written = json.dumps(materials[probe], ensure_ascii=False, indent=2)
     return Template(prompt_text(probe)).substitute(material=written, language=language)
 
 

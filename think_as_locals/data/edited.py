@@ -90,8 +90,7 @@ def edit_outcomes(path: str, by_id: Mapping[str, Item] | None) -> Iterator[Outco
             _check_edit(fields, before)
         if not fields.faults and (earlier := places.setdefault(name, row.place)) != row.place:
             fields.add(Defect.REPEATED_ID, f"item {name[0]!r} has a {fields.probe} edit already, in {earlier}")
-        edited = before is not None and not fields.faults
-        yield fields.outcome(*([before, _edited(fields, before)] if edited else []))
+        yield fields.outcome(*((before, _edited(fields, before)) if before and not fields.faults else ()))
 
 
 def _item(fields: EditRow, row: Row, by_id: Mapping[str, Item] | None) -> Item | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
@@ -170,10 +171,10 @@ def add_routes(app: FastAPI, judge: Judge, name: str, limits: LimitsSection, res
         asked = request.max_completion_tokens or request.max_tokens or most
         if asked > most:
             raise RequestError(422, "max_tokens", str(asked), f"at most {most}, with which this judge was trained")
-        seed = random.randrange(2**31) if request.seed is None else request.seed
-        temperature = request.temperature or 0.0
-        how = {"temperature": temperature, "seed": seed} if temperature else {}  # alike where greedy: one batch
-        item, sampling = _item(request.messages), Sampling(max_completion_length=asked, **how)
+        item, sampling = _item(request.messages), Sampling(max_completion_length=asked)
+        if request.temperature:  # greedy ones are alike, and so one batch
+            seed = random.randrange(2**31) if request.seed is None else request.seed
+            sampling = replace(sampling, temperature=request.temperature, seed=seed)
         if item is None:
             messages = _conversation(request.messages, judge.engine.special_tokens)
             rollout, verdict = await run_in_threadpool(_complete, judge, messages, sampling), None
