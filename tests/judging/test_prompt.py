@@ -28,7 +28,7 @@ from think_as_locals.judging import (
     score,
     shuffle_responses,
 )
-from think_as_locals.judging.prompt import UnknownPromptError, culture_name, prompt_texts
+from think_as_locals.judging.prompt import UnknownPromptError, culture_name
 from think_as_locals.types import LABELS, CultureShown, Item
 
 quick = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
@@ -366,11 +366,10 @@ def test_the_order_is_the_same_today_and_tomorrow() -> None:
 EXAMPLES = sorted(Path(str(files("think_as_locals.judging"))).glob("prompts/listwise/example_*.txt"))
 
 
-@pytest.mark.parametrize("best", [0, 1])
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_a_worked_example_earns_everything_that_the_prompt_asks_for(path: Path, best: int) -> None:
-    language = path.stem.rpartition("_")[2]
-    text = prompt_texts("listwise")[path.stem if best else f"{path.stem}_swapped"]
+def test_a_worked_example_earns_everything_that_the_prompt_asks_for(path: Path) -> None:
+    text, language = path.read_text(encoding="utf-8").strip(), path.stem.rpartition("_")[2]
+    best = 1 if language in ("en", "es", "th") else 0  # no label is favoured over all languages
     asked = re.search(r"<question>\n(.*?)\n</question>", text, re.DOTALL)
     assert asked is not None
     responses = tuple(re.findall(r"<response .>\n(.*?)\n</response>", text, re.DOTALL))
@@ -385,31 +384,19 @@ def test_a_worked_example_earns_everything_that_the_prompt_asks_for(path: Path, 
 
 def test_the_example_is_in_the_language_of_the_rubric_and_in_english_where_there_is_none() -> None:
     assert {"en", "th", "ja", "ar", "zh", "es"} <= {path.stem.rpartition("_")[2] for path in EXAMPLES}
-    texts = prompt_texts("listwise")
+    texts = {path.stem.rpartition("_")[2]: path.read_text(encoding="utf-8").strip() for path in EXAMPLES}
     for language, rubric_language, expected in (
         *(("th", choice, language) for choice, language in (("item", "th"), ("any", "th"), ("en", "en"))),
         *(("zh-Hant", "item", "zh"), ("ko", "item", "en"), ("und", "any", "en")),
     ):
         system, _ = render(an_item(language=language), rubric_language=rubric_language)
-        assert system["content"].endswith((texts[f"example_{expected}"], texts[f"example_{expected}_swapped"]))
+        assert system["content"].endswith(texts[expected])
         wanted = {
             "item": "in the language of the question.",
             "en": "in English,",
             "any": "language that you judge best",
         }
         assert [choice for choice, part in wanted.items() if part in system["content"]] == [rubric_language]
-
-
-def test_the_examples_verdict_is_no_label_in_particular_and_one_of_a_question_group() -> None:
-    def verdict(item: Item, **how: Any) -> str:
-        return render(item, **how)[0]["content"].rpartition("<verdict>")[2][0]
-
-    items = [an_item(group=f"group {i}") for i in range(400)]
-    shown = [verdict(item) for item in items]
-    assert 170 < shown.count("A") < 230
-    for item, label in zip(items[:20], shown, strict=False):
-        turned = replace(item, responses=("Bow.", "Nod."), best=1, culture="KR", prompt="And there?", id="1#RP")
-        assert {verdict(item, reverse=True), verdict(turned), verdict(item, seed=3)} == {label}
 
 
 @pytest.mark.parametrize("prompt", LISTS)

@@ -48,5 +48,4 @@ def _run(name: str, arguments: Namespace) -> None:
         return
     with redirect_stdout(io.StringIO()):
         run = start(recipe, overrides)
-    summary = run.candidates_summary if name == "sample" else run.yields
-    sys.stdout.write(summary.read_text(encoding="utf-8"))
+    sys.stdout.write(run.findings.read_text(encoding="utf-8"))

@@ -151,7 +151,8 @@ def _item_outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
 def _counted(outcomes: Iterable[Outcome], tally: Tally, aside: TextIO | None) -> Iterator[Outcome]:
     """Yield what becomes of every row, count it, and write rows that cannot be imported to `aside`."""
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         for outcome in progress.track(outcomes, description=""):
             tally.add(outcome)
             if aside and not outcome.imported:

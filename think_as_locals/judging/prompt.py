@@ -40,7 +40,6 @@ _SUBDIVISION = re.compile("[A-Z]{2}-[A-Z0-9]{1,3}")  # a code of ISO 3166-2
 _ENGLISH = {"ID-JB": "West Java"}  # of a region of BLEnD; ISO 3166-2 has names in the region's own language
 _BREAK = " "  # in special tokens: BERT's normaliser removes what cannot be seen
 _RESPONSES_FIRST = "_responses_first"
-_SWAPPED = "_swapped"  # what a worked example is called with its responses in the other order
 _SHARED = ("grammar.txt", "unknown_culture.txt", *(f"rubric_language_{each}.txt" for each in get_args(RubricLanguage)))
 
 
@@ -115,7 +114,7 @@ def render_presented(
         "labels": ", ".join(LABELS[: len(presented)]),
         "grammar": _text("grammar.txt"),
         "rubric_language": _text(f"rubric_language_{rubric_language}.txt"),
-        "example": _example(templates, item, "en" if rubric_language == "en" else item.language),
+        "example": _example(templates, "en" if rubric_language == "en" else item.language),
     }
     roles = {role: templates[role] for role in ("system", "user") if role in templates}
     if culture == "hidden":
@@ -123,29 +122,10 @@ def render_presented(
     return [{"role": role, "content": template.substitute(values)} for role, template in roles.items()]
 
 
-def _example(templates: Mapping[str, Template], item: Item, language: str) -> str:
-    """Return a prompt's worked example in a language, in English where there is none, or nothing.
-
-    Its best response is A or B by a hash of the question group: examples favour no label, and the items of a flip set,
-    an item in both orders and an edited item have the same one.
-    """
-    tag = language.partition("-")[0]
-    name = f"example_{tag if f'example_{tag}' in templates else 'en'}"
-    if int(_digest(item.group), 16) % 2:
-        name += _SWAPPED
-    return templates[name].template if name in templates else ""
-
-
-def _swapped(example: str) -> str:
-    """Return a worked example with its two responses, and what is said of them, in the other order."""
-    first_b = re.sub(
-        r"(<response A>\n)(.*?)(\n</response>\n<response B>\n)(.*?)(?=\n</response>)",
-        r"\1\4\3\2",
-        example,
-        flags=re.DOTALL,
-    )
-    weighed = re.sub(r"^A: (.*)\nB: (.*)$", r"A: \2\nB: \1", first_b, flags=re.MULTILINE)
-    return weighed.replace("<verdict>B</verdict>", "<verdict>A</verdict>")
+def _example(templates: Mapping[str, Template], language: str) -> str:
+    """Return a prompt's worked example in a language, in English where there is none, or nothing."""
+    found = templates.get(f"example_{language.partition('-')[0]}") or templates.get("example_en")
+    return found.template if found else ""
 
 
 def hint(label: str) -> str:
@@ -234,10 +214,7 @@ def _templates(prompt: str) -> dict[str, Template]:
         for folder in (prompt.removesuffix(_RESPONSES_FIRST), prompt)
         for entry in files(__package__).joinpath("prompts", folder).iterdir()
     )
-    texts = {name.removesuffix(".txt"): _text(folder, name) for folder, name in entries}
-    examples = {name: text for name, text in texts.items() if name.startswith("example_")}
-    texts |= {name + _SWAPPED: _swapped(text) for name, text in examples.items()}
-    return {name: Template(text) for name, text in texts.items()}
+    return {name.removesuffix(".txt"): Template(_text(folder, name)) for folder, name in entries}
 
 
 @cache

@@ -84,6 +84,13 @@ class RunFolder(StageFolder):
         """The run's name."""
         return self.path.name
 
+    @property
+    def findings(self) -> Path:
+        """The document with what a run or a sweep found: `tal run --json` prints it."""
+        documents = [self.path / f"{name}.json" for name in ("variants", "sweep", "scpo", "leaderboard")]
+        documents += [self.yields, self.candidates_summary, *[*self.measured_steps().values()][-1:]]
+        return next(filter(Path.is_file, documents))
+
     def result(self, stage: str, name: str) -> Path:
         """The result of a stage (`carb`, `probes`, `selections`) of one reward model of an evaluation."""
         return self.path / stage / f"{name}.json"
