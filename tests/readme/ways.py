@@ -265,7 +265,8 @@ def _has_script(_: Reader, typed: Command) -> None:
 
 
 WAYS: dict[str, Callable[[Reader, Command], None]] = {
-    r"tal (data( edit)?|run|launch|recipes|demonstrate|sample|judge|compare|leaderboard|validity|push|serve|doctor)": _helps,
+    r"tal (data( edit)?|run|launch|recipes|demonstrate|sample|judge|compare)": _helps,
+    r"tal (leaderboard|validity|push|serve|doctor)": _helps,
     r"tal run (?!-m |recipes/(carb|downstream)\.yaml|.* --(dry-run|print-config)).+": _trains,
     r"tal run .+ --(dry-run|print-config)": _shows,
     r"tal launch .+": _launches_by_name,
