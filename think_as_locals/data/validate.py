@@ -199,14 +199,14 @@ def examine(outcomes: Iterable[Outcome]) -> Generator[Outcome]:
         while chunk := list(islice(rest, _CHUNK)):
             in_flight.append((chunk, pool.submit(_suspicions_of, [outcome.items for outcome in chunk])))
             if len(in_flight) > _AHEAD * processes:
-                yield from _examined(*in_flight.popleft())
+                yield from _with_warnings(*in_flight.popleft())
         while in_flight:
-            yield from _examined(*in_flight.popleft())
+            yield from _with_warnings(*in_flight.popleft())
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _examined(outcomes: Sequence[Outcome], found: Future[list[tuple[Fault, ...]]]) -> Iterator[Outcome]:
+def _with_warnings(outcomes: Sequence[Outcome], found: Future[list[tuple[Fault, ...]]]) -> Iterator[Outcome]:
     return (outcome.with_faults(*faults) for outcome, faults in zip(outcomes, found.result(), strict=True))
 
 
