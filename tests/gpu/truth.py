@@ -30,7 +30,7 @@ from typing import Any, Literal
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
-from gpu.checks import CHECKS, PYTHON, Check, Claim, Scale
+from gpu.checks import CHECKS, MARK, OTHER_GPUS, PYTHON, Check, Claim, Scale
 from rich.console import Console
 from rich.table import Table
 
@@ -43,7 +43,6 @@ ROOT = Path(__file__).absolute().parents[2]
 Verdict = Literal["HOLDS", "REFUTED", "NOT RUN"]
 COLOURS: dict[Verdict, str] = {"HOLDS": "green", "REFUTED": "red", "NOT RUN": "yellow"}
 LEAST_S = 10.0  # a check that has less than this is not started
-MARK = "TAL_TRUTH"  # variable of the environment by which all processes of a check are found
 ON_TOYS = "toy models say nothing about it"
 
 
@@ -80,7 +79,7 @@ def run_check(check: Check, scale: Scale, seconds: float) -> Ended:
         process = subprocess.Popen(
             [*words, *(["--toy"] if scale.toy else [])],
             cwd=ROOT,
-            env={**os.environ, MARK: mark},
+            env={**os.environ, **visible(), MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -97,6 +96,12 @@ def run_check(check: Check, scale: Scale, seconds: float) -> Ended:
     errors = [line["error"] for line in found if "error" in line]
     values = [(line["key"], line["value"], line["details"]) for line in found if "key" in line]
     return Ended(values, errors[0] if errors else fault, time.monotonic() - began)
+
+
+def visible() -> dict[str, str]:
+    """What shows a check one GPU, and names the others: one process that sees several would spread its model."""
+    first, _, others = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus())))).partition(",")
+    return {"CUDA_VISIBLE_DEVICES": first, OTHER_GPUS: others}
 
 
 def kill(process: subprocess.Popen[bytes], mark: str) -> None:
@@ -224,7 +229,7 @@ def main() -> int:
     parser.add_argument("--toy", action="store_true", help="use toy models on the CPU, although there is a GPU")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu/truth.json"), help="where results go")
     parser.add_argument("--work", type=Path, help="folder for models and logs, which stays; none: a temporary one")
-    parser.add_argument("--one", choices=names, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs="+", choices=names, help="run these in this process, for their reports alone")
     arguments = parser.parse_args()
     chosen = [check for check in CHECKS if check.name in arguments.only]
     if arguments.list:
@@ -233,7 +238,9 @@ def main() -> int:
             print(*(f"    {claim.text}: {claim.bound}" for claim in check.claims), sep="\n")
         return 0
     if arguments.one:
-        run_one(next(check for check in CHECKS if check.name == arguments.one), Scale(arguments.toy, arguments.work))
+        for check in CHECKS:
+            if check.name in arguments.one:
+                run_one(check, Scale(arguments.toy, arguments.work))
         return 0
     toy = arguments.toy or not num_gpus()
     if toy:
