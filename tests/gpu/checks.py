@@ -230,7 +230,7 @@ CHECKS = (
     Check(
         "seconds_full",
         "syncs",
-        150,
+        240,
         (
             Claim("seconds", "a sync of a 7B model in place takes", 5, "s", on_gpu=True),
             # Estimated: 20 to 45 s.
@@ -241,14 +241,14 @@ CHECKS = (
     Check(
         "seconds_lora",
         "syncs",
-        120,
+        180,
         (Claim("seconds", "a sync of a 7B model's adapter takes", 5, "s", on_gpu=True),),
         ("vLLM",),
     ),
     Check(
         "seconds_nccl",
         "syncs",
-        180,
+        240,
         # Estimated: 1 to 2 s.
         (Claim("seconds", "a sync of a 7B model to a server's GPU takes", 2, "s"),),
         ("two GPUs", "vLLM"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ from think_as_locals.engines import Chat, Sampling, vllm_engine
 from think_as_locals.engines.vllm_engine import VLLMEngine
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.types import Item
+
+DTYPES = {True: "float32", False: "bfloat16"}
 
 
 def items(count: int) -> list[Item]:
@@ -60,8 +63,8 @@ def report_end(scale: Scale, report: Report, took: float, free: int) -> None:
 
 def evaluation(scale: Scale, report: Report) -> None:
     judge, free = trained_judge(scale), free_bytes(scale)
-    words = [f"rms.{name}={value}" for name, value in (("one", "judge"), ("two", "judge"))]
-    words += [f"rms.{name}.{key}" for name in ("one", "two") for key in (f"path={judge}", "backend=vllm")]
+    asked = (f"path={judge}", "backend=vllm", f"dtype={DTYPES[scale.toy]}")
+    words = [f"rms.{name}{word}" for name in ("one", "two") for word in ("=judge", *(f".{key}" for key in asked))]
     words += ["data=quickstart_cards", "eval.items=all", "eval.max_items=16", "eval.bootstrap_samples=200"]
     words += [f"run.dir={scale.folder}", "run.name=two"]
     process = start(scale, "run", "recipes/carb.yaml", *words)
@@ -75,7 +78,7 @@ def evaluation(scale: Scale, report: Report) -> None:
 
 def served(scale: Scale, report: Report) -> None:
     judge, free = trained_judge(scale), free_bytes(scale)
-    process = start(scale, "serve", str(judge), "judge.backend=vllm", "port=0")
+    process = start(scale, "serve", str(judge), "judge.backend=vllm", f"judge.dtype={DTYPES[scale.toy]}", "port=0")
     url = address(scale, process, 120)
     report("answers", float(json.loads(urlopen(f"{url}/health").read())["status"] == "ok"), url)  # noqa: S310
     process.send_signal(signal.SIGTERM)
@@ -94,9 +97,8 @@ def address(scale: Scale, process: subprocess.Popen[bytes], limit: float) -> str
     """Where a served judge listens, once it says so."""
     until = monotonic() + limit
     while monotonic() < until and process.poll() is None:
-        text = (scale.folder / "serve.out").read_text()
-        if "http://" in text:
-            return "http://" + text.partition("http://")[2].split()[0].rstrip("/")
+        if found := re.search(r"running on (http://\S+)", (scale.folder / "serve.out").read_text()):
+            return found[1]
         sleep(0.2)
     raise RuntimeError(f"no judge is served: {(scale.folder / 'serve.out').read_text()[-500:]}")
 
@@ -106,8 +108,7 @@ def engine_of(scale: Scale, path: Path, **settings: Any) -> VLLMEngine:
     vllm_engine.prepare()
     from vllm import LLM
 
-    dtype = scale.pick("float32", "bfloat16")
-    llm = LLM(model=str(path), dtype=dtype, enforce_eager=scale.toy, max_model_len=2048, **settings)
+    llm = LLM(model=str(path), dtype=DTYPES[scale.toy], enforce_eager=scale.toy, max_model_len=2048, **settings)
     return VLLMEngine(llm, Chat(AutoTokenizer.from_pretrained(path)))
 
 
@@ -123,8 +124,8 @@ def speed(scale: Scale, report: Report) -> None:
     tokens = scale.pick(4, 256)
     for at_once in (64, 256):
         with closing(engine_of(scale, folder, load_format="dummy", max_num_seqs=at_once)) as engine:
-            sample = sampler(engine, prompts, tokens)
-            rates[at_once] = len(prompts) * tokens / seconds(scale, sample, 1)
+            took = seconds(scale, sampler(engine, prompts, tokens), 1)
+            rates[at_once] = len(prompts) * tokens / took
     details = ", ".join(f"{at_once} at once: {rate:,.0f} tokens/s" for at_once, rate in rates.items())
     report("speed", rates[256] / rates[64], details)
 

@@ -100,7 +100,8 @@ def make_reward_model(scale: Scale, shape: str, folder: Path, config: ScpoConfig
     if shape == "deberta":  # deberta-v3-base
         positions = {"relative_attention": True, "position_buckets": 256, "pos_att_type": ["p2c", "c2p"]}
         shape_of = {"vocab_size": scale.pick(len(tokenizer), 128_100), "norm_rel_ebd": "layer_norm", **positions}
-        architecture: Any = DebertaV2Config(**ids, **shape_of, **scale.pick(small, {}))
+        base = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+        architecture: Any = DebertaV2Config(**ids, **shape_of, **scale.pick(small, base))
     else:  # Llama 3.1 8B, two of its 32 layers
         wide = {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 2, "num_attention_heads": 32}
         shape_of = {"vocab_size": scale.pick(len(tokenizer), 128_256), "num_key_value_heads": scale.pick(1, 8)}

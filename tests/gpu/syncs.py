@@ -15,6 +15,8 @@ from time import sleep
 from typing import Any
 
 import torch
+from accelerate.utils.memory import clear_device_cache
+from filelock import FileLock
 from gpu.checks import OTHER_GPUS, PYTHON, Report, Scale
 from gpu.models import policy_config, random_model, seconds, trained_judge
 from safetensors.torch import load_file
@@ -114,11 +116,13 @@ def importance(scale: Scale, report: Report, heads: str) -> None:
 def seven_billion(scale: Scale) -> Path:
     """The folder of a random 7B model, or of a toy, with a tokenizer."""
     folder = scale.folder / "7b"
-    if not folder.is_dir():
-        tokenizer = train_tokenizer(["which of these is done there"], 300, 0)
-        ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-        random_model(scale, policy_config(scale, **ids)).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    with FileLock(scale.folder / "7b.lock"):
+        if not (folder / "tokenizer.json").is_file():
+            tokenizer = train_tokenizer(["which of these is done there"], 300, 0)
+            ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+            random_model(scale, policy_config(scale, **ids)).save_pretrained(folder)
+            clear_device_cache(garbage_collection=True)
+            tokenizer.save_pretrained(folder)
     return folder
 
 
