@@ -42,7 +42,12 @@ def random_model(scale: Scale, config: Any, dtype: torch.dtype = torch.bfloat16)
 
 
 JUDGE = {
-    True: ["model.scratch.hidden_size=64", "model.scratch.num_attention_heads=2", "sft.max_steps=40"],
+    True: [
+        "model.scratch.hidden_size=64",
+        "model.scratch.num_attention_heads=2",
+        "sft.max_steps=40",
+        "sft.warmup_steps=5",
+    ],
     False: [  # about 90 s
         *("model.scratch.hidden_size=512", "model.scratch.intermediate_size=1536", "sft.max_steps=1500"),
         *("model.scratch.num_hidden_layers=8", "model.scratch.num_attention_heads=8", "sft.learning_rate=0.001"),

@@ -38,8 +38,9 @@ STEP = 1e-6
 def colocated(scale: Scale, name: str, model: Path, *overrides: str) -> Any:
     """A trainer of a model in bfloat16 that samples with vLLM."""
     folder = scale.folder / name
-    folder.mkdir()
-    (folder / "model").symlink_to(model)
+    folder.mkdir(exist_ok=True)
+    if not (folder / "model").is_symlink():
+        (folder / "model").symlink_to(model)
     words = ["rollout=vllm_colocate", "rollout.gpu_memory_utilization=0.4", "model.dtype=bfloat16", *overrides]
     return tiny_trainer(folder, *words)
 
@@ -131,7 +132,6 @@ def sync_seconds(scale: Scale, report: Report, way: str) -> None:
     trainer = colocated(scale, f"seconds-{way}", seven_billion(scale), *WAYS[way], "rollout.max_model_length=2048")
     engine = trainer.vllm_generation
     engine.sync_weights()
-    engine._sent = 0
     report("seconds", seconds(scale, engine.sync_weights, 3), f"{engine._sent / 1e9:.2f} GB")
     if way != "full":
         return

@@ -72,6 +72,7 @@ class Ended:
 def run_check(check: Check, scale: Scale, seconds: float) -> Ended:
     """Run a check in a process, which with all it has started is killed at its deadline or left none behind."""
     reports, log = scale.folder / f"{check.name}.jsonl", scale.folder / f"{check.name}.log"
+    reports.unlink(missing_ok=True)
     mark = f"{check.name}-{os.getpid()}"
     words = [PYTHON, "tests/gpu/truth.py", "--one", check.name, "--work", str(scale.folder)]
     began, fault = time.monotonic(), ""
@@ -91,7 +92,10 @@ def run_check(check: Check, scale: Scale, seconds: float) -> Ended:
         except subprocess.TimeoutExpired:
             fault = f"was not done after {seconds:.0f} s"
         finally:
-            kill(process, mark)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            kill(mark)
     found = [json.loads(line) for line in reports.read_text().splitlines()] if reports.is_file() else []
     errors = [line["error"] for line in found if "error" in line]
     values = [(line["key"], line["value"], line["details"]) for line in found if "key" in line]
@@ -104,15 +108,12 @@ def visible() -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": first, OTHER_GPUS: others}
 
 
-def kill(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Kill a process with all that it has started, also what left its session."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for other in psutil.process_iter():
+def kill(mark: str) -> None:
+    """Kill the processes of a check, or of all checks: those whose mark ends so, whatever session they are in."""
+    for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if other.environ().get(MARK) == mark:
-                other.kill()
+            if process.environ().get(MARK, "").endswith(mark):
+                process.kill()
 
 
 def run_one(check: Check, scale: Scale) -> None:
@@ -212,11 +213,16 @@ def run_all(checks: Sequence[Check], scale: Scale, truth: Truth, budget: float, 
         ended = run_check(check, scale, min(check.seconds, left))
         return check, rows(check, ended, scale), ended.seconds
 
-    with ThreadPoolExecutor(2 if scale.toy else 1) as pool:
+    pool = ThreadPoolExecutor(2 if scale.toy else 1)
+    try:
         for done in as_completed([pool.submit(run, check) for check in runnable]):
             check, found, seconds = done.result()
             truth.add(check, found, seconds)
             console.print(f"{check.name}: {', '.join(row.verdict for row in found)} ({seconds:.0f} s)", highlight=False)
+    except BaseException:  # Ctrl-C, SIGTERM: no check outlives this process
+        pool.shutdown(wait=False, cancel_futures=True)
+        kill(f"-{os.getpid()}")
+        raise
 
 
 def main() -> int:
@@ -242,6 +248,7 @@ def main() -> int:
             if check.name in arguments.one:
                 run_one(check, Scale(arguments.toy, arguments.work))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     toy = arguments.toy or not num_gpus()
     if toy:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
