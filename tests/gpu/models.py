@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from socket import socket
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -80,6 +81,13 @@ def trained_judge(scale: Scale) -> Path:
             (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": POSITIONS}))
             (model / "positions").touch()
     return model
+
+
+def free_port() -> str:
+    """Return a port of this machine that nothing listens on: checks may run beside one another."""
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def synchronize(scale: Scale) -> None:

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from socket import socket
 from statistics import quantiles
 from time import sleep
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from accelerate.utils.memory import clear_device_cache
 from filelock import FileLock
 from gpu.checks import OTHER_GPUS, PYTHON, Report, Scale
-from gpu.models import policy_config, random_model, seconds, trained_judge
+from gpu.models import free_port, policy_config, random_model, seconds, trained_judge
 from safetensors.torch import load_file
 from training.small_grpo import ends_with, tiny_trainer
 
@@ -30,7 +29,7 @@ from think_as_locals.training.weight_files import WeightFiles
 from think_as_locals.types import ServerError
 
 WAYS = {"full": [], "lora": ["lora=rank16"], "sleep": ["grpo.vllm_enable_sleep_mode=true"]}
-HEADS = {"bf16": [], "fp32": ["grpo.cast_lm_head_to_fp32=true"]}
+HEADS = {"bf16": ["grpo.cast_lm_head_to_fp32=false"], "fp32": ["grpo.cast_lm_head_to_fp32=true"]}
 STEP = 1e-6
 """By how much an update moves each weight: Adam's first steps at this learning rate."""
 
@@ -41,6 +40,7 @@ def colocated(scale: Scale, name: str, model: Path, *overrides: str) -> Any:
     folder.mkdir(exist_ok=True)
     if not (folder / "model").is_symlink():
         (folder / "model").symlink_to(model)
+    os.environ["MASTER_PORT"] = free_port()
     words = ["rollout=vllm_colocate", "rollout.gpu_memory_utilization=0.4", "model.dtype=bfloat16", *overrides]
     return tiny_trainer(folder, *words)
 
@@ -132,7 +132,7 @@ def sync_seconds(scale: Scale, report: Report, way: str) -> None:
     trainer = colocated(scale, f"seconds-{way}", seven_billion(scale), *WAYS[way], "rollout.max_model_length=2048")
     engine = trainer.vllm_generation
     engine.sync_weights()
-    report("seconds", seconds(scale, engine.sync_weights, 3), f"{engine._sent / 1e9:.2f} GB")
+    report("seconds", seconds(scale, engine.sync_weights, 3), f"{engine._sent / 1e9:.2g} GB")
     if way != "full":
         return
     load = engine.llm.llm_engine.model_executor.driver_worker.model_runner.model.load_weights
@@ -155,20 +155,14 @@ def nccl_seconds(scale: Scale, report: Report) -> None:
         words = ["rollout=vllm_server", f"rollout.urls=[{url}]", f"rollout.transfer={scale.pick('folder', 'nccl')}"]
         engine = colocated(scale, "seconds-nccl", seven_billion(scale), *words).vllm_generation
         engine.sync_weights()  # connects
-        report("seconds", seconds(scale, engine.sync_weights, 3), f"{engine._sent / 1e9:.2f} GB")
+        report("seconds", seconds(scale, engine.sync_weights, 3), f"{engine._sent / 1e9:.2g} GB")
 
 
 @contextmanager
 def server(scale: Scale, model: Path) -> Iterator[str]:
     """The address of a vLLM server of a model."""
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    where = {
-        "PORT": str(port),
-        "PYTHON": PYTHON,
-        "CUDA_VISIBLE_DEVICES": os.environ.get(OTHER_GPUS, "").partition(",")[0],
-    }
+    port = free_port()
+    where = {"PORT": port, "PYTHON": PYTHON, "CUDA_VISIBLE_DEVICES": os.environ.get(OTHER_GPUS, "").partition(",")[0]}
     words = ["launch/vllm_server.sh", str(model), "--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "2048"]
     process = subprocess.Popen(words, env={**os.environ, **where})
     client = VLLMServer(f"http://127.0.0.1:{port}", 3.0)
