@@ -12,12 +12,11 @@ from typing import Any
 
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
-from rich.progress import Progress, TaskID
 
 from think_as_locals.config.schema import AskedSection, EvaluationConfig
 from think_as_locals.data import load, read
 from think_as_locals.data.edited import of_items, read_edits
-from think_as_locals.data.edits import Edits
+from think_as_locals.data.edits import Edits, Pair
 from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
@@ -37,6 +36,7 @@ from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboar
 from think_as_locals.evaluation.probes import applied, probe
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.evaluation.tasks import Question
+from think_as_locals.evaluation.tries import advance
 from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.machine.preflight import reward_model_faults
@@ -70,14 +70,12 @@ def edits_of(config: EvaluationConfig, items: Sequence[Item]) -> Edits | None:
         return None
     known = tuple(read(config.data, config.seed))
     pairs = of_items(read_edits(Path(config.eval.probes).expanduser(), known), items, known)
-    orders = {before: shuffled_order(before.responses, config.seed) for part in pairs.values() for before, _ in part}
-    return {
-        edit: [
-            (reorder_responses(before, orders[before]), reorder_responses(after, orders[before]))
-            for before, after in part
-        ]
-        for edit, part in pairs.items()
-    }
+    return {edit: [_presented(pair, config.seed) for pair in part] for edit, part in pairs.items()}
+
+
+def _presented(pair: Pair, seed: int) -> Pair:
+    order = shuffled_order(pair.before.responses, seed)
+    return pair._replace(before=reorder_responses(pair.before, order), after=reorder_responses(pair.after, order))
 
 
 def run(
@@ -189,10 +187,9 @@ class RewardModelEvaluation:
             rm, journal = self.peers.together(load)
             bar = stack.enter_context(progress_bar(self.console))
             for stage in missing:
-                task = bar.add_task(f"{self.name}: {stage}", total=None)
                 self._result(stage).parent.mkdir(exist_ok=True)
-                advance, too_long = partial(_advance, bar, task), self.config.eval.too_long
-                collector = AnswerCollector(rm, journal, advance, too_long, self.peers)
+                shown, too_long = advance(bar, f"{self.name}: {stage}"), self.config.eval.too_long
+                collector = AnswerCollector(rm, journal, shown, too_long, self.peers)
                 self.peers.together(partial(stages[stage], collector))
 
     def _done(self, stage: str) -> bool:
@@ -264,7 +261,3 @@ class RewardModelEvaluation:
         if rows[0].qualities is not None:
             found |= selection_quality(rows, chosen, config.eval.bootstrap_samples, config.seed)
         write_json(self._result("selections"), found)
-
-
-def _advance(bar: Progress, task: TaskID, more: int, total: int) -> None:
-    bar.update(task, advance=more, total=total)
