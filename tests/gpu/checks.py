@@ -104,9 +104,9 @@ def sharding(way: str, *needs: Need) -> Check:
 
 
 SYNCS: tuple[tuple[str, str, tuple[Need, ...]], ...] = (
-    ("full", "whole", ()),
-    ("lora", "adapter", ()),
-    ("sleep", "sleeping engine", ("a GPU",)),
+    ("full", "all weights", ()),
+    ("lora", "an adapter", ()),
+    ("sleep", "all weights, with sleep mode", ("a GPU",)),
 )
 
 CHECKS = (
@@ -206,8 +206,8 @@ CHECKS = (
             120,
             (
                 # `rollout.tolerance.half`; Fast-LLM#525 measured .039 with a 7B model.
-                Claim("difference", f"after {what} syncs the engine computes what the policy does", 0.1, "nats"),
-                Claim("caught", f"an update of 1e-6 that did not arrive ends the run, {what}", 1, at_least=True),
+                Claim("difference", f"after syncs of {what} the engine computes what the policy does", 0.1, "nats"),
+                Claim("caught", f"a sync of {what} that did not arrive ends the run, at 1e-6 a step", 1, at_least=True),
             ),
             ("vLLM", *needs),
         )

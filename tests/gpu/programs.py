@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 from gpu.checks import Report, Scale
-from gpu.models import free_port, run_program
+from gpu.models import run_program
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, DebertaV2Config, LlamaConfig
 
@@ -69,16 +69,8 @@ def sharded(scale: Scale, report: Report, way: str) -> None:
     dtype = scale.pick("float32", "bfloat16")
     overrides = [*QUICK, "grpo.max_steps=2", f"model.dtype={dtype}", f"rollout={engine}", f"run.dir={scale.folder}"]
     launched = ["-m", "accelerate.commands.launch", "--config_file", f"launch/{name}.yaml"]
-    launched += [
-        "--num_processes",
-        "1",
-        "--main_process_port",
-        free_port(),
-        "recipes/quickstart.yaml",
-        *overrides,
-        f"run.name={name}",
-        "run.resume=auto",
-    ]
+    launched += ["--num_processes", "1", "recipes/quickstart.yaml", *overrides]
+    launched += [f"run.name={name}", "run.resume=auto"]
     run = scale.folder / name
     run_program(launched, 120)
     expected = ["carb/step-0.json", "carb/step-2.json", "checkpoints/step-1", "model/model.safetensors"]
