@@ -7,6 +7,7 @@ as soon as it is measured. The comment above a limit says where it is from.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +44,14 @@ class Scale:
     def pick(self, toy: T, full: T) -> T:
         """Return the value for this scale."""
         return toy if self.toy else full
+
+
+def run_program(words: list[str], timeout: float) -> None:
+    """Run a Python program; RuntimeError where it fails, with its output in this process's."""
+    done = subprocess.run([PYTHON, *words], capture_output=True, text=True, timeout=timeout, check=False)
+    if done.returncode != 0:
+        print(done.stdout, done.stderr)
+        raise RuntimeError(f"status {done.returncode} of {' '.join(words)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +190,7 @@ CHECKS = (
     *(
         Check(
             f"scpo_{shape}",
-            "programs",
+            "steering",
             120,
             (
                 Claim("legs", "SCPO steers to ten countries in one process", 10, "countries", at_least=True),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from socket import socket
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from gpu.checks import PYTHON, Scale
+from gpu.checks import Scale, run_program
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 HEADS = {False: (28, 4, 128), True: (4, 2, 32)}
@@ -60,14 +59,6 @@ QUICK = [  # what follows the cold start, as short as can be
 ]
 POSITIONS = 8192
 """How long a sequence the judge takes: its positions are rotations, of which none is learnt."""
-
-
-def run_program(words: list[str], timeout: float) -> None:
-    """Run a Python program; RuntimeError where it fails, with its output in this process's."""
-    done = subprocess.run([PYTHON, *words], capture_output=True, text=True, timeout=timeout, check=False)
-    if done.returncode != 0:
-        print(done.stdout, done.stderr)
-        raise RuntimeError(f"status {done.returncode} of {' '.join(words)}")
 
 
 def trained_judge(scale: Scale) -> Path:
