@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -577,6 +578,39 @@ def test_an_unknown_key_of_a_recipe_is_an_error_too(tmp_path: Path) -> None:
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(ConfigError, match=r"data: missing[\s\S]*eval: missing"):
         validate({key: value for key, value in values_of(QUICKSTART).items() if key not in ("data", "eval")})
+
+
+LONG: dict[str, Any] = {
+    "a text": "x" * 100_000,
+    "a path": "/a" * 50_000,
+    "a list": [["y" * 900] * 9] * 9,
+    "a mapping": {f"{'k' * 9_000}{number}": number for number in range(90)},
+    "a number": int("f" * 20_000, 16),
+    "a key": {"z" * 100_000: 1},
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_what_a_message_repeats_of_a_recipe_is_short(tmp_path: Path, kind: str) -> None:
+    """Whatever key has the value; a number that Python does not even write is no traceback."""
+    value = "0x" + "f" * 20_000 if kind == "a number" else json.dumps(LONG[kind])
+    for place in ("run.name", "grpo.top_p", "data.source", "prompt", "nowhere"):
+        keys = place.split(".")
+        text = "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys)).rstrip()
+        found = message(a_recipe(tmp_path, f"{HEAD}{text} {value}\n"))
+        assert len(found) < 12_000, place
+        assert max(map(len, found.split("\n"))) < 1_600, place
+
+
+def test_keys_and_names_that_a_message_repeats_are_short() -> None:
+    assert len(message(CARB, f"rms={{{'x' * 9_000}: 1}}")) < 2_000
+    assert len(message(GRPO, f"data.{'x' * 9_000}=1")) < 2_000
+    assert len(message(GRPO, f"run.launch={'x' * 9_000}")) < 2_000
+    assert len(message("x" * 9_000)) < 2_000
+
+
+def test_a_name_of_a_reward_model_that_is_none_is_an_error() -> None:
+    assert "got the name 'a b', expected letters, digits, '.'" in message(CARB, "rms={a b: 1}")
 
 
 def test_one_message_lists_every_fault_once() -> None:

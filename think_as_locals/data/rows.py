@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from think_as_locals.types import DataError, DataWarning, Item, PreflightError
+from think_as_locals.types import DataError, DataWarning, Item, PreflightError, cut
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
@@ -96,8 +96,7 @@ class Fault:
     detail: str
 
     def __post_init__(self) -> None:
-        if len(self.detail) > _SHOWN:
-            object.__setattr__(self, "detail", f"{self.detail[:_SHOWN]} ... ({len(self.detail):,} characters)")
+        object.__setattr__(self, "detail", cut(self.detail, _SHOWN))
 
 
 def printable(name: str) -> str:
