@@ -4,8 +4,8 @@ The demonstrations are a teacher's (`sft.data`), or for a judge made from scratc
 follows the output format and recalls, response by response, the culture it belongs to and whether that is the one asked
 about; the verdict follows. Of pairs that do not say which culture a response belongs to, it says of each whether it
 fits. A share of the facts is mostly attributed to one wrong culture, as pretrained models do with cultures they saw
-little of: GRPO corrects these errors. Most analyses do not say which criteria decide: `rubric_quality` rewards those
-that do.
+little of: GRPO corrects these errors. Most analyses do not say by which criteria they decide: `rubric_quality` rewards
+those that do.
 """
 
 from __future__ import annotations
@@ -96,8 +96,9 @@ def demonstrate(items: Sequence[Item], count: int, sft: SftSection, seed: int) -
             beliefs.append(belief)
         fitting = [i for i, belief in enumerate(beliefs) if belief == origins[presented.best]]
         guesses = known if known and rng.random() < guess else range(len(beliefs))
-        suffix = "_by" if styles.random() < (sft.criteria_share or 0.0) else ""
-        yield Demonstration(item, order, _completion(presented, beliefs, rng.choice(fitting or guesses), suffix))
+        names_criteria = styles.random() < (sft.criteria_share or 0.0)
+        verdict = rng.choice(fitting or guesses)
+        yield Demonstration(item, order, _completion(presented, beliefs, verdict, names_criteria=names_criteria))
 
 
 def origins_of(item: Item) -> tuple[str, ...]:
@@ -131,12 +132,8 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
     return wrong
 
 
-def _completion(presented: Item, beliefs: Sequence[str], verdict: int, suffix: str) -> str:
-    """Return a completion; of suffix `_by` its analysis says which criteria decide."""
+def _completion(presented: Item, beliefs: Sequence[str], verdict: int, *, names_criteria: bool) -> str:
     line = Template(_TEXTS["line" if has_origins(presented) else "line_without_origin"])
-    rubrics = _TEXTS["rubrics"]
-    criteria = [Criterion(*each) for each in rubrics.get(presented.domain, rubrics["default"])]
-    names = dict(zip(("first", "second", "third"), (each.name for each in criteria), strict=True))
     right = origins_of(presented)[presented.best]
     # A response ends with a full stop, which separates it, for a reader and a tokenizer, from the culture named next.
     responses = [text if text.endswith((".", "!", "?", "。")) else f"{text}." for text in presented.responses]
@@ -146,8 +143,13 @@ def _completion(presented: Item, beliefs: Sequence[str], verdict: int, suffix: s
             response=response,
             asked=culture_name(presented.culture),
             culture=culture_name(belief),
-            fits=Template(_TEXTS[f"{'yes' if belief == right else 'no'}{suffix}"]).substitute(names),
+            fits=_TEXTS["yes" if belief == right else "no"],
         )
         for label, response, belief in zip(LABELS, responses, beliefs, strict=False)
     ]
+    rubrics = _TEXTS["rubrics"]
+    criteria = [Criterion(*each) for each in rubrics.get(presented.domain, rubrics["default"])]
+    if names_criteria:
+        names = dict(zip(("first", "second", "third"), (each.name for each in criteria), strict=True))
+        lines.append(Template(_TEXTS["decided"]).substitute(names))
     return write(Rubric(tuple(criteria)), "\n".join(lines), verdict)
