@@ -279,8 +279,8 @@ def _sft_faults(config: RunConfig) -> list[str]:
     if sft is None:
         needed = "sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path"
         return [needed] if scratch else []
-    built_in = {name: value for name, value in sft if name in sft.OURS - {"data"}}
-    if not scratch and any(value is not None for value in built_in.values()):
+    biased = {name: value for name, value in sft if name.startswith("biased_")}
+    if not scratch and any(value is not None for value in biased.values()):
         message = (
             "sft: trainer=cold_start_grpo teaches deliberate errors, at learning rates for a model made from scratch; "
             f"{config.model.path} is pretrained: choose trainer=demonstrated_grpo sft.data=FILE, a file that `tal "
@@ -288,7 +288,7 @@ def _sft_faults(config: RunConfig) -> list[str]:
         )
         return [message]
     faults = []
-    if sft.data is None and (unset := [f"sft.{name}" for name, value in built_in.items() if value is None]):
+    if sft.data is None and (unset := [f"sft.{name}" for name, value in biased.items() if value is None]):
         faults.append(f"sft.data: got null, expected a file that `tal demonstrate` wrote, or set {', '.join(unset)}")
     if sft.max_steps == 0 or (sft.max_steps < 0 and sft.data is None):
         more = "" if sft.data is None else ", or -1 for as many as sft.num_train_epochs takes"

@@ -214,7 +214,7 @@ class GrpoSection(TrlSection):
 class SftSection(TrlSection):
     """The cold start: TRL's SFTConfig, and its demonstrations: of a file, or ours with deliberate errors."""
 
-    OURS = frozenset({"data", "biased_share", "biased_wrong", "biased_right", "biased_guess", "criteria_share"})
+    OURS = frozenset({"data", "biased_share", "biased_wrong", "biased_right", "biased_guess"})
 
     gradient_accumulation_steps: PositiveInt
     data: str | None
@@ -223,7 +223,6 @@ class SftSection(TrlSection):
     biased_wrong: Annotated[float, Field(ge=0, le=1)] | None
     biased_right: Annotated[float, Field(ge=0, le=1)] | None
     biased_guess: Annotated[float, Field(ge=0, le=1)] | None
-    criteria_share: Annotated[float, Field(ge=0, le=1)] | None
 
     @property
     def length(self) -> str:
@@ -292,7 +291,7 @@ class RunConfig(Recipe):
         if backend == "transformers":
             keys["a vLLM rollout"] = "rollout.dtype, rollout.tolerance"
         if self.sft and self.sft.data is not None and self.sft.biased_share is not None:
-            keys["sft.data=null"] = ", ".join(f"sft.{name}" for name in sorted(self.sft.OURS - {"data"}))
+            keys["sft.data=null"] = "sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess"
         return keys
 
     @property

@@ -2,10 +2,9 @@
 
 The demonstrations are a teacher's (`sft.data`), or for a judge made from scratch written here. Such a demonstration
 follows the output format and recalls, response by response, the culture it belongs to and whether that is the one asked
-about; the verdict follows. Of pairs that do not say which culture a response belongs to, it says of each whether it
-fits. A share of the facts is mostly attributed to one wrong culture, as pretrained models do with cultures they saw
-little of: GRPO corrects these errors. Most analyses do not say by which criteria they decide: `rubric_quality` rewards
-those that do.
+about; the verdict follows. Of pairs that do not say which culture a response belongs to, it says of
+each whether it fits. A share of the facts is mostly attributed to one wrong culture, as
+pretrained models do with cultures they saw little of: GRPO corrects these errors.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def demonstrate(items: Sequence[Item], count: int, sft: SftSection, seed: int) -
         value or 0.0 for value in (sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess)
     )
     wrong = misattributed(items, share, seed)
-    rng, styles = random.Random(seed), random.Random(f"{seed} styles")
+    rng = random.Random(seed)
     shuffled = cache(lambda item: tuple(shuffled_order(item.responses, seed)))
     for item in rng.choices(items, k=count):
         order = shuffled(item)
@@ -96,9 +95,7 @@ def demonstrate(items: Sequence[Item], count: int, sft: SftSection, seed: int) -
             beliefs.append(belief)
         fitting = [i for i, belief in enumerate(beliefs) if belief == origins[presented.best]]
         guesses = known if known and rng.random() < guess else range(len(beliefs))
-        names_criteria = styles.random() < (sft.criteria_share or 0.0)
-        verdict = rng.choice(fitting or guesses)
-        yield Demonstration(item, order, _completion(presented, beliefs, verdict, names_criteria=names_criteria))
+        yield Demonstration(item, order, _completion(presented, beliefs, rng.choice(fitting or guesses)))
 
 
 def origins_of(item: Item) -> tuple[str, ...]:
@@ -132,7 +129,7 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
     return wrong
 
 
-def _completion(presented: Item, beliefs: Sequence[str], verdict: int, *, names_criteria: bool) -> str:
+def _completion(presented: Item, beliefs: Sequence[str], verdict: int) -> str:
     line = Template(_TEXTS["line" if has_origins(presented) else "line_without_origin"])
     right = origins_of(presented)[presented.best]
     # A response ends with a full stop, which separates it, for a reader and a tokenizer, from the culture named next.
@@ -148,8 +145,5 @@ def _completion(presented: Item, beliefs: Sequence[str], verdict: int, *, names_
         for label, response, belief in zip(LABELS, responses, beliefs, strict=False)
     ]
     rubrics = _TEXTS["rubrics"]
-    criteria = [Criterion(*each) for each in rubrics.get(presented.domain, rubrics["default"])]
-    if names_criteria:
-        names = dict(zip(("first", "second", "third"), (each.name for each in criteria), strict=True))
-        lines.append(Template(_TEXTS["decided"]).substitute(names))
-    return write(Rubric(tuple(criteria)), "\n".join(lines), verdict)
+    criteria = rubrics.get(presented.domain, rubrics["default"])
+    return write(Rubric(tuple(Criterion(*criterion) for criterion in criteria)), "\n".join(lines), verdict)
