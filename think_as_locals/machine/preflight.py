@@ -55,7 +55,7 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
     if isinstance(config, RunConfig | ScpoConfig):
         missing += launch_faults(config)
         missing += memory_faults(config, recipe, overrides) if not missing else []
-    alone = isinstance(config, EvaluationConfig | DemonstrationConfig | SampleConfig)
+    alone = isinstance(config, DemonstrationConfig | SampleConfig)
     if alone and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         missing.append(f"{config.recipe} runs in one process, got {started}: start it with `tal run`")
     if missing:
@@ -215,7 +215,9 @@ def _own_code_fault(path: str, config: Path) -> str | None:
             return None
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-        known = found.get("model_type") in CONFIG_MAPPING_NAMES
+        from think_as_locals.reward_models.published import architecture
+
+        known = found.get("model_type") in CONFIG_MAPPING_NAMES or architecture(found) is not None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"model: {config} cannot be read: {error}"
     return None if known else f"model: {path} comes with code of its own (auto_map), which is not run: choose another"
