@@ -42,7 +42,7 @@ from think_as_locals.config.schema import (
 from think_as_locals.judging import prompt_names
 from think_as_locals.runtime.run_folder import open_run
 from think_as_locals.scpo.report import DIFFERENCES
-from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource
+from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource, shown
 
 NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 NEEDS["data", "quickstart_blend"] = ["data.path=/somewhere"]
@@ -554,7 +554,7 @@ def test_an_unquoted_country_code_that_yaml_reads_as_a_boolean_is_explained(tmp_
     ["../elsewhere", "a/b", "/elsewhere/x", "..", ".", "", ".hidden", "a\\b", "a\n", "a b", "~", "x" * 101, "日本", 7],
 )
 def test_a_run_name_that_leaves_its_folder_or_is_no_plain_name_is_an_error(name: Any) -> None:
-    assert f"run.name: got {name!r}" in faults({"run.name": name})
+    assert f"run.name: got {shown(name)}" in faults({"run.name": name})
 
 
 @pytest.mark.parametrize("url", ["http://user:hidden@host:8000", "https://hidden@host/v1", "host:8000", "http://"])

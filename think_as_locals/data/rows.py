@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from think_as_locals.types import DataError, DataWarning, Item, PreflightError, cut
+from think_as_locals.types import DataError, DataWarning, Item, PreflightError, cut, shown
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
@@ -464,7 +464,8 @@ def local_path(path: str) -> Path:
         local = Path(path).expanduser()
         local.exists()
     except (OSError, RuntimeError) as error:  # too long, no such user
-        raise DataError(f"{path}: no path and no Hub id: {error}") from error
+        reason = getattr(error, "strerror", None) or error  # without the path, which may be long
+        raise DataError(f"{cut(str(path))}: no path and no Hub id: {reason}") from error
     if not path or "\0" in path:
-        raise DataError(f"{path!r} is no path: expected a file of rows, a folder of such, or a Hub id")
+        raise DataError(f"{shown(path)} is no path: expected a file of rows, a folder of such, or a Hub id")
     return local
