@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from think_as_locals.config.schema import PolicyServerSection, RewardModelSection, SampleSection
+from think_as_locals.config.schema import PolicyServerSection, SampleSection, TaskSection
 from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.engines import Engine, Sampling
@@ -44,27 +44,23 @@ def draw(section: SampleSection, seed: int, questions: Sequence[Question], folde
         return
     items = [question.item for question in questions]
     requests, answers = [Request(item, ()) for item in items], list[list[Answer]]()
-    length, temperature = section.max_completion_length, section.temperature
     engine, identity, chunk_size = _policy(section)
     with closing(engine):
-        for number in range(section.num_candidates):
-            drawn = random.Random(f"{seed}-candidate-{number}").randrange(2**31)
-            sampler = _Sampler(
-                engine, Sampling(max_completion_length=length, temperature=temperature, seed=drawn), chunk_size
-            )
-            asked = {**identity, "max_completion_length": length, "temperature": temperature, "seed": drawn}
-            task = bar.add_task(f"candidate {number + 1} of {section.num_candidates}", total=None)
+        for number, sampling in enumerate(samplings(section, seed), start=1):
+            sampler = _Sampler(engine, sampling, chunk_size)
+            drawn = {name: getattr(sampling, name) for name in ("max_completion_length", "temperature", "seed")}
+            task = bar.add_task(f"candidate {number} of {section.num_candidates}", total=None)
             advance = partial(lambda task, more, total: bar.update(task, advance=more, total=total), task)
-            with Journal(folder.journal(f"candidate-{number + 1}"), asked) as journal:
+            with Journal(folder.journal(f"candidate-{number}"), {**identity, **drawn}) as journal:
                 collect(sampler, journal, advance, requests)
-                answers.append([{**journal[request], "seed": drawn} for request in requests])
+                answers.append([{**journal[request], "seed": sampling.seed} for request in requests])
     of_questions = list(zip(*answers, strict=True))
     texts = [[answer["text"].strip() or NO_ANSWER for answer in found] for found in of_questions]
-    qualities = _qualities(section.scorer, seed, questions, texts)
+    scores = qualities(section, seed, questions, texts)
     provenance = {"policy": identity, "temperature": section.temperature, "task": section.task}
     folder.candidates.unlink(missing_ok=True)  # of a run that was killed before the summary
     with new_file(folder.candidates) as file:
-        for item, of_item, found, worth in zip(items, texts, of_questions, qualities, strict=True):
+        for item, of_item, found, worth in zip(items, texts, of_questions, scores, strict=True):
             row = {
                 **{name: getattr(item, name) for name in ("id", "prompt", "culture", "language", "group")},
                 "candidates": of_item,
@@ -76,7 +72,17 @@ def draw(section: SampleSection, seed: int, questions: Sequence[Question], folde
                 },
             }
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    write_json(folder.candidates_summary, summary(section, items, qualities, seed))
+    write_json(folder.candidates_summary, summary(section, items, scores, seed))
+
+
+def samplings(section: TaskSection, seed: int) -> Iterator[Sampling]:
+    """Yield how each of a task's candidates is sampled."""
+    for number in range(section.num_candidates):
+        yield Sampling(
+            max_completion_length=section.max_completion_length,
+            temperature=section.temperature,
+            seed=random.Random(f"{seed}-candidate-{number}").randrange(2**31),
+        )
 
 
 def read_drawn(folder: RunFolder) -> list[Candidates]:
@@ -122,14 +128,14 @@ class _Sampler:
         self.engine.sample(prompts, self.sampling, deliver)
 
 
-def _qualities(
-    scorer: RewardModelSection | None, seed: int, questions: Sequence[Question], texts: Sequence[Sequence[str]]
+def qualities(
+    section: TaskSection, seed: int, questions: Sequence[Question], texts: Sequence[Sequence[str]]
 ) -> list[list[float]]:
-    """Return how good each candidate of each question is."""
-    if scorer is None:
+    """Return how good each candidate of each question is; a judge compares those of one question."""
+    if section.scorer is None:
         return [[quality(q, text) for text in of_q] for q, of_q in zip(questions, texts, strict=True)]
     rows = [(q.item, text) for q, of_q in zip(questions, texts, strict=True) for text in of_q]
-    with closing(load_reward_model(scorer, seed)) as rm:
+    with closing(load_reward_model(section.scorer, seed)) as rm:
         reward = GroupReward(rm)
         scores = reward.score(
             [item.prompt for item, _ in rows],
@@ -137,15 +143,15 @@ def _qualities(
             [item.culture for item, _ in rows],
             [item.language for item, _ in rows],
         )
-        found = iter([reward.neutral if score is None else score for score in scores])
+    found = iter([reward.neutral if score is None else score for score in scores])
     return [[next(found) for _ in of_q] for of_q in texts]
 
 
 def summary(
-    section: SampleSection, items: Sequence[Item], qualities: Sequence[Sequence[float]], seed: int
+    section: TaskSection, items: Sequence[Item], scores: Sequence[Sequence[float]], seed: int
 ) -> dict[str, Any]:
     """Return the mean quality of a candidate and of the best of each question, of all and by culture, as JSON."""
-    known = dict(zip((item.id for item in items), qualities, strict=True))
+    known = dict(zip((item.id for item in items), scores, strict=True))
 
     def part(of: Sequence[Item]) -> dict[str, Any]:
         groups = [item.group for item in of]
