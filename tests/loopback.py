@@ -37,6 +37,7 @@ def answering(respond: Callable[[Received], Answer]) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else each answer waits 40 ms for the client to acknowledge its headers
 
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"] or 0))

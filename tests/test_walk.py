@@ -60,8 +60,10 @@ def test_from_a_teacher_to_a_leaderboard_and_r2(
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(rows) == found["right"] > 0
 
-    taught = tal("run", "quickstart", *OTHERS, *QUICK, *MIX, *SETS, f"sft.data={file}", runs, "run.name=fresh")
+    words = [*OTHERS, *QUICK, *MIX, *SETS, f"sft.data={file}", runs, "run.name=fresh", "--json"]
+    taught = tal("run", "quickstart", *words)
     assert taught.status == 0, taught.err
+    assert (json.loads(taught.out)["step"], json.loads(taught.out)["n"]) == (2, 4)
     fresh = RunFolder(tmp_path / "fresh")
     assert {*fresh.measured_sets()} >= {"test", "words", "gifts", "unseen", "spanish", "pairs"}
     for name in fresh.measured_sets():
@@ -87,8 +89,10 @@ def test_from_a_teacher_to_a_leaderboard_and_r2(
     scorer = ["sample.scorer=implicit", f"sample.scorer.path={model}", "sample.scorer.reference=null"]
     task = ["sample=prompts", "sample.policy=model", "sample.data=quickstart_cards", "sample.data.max_items=8", *scorer]
     measured = ["data=quickstart_cards", *DATA, "eval.items=test", "eval.max_items=16", "eval.bootstrap_samples=50"]
-    done = tal("run", "downstream", *task, *policy, *rms, *measured, "~rms.deberta", "~rms.tulu", runs, "run.name=v")
+    others = ["~rms.deberta", "~rms.tulu", runs, "run.name=v", "--json"]
+    done = tal("run", "downstream", *task, *policy, *rms, *measured, *others)
     assert done.status == 0, done.err
+    assert json.loads(done.out)["boards"]
     selections = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "v" / "selections").glob("*.json")}
     assert selections.keys() == {*judges, "constant"}
     for each in selections.values():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,11 @@ from typing import Any
 
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
-from rich.progress import Progress, TaskID
 
 from think_as_locals.config.schema import AskedSection, EvaluationConfig
 from think_as_locals.data import load, read
 from think_as_locals.data.edited import of_items, read_edits
-from think_as_locals.data.edits import Edits
+from think_as_locals.data.edits import Edits, Pair
 from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
@@ -37,12 +36,15 @@ from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboar
 from think_as_locals.evaluation.probes import applied, probe
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.evaluation.tasks import Question
+from think_as_locals.evaluation.tries import advance
 from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.machine.preflight import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
+from think_as_locals.reward_models.reward_model import RewardModel
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
 from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocalsError
 
@@ -68,14 +70,12 @@ def edits_of(config: EvaluationConfig, items: Sequence[Item]) -> Edits | None:
         return None
     known = tuple(read(config.data, config.seed))
     pairs = of_items(read_edits(Path(config.eval.probes).expanduser(), known), items, known)
-    orders = {before: shuffled_order(before.responses, config.seed) for part in pairs.values() for before, _ in part}
-    return {
-        edit: [
-            (reorder_responses(before, orders[before]), reorder_responses(after, orders[before]))
-            for before, after in part
-        ]
-        for edit, part in pairs.items()
-    }
+    return {edit: [_presented(pair, config.seed) for pair in part] for edit, part in pairs.items()}
+
+
+def _presented(pair: Pair, seed: int) -> Pair:
+    order = shuffled_order(pair.before.responses, seed)
+    return pair._replace(before=reorder_responses(pair.before, order), after=reorder_responses(pair.after, order))
 
 
 def run(
@@ -85,6 +85,7 @@ def run(
     folder: RunFolder,
     questions: Sequence[Question] = (),
     edits: Edits | None = None,
+    peers: Peers = ALONE,
 ) -> None:
     """Evaluate reward models one after the other, and write the leaderboard.
 
@@ -92,28 +93,33 @@ def run(
 
     A reward model that has its files in the folder is done; no answer in the journals of the others is asked for again.
     One that fails is recorded, and the others go on; in the end that is status 1, and a resumed run tries it again.
+
+    Several processes of a launch share what is asked, a chunk each in turn; the main one writes.
     """
     quiet_transformers()
-    console, errors = progress_console(), Console(stderr=True, style="red", highlight=False)
+    console = progress_console(is_main=peers.is_main)
+    errors = Console(stderr=True, style="red", highlight=False, quiet=not peers.is_main)
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.source}), reward models: {len(config.rms)}")
-    if config.sample is not None:
+    if (sample := config.sample) is not None:
         with progress_bar(console) as bar:
-            draw(config.sample, config.seed, questions, folder, bar)
+            peers.together(lambda: draw(sample, config.seed, questions, folder, bar, peers))
         candidates = read_drawn(folder)
         clear_device_cache(garbage_collection=True)  # of the policy
     failed = []
     for name in config.rms:
         record = folder.failure(name)
         try:
-            RewardModelEvaluation(config, name, folder.path, console).run(items, candidates, edits)
+            RewardModelEvaluation(config, name, folder.path, console, peers).run(items, candidates, edits)
             record.unlink(missing_ok=True)
         except Exception as error:  # a bug as well: the other reward models do not depend on it
             if (fault := file_fault(error)) and fault.errno in DISK_FAULTS:
                 raise
             failed.append(name)
-            message = record_failure(error, record)
+            message = record_failure(error, record) if peers.is_main else ""
             errors.print(escape_terminal(f"{name} failed: {message}"))
         clear_device_cache(garbage_collection=True)  # of a model that is gone, for the next one
+    if not peers.is_main:
+        return
     page = write_leaderboard([folder.path], folder.path)
     Console(highlight=False).print(*on_terminal(folder.path))
     print(f"leaderboard  {page}")
@@ -156,27 +162,35 @@ class RewardModelEvaluation:
     name: str
     folder: Path
     console: Console
+    peers: Peers = ALONE
 
     def run(self, items: Sequence[Item], candidates: Sequence[Candidates], edits: Edits | None) -> None:
         """Do the stages that are not done; the model is loaded only if there are any."""
-        stages = {
-            "carb": partial(self._carb, items=items),
-            "probes": partial(self._probe, items=items, edits=edits) if self.config.eval.probes else None,
-            "selections": partial(self._select, rows=candidates) if candidates else None,
-        }
-        missing = {stage: measure for stage, measure in stages.items() if measure and not self._done(stage)}
+        stages: dict[str, Callable[[AnswerCollector], None]] = {"carb": partial(self._carb, items=items)}
+        if self.config.eval.probes:
+            stages["probes"] = partial(self._probe, items=items, edits=edits)
+        if candidates:
+            stages["selections"] = partial(self._select, rows=candidates)
+        # As the main process has it, which writes the results.
+        missing, *_ = self.peers.exchange([stage for stage in stages if not self._done(stage)])
         if not missing:
             return
-        section = self.config.rms[self.name]
-        if faults := reward_model_faults(section):
-            raise PreflightError("; ".join(faults))
-        answers = RunFolder(self.folder).journal(self.name)
-        rm = load_reward_model(section, self.config.seed)
-        with closing(rm), Journal(answers, rm.identity) as journal, progress_bar(self.console) as bar:
-            for stage, measure in missing.items():
-                task = bar.add_task(f"{self.name}: {stage}", total=None)
+        section, answers = self.config.rms[self.name], RunFolder(self.folder).journal(self.name)
+        with ExitStack() as stack:
+
+            def load() -> tuple[RewardModel, Journal]:
+                if faults := reward_model_faults(section):
+                    raise PreflightError("; ".join(faults))
+                rm = stack.enter_context(closing(load_reward_model(section, self.config.seed)))
+                return rm, stack.enter_context(Journal(answers, rm.identity, peers=self.peers))
+
+            rm, journal = self.peers.together(load)
+            bar = stack.enter_context(progress_bar(self.console))
+            for stage in missing:
                 self._result(stage).parent.mkdir(exist_ok=True)
-                measure(AnswerCollector(rm, journal, partial(_advance, bar, task), self.config.eval.too_long))
+                shown, too_long = advance(bar, f"{self.name}: {stage}"), self.config.eval.too_long
+                collector = AnswerCollector(rm, journal, shown, too_long, self.peers)
+                self.peers.together(partial(stages[stage], collector))
 
     def _done(self, stage: str) -> bool:
         """Whether a stage has its result, with items that are too long counted as they are to be."""
@@ -191,6 +205,8 @@ class RewardModelEvaluation:
     def _carb(self, collector: AnswerCollector, items: Sequence[Item]) -> None:
         """Measure which responses it chooses."""
         config, scored = self.config, collector.predictions(items)
+        if not self.peers.is_main:
+            return
         section, protocol = config.rms[self.name], "a score for each response"
         if isinstance(section, AskedSection):
             orders = "one order" if section.orders == 1 else f"{section.orders} orders"
@@ -226,7 +242,8 @@ class RewardModelEvaluation:
             )
             for line in applied(found):
                 self.console.print(escape_terminal(f"{self.name}: {line}"))
-        write_json(self._result("probes"), found)
+        if self.peers.is_main:
+            write_json(self._result("probes"), found)
 
     def _select(self, collector: AnswerCollector, rows: Sequence[Candidates]) -> None:
         """Best-of-N: measure which candidates it chooses, and how good these are where that is known."""
@@ -235,6 +252,8 @@ class RewardModelEvaluation:
             chosen = tournament(rows, collector.scores, config.eval.tournament_size, config.seed)
         else:
             chosen = best_scored(rows, collector.scores, config.seed)
+        if not self.peers.is_main:
+            return
         table = self._result("selections").with_suffix(".jsonl")
         table.unlink(missing_ok=True)  # of a run that was killed between the two files
         write_selections(rows, chosen, table)
@@ -242,7 +261,3 @@ class RewardModelEvaluation:
         if rows[0].qualities is not None:
             found |= selection_quality(rows, chosen, config.eval.bootstrap_samples, config.seed)
         write_json(self._result("selections"), found)
-
-
-def _advance(bar: Progress, task: TaskID, more: int, total: int) -> None:
-    bar.update(task, advance=more, total=total)

@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from think_as_locals.config.schema import (
     DemonstrationConfig,
+    EditConfig,
     EvaluationConfig,
     PolicyConfig,
+    PolicySection,
+    PolicyServerSection,
     RunConfig,
     SampleConfig,
     SampleSection,
     ScpoConfig,
     ServerSection,
 )
-from think_as_locals.runtime.ranks import take_up_launch
+from think_as_locals.runtime.ranks import Peers, take_up_launch
 from think_as_locals.runtime.signals import interrupt, on_signals
 from think_as_locals.runtime.startup import loading
 from think_as_locals.types import ConfigError, DataWarning, Item
@@ -69,6 +72,14 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         ]
     elif isinstance(config, SampleConfig):
         rows = _planned(config.sample, config.seed)
+    elif isinstance(config, EditConfig):
+        from think_as_locals import edit
+
+        rows = [
+            ("asks", _chat_name(config.editor)),
+            ("about", f"{_described(edit.items_of(config))} ({config.data.source}, {config.items})"),
+            ("edits", f"{', '.join(config.probes)}, each tried {config.tries} times"),
+        ]
     elif isinstance(config, DemonstrationConfig):
         from think_as_locals import demonstrate
 
@@ -174,8 +185,12 @@ def _planned(sample: SampleSection, seed: int) -> list[tuple[str, str]]:
     from think_as_locals.evaluation.tasks import questions_of
 
     items = [question.item for question in questions_of(sample, seed)]
-    name = sample.policy.path if sample.policy.kind == "model" else sample.policy.model
-    return [("samples", f"{sample.num_candidates} candidates of {name} ({sample.task})"), ("for", _described(items))]
+    drawn = f"{sample.num_candidates} candidates of {_chat_name(sample.policy)} ({sample.task})"
+    return [("samples", drawn), ("for", _described(items))]
+
+
+def _chat_name(model: PolicySection | PolicyServerSection) -> str:
+    return model.path if isinstance(model, PolicySection) else model.model
 
 
 def _described(items: Sequence[Item]) -> str:
@@ -192,18 +207,17 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     """Return the program of a recipe with all it needs (configuration, items), and the locked folder of the run."""
     config: GrpoConfig | ScpoConfig | None = None
     data = run = None
-    is_main = int(os.environ.get("RANK", "0")) == 0
-    if not is_main:
-        take_up_launch(_launch_named(recipe, overrides))
-    else:
-        from think_as_locals.config.checks import load_config
-        from think_as_locals.machine.preflight import preflight
+    settings = _composed(recipe, overrides) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
+    if "rms" in settings:
+        from think_as_locals.machine.gpus import take_own_gpus
 
-        loaded = load_config(recipe, overrides)
-        _refuse_variants(loaded, recipe)
-        if (launched := take_up_launch(loaded.run.launch)) is not None:
-            print(launched)
-        preflight(loaded, recipe, overrides)
+        take_own_gpus()
+    if int(os.environ.get("RANK", "0")) > 0:
+        if "rms" in settings:
+            return _without_training(None, lock)
+        take_up_launch(settings.get("run", {}).get("launch"))
+    else:
+        loaded = _load(recipe, overrides)
         if not isinstance(loaded, RunConfig | PolicyConfig | ScpoConfig):
             return _without_training(loaded, lock)
         data = load_data(loaded)
@@ -244,44 +258,72 @@ def _fitted(
     return fitted(config, partial(longest_sequence, config, data), recipe, overrides)
 
 
-def _refuse_variants(config: Config, recipe: str) -> None:
+def _load(recipe: str, overrides: Sequence[str]) -> Config:
+    """Load the configuration in the main process, and check that machine and launch have what it needs."""
+    from think_as_locals.config.checks import load_config
+    from think_as_locals.machine.preflight import preflight
+
+    config = load_config(recipe, overrides)
     if isinstance(config, RunConfig) and config.variants:
         names = ", ".join(config.variants)
         raise ConfigError(f"{config.recipe} is a sweep over variants ({names}): tal run -m {recipe}")
+    if (launched := take_up_launch(config.run.launch)) is not None:
+        print(launched)
+    preflight(config, recipe, overrides)
+    return config
 
 
-def _launch_named(recipe: str, overrides: Sequence[str]) -> str | None:
-    """Return a recipe's `run.launch`, as the other processes need it before they can be told by the main one."""
+def _composed(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a recipe's settings, some of which a process needs before the main one can tell it."""
     from think_as_locals.config.compose import compose_recipe
 
     try:
-        name = compose_recipe(recipe, overrides)["run"]["launch"]
-    except (ConfigError, KeyError, TypeError):  # the main process says what is wrong, and ends them
-        return None
-    return name if isinstance(name, str) else None
+        return compose_recipe(recipe, overrides)
+    except ConfigError:  # the main process says what is wrong, and ends the others
+        return {}
 
 
 def _without_training(
-    config: EvaluationConfig | DemonstrationConfig | SampleConfig, lock: ExitStack
+    config: EvaluationConfig | DemonstrationConfig | SampleConfig | EditConfig | None, lock: ExitStack
 ) -> tuple[Callable[[], None], RunFolder]:
-    """As `_prepare`, for what runs in one process; a fault in the data ends it before there is a folder."""
-    from think_as_locals import demonstrate, evaluate, sample
-    from think_as_locals.evaluation.tasks import questions_of
-    from think_as_locals.runtime.run_folder import lock_run_dir, open_run
+    """As `_prepare`, for what shards no model; a fault in the data ends it before there is a folder.
 
+    Of the processes that share an evaluation only the main one has a configuration, and sends it to the others.
+    """
+    from think_as_locals import demonstrate, edit, sample
+    from think_as_locals.evaluation.tasks import questions_of
+    from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run
+
+    peers = Peers.join()
+    if config is None:
+        told: list[Any] = peers.exchange(None)
+        values, path = told[0]
+        run = RunFolder(Path(path))
+        with warnings.catch_warnings(action="ignore", category=DataWarning):  # the main process gave them
+            return partial(_evaluation(EvaluationConfig.model_validate(values), peers), run), run
     program: Callable[[RunFolder], None]
     if isinstance(config, DemonstrationConfig):
         program = partial(demonstrate.run, config, demonstrate.items_of(config))
+    elif isinstance(config, EditConfig):
+        program = partial(edit.run, config, edit.items_of(config))
     elif isinstance(config, SampleConfig):
         program = partial(sample.run, config, questions_of(config.sample, config.seed))
     else:
-        items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
-        questions = questions_of(config.sample, config.seed) if config.sample else []
-        edits = evaluate.edits_of(config, items)
-        program = partial(evaluate.run, config, items, candidates, questions=questions, edits=edits)
+        program = _evaluation(config, peers)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
+    peers.exchange((config.model_dump(), str(run.path)))
     return partial(program, run), run
+
+
+def _evaluation(config: EvaluationConfig, peers: Peers) -> Callable[[RunFolder], None]:
+    from think_as_locals import evaluate
+    from think_as_locals.evaluation.tasks import questions_of
+
+    items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
+    questions = questions_of(config.sample, config.seed) if config.sample else []
+    edits = evaluate.edits_of(config, items)
+    return partial(evaluate.run, config, items, candidates, questions=questions, edits=edits, peers=peers)
 
 
 def load_data(config: GrpoConfig | ScpoConfig) -> Any:

@@ -12,15 +12,18 @@ from think_as_locals.config.compose import ASSETS, compose_recipe, find_launch, 
 from think_as_locals.config.schema import (
     DataSection,
     DemonstrationConfig,
+    EditConfig,
     EvalSetSection,
     EvaluationConfig,
     GrpoConfig,
     GrpoSection,
     ItemsConfig,
     JudgeSection,
+    LocalModelSection,
     MixSection,
     ModelSection,
     PolicyConfig,
+    PromptSection,
     RewardModelSection,
     RewardSection,
     RunConfig,
@@ -69,13 +72,14 @@ _DOES = {
     "scpo": "steers a reward model",
     "teacher": "asks a teacher for demonstrations",
     "sample": "draws candidates of a policy",
+    "editor": "has a model edit items",
 }
 """The section that only one kind of recipe has, and what recipes of this kind do."""
 
 _SHARED = {"sample": "rms", "grpo": "rm"}
 """Sections of two kinds of recipes: with the second section they are of its kind."""
 
-Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig | PolicyConfig
+Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig | EditConfig | PolicyConfig
 """What a recipe becomes, as `_DOES` says."""
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
@@ -138,6 +142,8 @@ def validate(values: Mapping[str, Any]) -> Config:
         return validate_as(DemonstrationConfig, values, _demonstration_faults)
     if "rm" in values:
         return validate_as(PolicyConfig, values, _policy_faults)
+    if "editor" in values:
+        return validate_as(EditConfig, values, _edit_faults)
     if "sample" in values:
         return validate_as(SampleConfig, values, lambda config: _task_faults("sample", config.sample))
     return validate_as(RunConfig, values, _training_faults)
@@ -169,7 +175,7 @@ def _locate(fault: Mapping[str, Any], schema: type[BaseModel]) -> tuple[tuple[st
         loc = (*loc[:2], *(loc[3:] or ["kind"]))
     if loc[0] == "tasks" and loc[2:3] == ("scorer",):  # tasks, a name, scorer, a kind, the key
         loc = (*loc[:3], *(loc[4:] or ["kind"]))
-    if loc[0] in ("teacher", "rm"):  # the section, its kind, the key
+    if loc[0] in ("teacher", "editor", "rm"):  # the section, its kind, the key
         loc = (loc[0], *(loc[2:] or ["kind"]))
     if loc[0] == "data" and schema is RunConfig:  # data, its source, the key
         loc = ("data", "source") if fault["type"] == "union_tag_invalid" else ("data", *loc[2:])
@@ -222,7 +228,9 @@ def _missing(loc: tuple[str, ...]) -> str:
 def _added(place: str, fault: Mapping[str, Any]) -> str:
     """Return the error of a section that is one of several kinds, or holds sections by name."""
     got = fault["input"]
-    if place in ("data.source", "teacher.kind", "rm.kind") or place.endswith((".policy.kind", ".scorer.kind")):
+    if place in ("data.source", "teacher.kind", "editor.kind", "rm.kind") or place.endswith(
+        (".policy.kind", ".scorer.kind")
+    ):
         known, got = fault["ctx"]["expected_tags"].replace("'", "").split(", "), fault["ctx"]["tag"]
         return f"{place}: got {got!r}{nearest(str(got), known)}; available: {', '.join(known)}"
     if place == "data.mix":
@@ -260,11 +268,7 @@ def _prompt_faults(config: RunConfig) -> list[str]:
     prompt = config.prompt.template
     if unknown := prompt_faults("prompt.template", prompt):
         return unknown
-    shown, faults = config.prompt, list[str]()
-    if shown.rubric_language != "any" and not prompt.startswith("listwise"):
-        faults.append(f"prompt.rubric_language: got {shown.rubric_language}, but {prompt} asks for none: set it to any")
-    if shown.culture != "hidden" and prompt not in GRAMMAR_PROMPTS:
-        faults.append(f"prompt.culture: got {shown.culture}, but {prompt} says nothing of culture: set it to hidden")
+    faults = _shown_faults("prompt", prompt, config.prompt)
     if prompt in GRAMMAR_PROMPTS:
         return faults
     if prompt in RATING_PROMPTS:
@@ -306,13 +310,26 @@ def _sft_faults(config: RunConfig) -> list[str]:
 
 def _demonstration_faults(config: DemonstrationConfig) -> list[str]:
     teacher, data = config.teacher, config.data
-    faults = prompt_faults("teacher.prompt", teacher.prompt)
+    faults = prompt_faults("teacher.prompt", teacher.prompt) + local_faults("teacher", teacher)
     for key, got, expected in (("protocol", teacher.protocol, "listwise"), ("orders", teacher.orders, 1)):
         if got != expected:
             faults.append(f"teacher.{key}: got {got}, expected {expected}, as judges are trained (see both_orders)")
-    if config.items == "validation" and data.validation_share is None:
-        faults.append("items: no validation items are held out: set data.validation_share, or items to train or all")
-    return faults + _data_faults(data, untrained="a run's own data.max_prompt_tokens applies to its training items")
+    untrained = "a run's own data.max_prompt_tokens applies to its training items"
+    return faults + _side_faults(config.items, data) + _data_faults(data, untrained=untrained)
+
+
+def _edit_faults(config: EditConfig) -> list[str]:
+    faults = _side_faults(config.items, config.data) + _data_faults(config.data, untrained=_MEASURED)
+    if config.tries > 1 and not config.temperature:
+        faults.append(f"tries: got {config.tries}, but at temperature 0 all are the same: raise it, or set tries=1")
+    return faults
+
+
+def _side_faults(items: str, data: DataSection, place: str = "") -> list[str]:
+    if items == "validation" and data.validation_share is None:
+        remedy = f"set {place}data.validation_share, or {place}items to train or all"
+        return [f"{place}items: no validation items are held out: {remedy}"]
+    return []
 
 
 def _ahead_faults(config: GrpoConfig) -> list[str]:
@@ -361,13 +378,23 @@ def _orders_faults(place: str, asked: EvalSetSection | JudgeSection | ServerSect
     return [f"{place}.orders: got {asked.orders}, expected at most {most} with protocol {asked.protocol}"]
 
 
+def local_faults(place: str, section: Any) -> list[str]:
+    """Return which options of vLLM a section gives to a model that transformers runs."""
+    if not isinstance(section, LocalModelSection) or section.backend == "vllm":
+        return []
+    return [f"{place}.{key}: got {value!r}, which only backend=vllm reads" for key, value in section.vllm.items()]
+
+
 def _evaluation_faults(config: EvaluationConfig) -> list[str]:
     launch = config.run.launch
     faults = [f"run.launch: got {launch!r}, but an evaluation shards no model: set it to null"] if launch else []
     for name, rm in config.rms.items():
+        faults += local_faults(f"rms.{name}", rm)
         if not isinstance(rm, JudgeSection | ServerSection):
             continue
         faults += prompt_faults(f"rms.{name}.prompt", rm.prompt)
+        if isinstance(rm, JudgeSection) and rm.prompt is not None:
+            faults += _shown_faults(f"rms.{name}", rm.prompt, rm)
         if (config.eval.candidates or config.sample) and rm.protocol in ("pairwise", "round_robin"):
             faults.append(f"rms.{name}.protocol: got {rm.protocol}; eval.candidates needs listwise or pointwise")
         faults += _orders_faults(f"rms.{name}", rm)
@@ -382,13 +409,12 @@ def _evaluation_faults(config: EvaluationConfig) -> list[str]:
 
 def _task_faults(place: str, section: TaskSection) -> list[str]:
     faults = _data_faults(section.data, f"{place}.data", untrained=_MEASURED)
+    faults += local_faults(f"{place}.scorer", section.scorer)
     if (section.scorer is not None) != (section.task == "prompts"):
         got = "none" if section.scorer is None else section.scorer.kind
         needs = f"a reward model ({place}.scorer=KIND)" if section.task == "prompts" else "none: the answers are known"
         faults.append(f"{place}.scorer: got {got}, expected with task {section.task} {needs}")
-    if section.items == "validation" and section.data.validation_share is None:
-        remedy = f"set {place}.data.validation_share, or {place}.items to train, test or all"
-        faults.append(f"{place}.items: no validation items are held out: {remedy}")
+    faults += _side_faults(section.items, section.data, f"{place}.")
     if section.task == "short_answers":
         if section.data.source != "blend":
             faults.append(f"{place}.data: got {section.data.source}, but only blend has votes on short answers")
@@ -399,6 +425,7 @@ def _task_faults(place: str, section: TaskSection) -> list[str]:
 
 def _policy_faults(config: PolicyConfig) -> list[str]:
     faults = _model_faults(config.model) + _launch_faults(config.run) + _ahead_faults(config)
+    faults += local_faults("rm", config.rm)
     if config.model.scratch is not None:
         faults.append("model.scratch: a policy is a chat model that answers already: set model.path")
     if isinstance(config.rm, JudgeSection | ServerSection):
@@ -483,6 +510,16 @@ def prompt_faults(place: str, name: str | None) -> list[str]:
     if name is None or name in known:
         return []
     return [f"{place}: no {name!r}{nearest(name, known)}; available: {', '.join(known)}"]
+
+
+def _shown_faults(place: str, prompt: str, section: PromptSection | JudgeSection) -> list[str]:
+    """Check that a prompt says what it is to say of culture and language, where that is set."""
+    culture, language, faults = section.culture, section.rubric_language, list[str]()
+    if language not in (None, "any") and not prompt.startswith("listwise"):
+        faults.append(f"{place}.rubric_language: got {language}, but {prompt} asks for none: set it to any")
+    if culture not in (None, "hidden") and prompt not in GRAMMAR_PROMPTS:
+        faults.append(f"{place}.culture: got {culture}, but {prompt} says nothing of culture: set it to hidden")
+    return faults
 
 
 def _reward_faults(reward: RewardSection, grpo: GrpoSection) -> list[str]:

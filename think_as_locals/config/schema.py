@@ -322,19 +322,39 @@ class AskedSection(Section):
     margins: bool
 
 
-class JudgeSection(AskedSection):
-    """A generative reward model in this process."""
+VLLM_OPTIONS = ("tensor_parallel_size", "max_model_length", "gpu_memory_utilization", "quantization")
 
-    kind: Literal["judge"]
+
+class LocalModelSection(Section):
+    """A language model in this process."""
+
     path: str
     revision: str | None
     backend: Literal["transformers", "vllm"]
     dtype: Dtype | None
-    prompt: str | None
-    max_completion_length: PositiveInt | None
-    chat_template_kwargs: TemplateKwargs | None
     chunk_size: PositiveInt
     batch_size: PositiveInt
+    tensor_parallel_size: PositiveInt
+    max_model_length: PositiveInt | None
+    gpu_memory_utilization: Share | None
+    quantization: str | None
+
+    @property
+    def vllm(self) -> dict[str, Any]:
+        """Return the options that only vLLM reads, without those that it chooses itself."""
+        given = self.model_dump(include=set(VLLM_OPTIONS), exclude_none=True)
+        return {key: value for key, value in given.items() if (key, value) != ("tensor_parallel_size", 1)}
+
+
+class JudgeSection(AskedSection, LocalModelSection):
+    """A generative reward model in this process."""
+
+    kind: Literal["judge"]
+    prompt: str | None
+    culture: CultureShown | None
+    rubric_language: RubricLanguage | None
+    max_completion_length: PositiveInt | None
+    chat_template_kwargs: TemplateKwargs | None
 
 
 class ServerSection(AskedSection):
@@ -345,6 +365,8 @@ class ServerSection(AskedSection):
     model: str
     key_variable: str | None
     prompt: str
+    culture: CultureShown
+    rubric_language: RubricLanguage
     max_completion_length: PositiveInt
     concurrency: PositiveInt
     deadline_s: PositiveFloat
@@ -359,6 +381,7 @@ class ClassifierSection(Section):
     path: str
     revision: str | None
     dtype: Dtype | None
+    device_map: Literal["auto"] | None
     chat_template_kwargs: TemplateKwargs
     batch_size: PositiveInt
     max_length: PositiveInt | None
@@ -374,6 +397,7 @@ class ImplicitSection(Section):
     reference: str | None
     reference_revision: str | None
     dtype: Dtype | None
+    device_map: Literal["auto"] | None
     chat_template_kwargs: TemplateKwargs
     batch_size: PositiveInt
     max_length: PositiveInt | None
@@ -406,21 +430,15 @@ class DemonstrationConfig(Recipe):
     hint: bool
 
 
-class PolicySection(Section):
-    """A chat model in this process, whose answers are candidates."""
+class PolicySection(LocalModelSection):
+    """A chat model in this process, whose answers are candidates or edits."""
 
     kind: Literal["model"]
-    path: str
-    revision: str | None
-    backend: Literal["transformers", "vllm"]
-    dtype: Dtype | None
     chat_template_kwargs: TemplateKwargs
-    chunk_size: PositiveInt
-    batch_size: PositiveInt
 
 
 class PolicyServerSection(Section):
-    """A chat model behind an OpenAI-compatible server, whose answers are candidates."""
+    """A chat model behind an OpenAI-compatible server, whose answers are candidates or edits."""
 
     kind: Literal["server"]
     url: Url
@@ -430,6 +448,23 @@ class PolicyServerSection(Section):
     deadline_s: PositiveFloat
     timeout_s: PositiveFloat
     fields: dict[str, Any]
+
+
+ChatSection = Annotated[PolicySection | PolicyServerSection, Field(discriminator="kind")]
+
+
+class EditConfig(Recipe):
+    """Edits of items for the probes, by a chat model: conf/edit.yaml."""
+
+    run: RunSection
+    data: DataSection
+    editor: ChatSection
+    items: Literal["train", "validation", "test", "all"]
+    probes: Annotated[list[Literal["CC", "RC", "CL", "RP"]], Field(min_length=1)]
+    language: str
+    tries: PositiveInt
+    temperature: NonNegativeFloat
+    max_completion_length: PositiveInt
 
 
 class TaskSection(Section):
@@ -447,7 +482,7 @@ class TaskSection(Section):
 class SampleSection(TaskSection):
     """A task, and the policy that draws candidates for it."""
 
-    policy: Annotated[PolicySection | PolicyServerSection, Field(discriminator="kind")]
+    policy: ChatSection
 
 
 class SampleConfig(Recipe):

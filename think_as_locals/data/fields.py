@@ -18,6 +18,7 @@ from think_as_locals.data.languages import culture_code, culture_fault, language
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable
 from think_as_locals.types import LABELS, Item, is_text
 
+_ROLES = ("system", "user", "assistant")
 _UNPARSED_LIST = ("['", '["')  # begin a list of texts as numpy prints it, or truncated JSON, which stayed one text
 
 
@@ -109,8 +110,26 @@ def check_culture(name: str, value: Any, faults: list[Fault], names: bool = Fals
     return given or None
 
 
+def check_conversation(name: str, value: Any, faults: list[Fault]) -> str:
+    """Read a conversation as a prompt: the text of a single message, else every turn after its role."""
+    turns: list[tuple[str, str]] = []
+    for i, message in enumerate(value if isinstance(value, list) else [value]):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, str) and message.get("role") in _ROLES:
+            turns.append((message["role"], content))
+        else:
+            reason = f"{name}[{i}] must be a message with a role ({', '.join(_ROLES)}) and its content"
+            faults.append(Fault(Defect.WRONG_TYPE, reason))
+    if texts := [content for _, content in turns if content.strip()]:
+        check_text(name, min(texts, key=is_text), faults)  # the first that is broken, if any
+    else:
+        faults.append(Fault(Defect.EMPTY_PROMPT, f"{name} is empty"))
+    return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {content}" for role, content in turns)
+
+
 Text = Annotated[str, field(check_text, "")]
 Prompt = Annotated[str, field(partial(check_text, blank=Defect.EMPTY_PROMPT), "")]
+Conversation = Annotated[str, field(check_conversation, "")]
 Response = Annotated[str, field(partial(check_text, blank=Defect.EMPTY_RESPONSE), "")]
 Responses = Annotated[tuple[str, ...], field(check_texts, ())]
 Number = Annotated[float, field(check_number, math.nan)]

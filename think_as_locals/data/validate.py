@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from think_as_locals.data.edited import edit_outcomes
 from think_as_locals.data.fields import shown
 from think_as_locals.data.languages import other_language
 from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
@@ -75,9 +76,18 @@ class Tally:
 
 def validate(data: DataSection, *, strict: bool, quarantine: Path | None, seed: int = 0) -> Tally:
     """Name every fault of all rows (with `strict`, of the first that has any); set bad rows aside in a new file."""
+    return _examined(_item_outcomes(data, seed), strict=strict, quarantine=quarantine)
+
+
+def validate_edits(path: str, *, strict: bool, quarantine: Path | None) -> Tally:
+    """As `validate`, for the rows of a file of edits (`eval.probes`); ids of items are checked where it is used."""
+    return _examined(edit_outcomes(path, None), strict=strict, quarantine=quarantine)
+
+
+def _examined(outcomes: Iterable[Outcome], *, strict: bool, quarantine: Path | None) -> Tally:
     tally = Tally()
     with jsonl.new_file(quarantine, keep_empty=False) if quarantine else nullcontext() as aside:
-        for _ in _counted(data, seed, tally, aside):
+        for _ in _counted(outcomes, tally, aside):
             if strict and not tally.clean:
                 break
     return tally
@@ -89,7 +99,7 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
     items: list[Item] = []
     aside_path = out.with_suffix(".quarantine.jsonl")
     with jsonl.new_file(out) as file, jsonl.new_file(aside_path, keep_empty=False) as aside:
-        for outcome in _counted(data, seed, tally, aside):
+        for outcome in _counted(_item_outcomes(data, seed), tally, aside):
             if strict and not tally.clean:
                 raise DataError("\n".join(_fault_lines(outcome)))
             items += outcome.items
@@ -133,12 +143,17 @@ def _fault_lines(outcome: Outcome) -> list[str]:
     return [f"{place}: {fault.defect.severity}: {fault.defect}: {fault.detail}" for fault in outcome.faults]
 
 
-def _counted(data: DataSection, seed: int, tally: Tally, aside: TextIO | None) -> Iterator[Outcome]:
+def _item_outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
+    check_settings(data)
+    return examine(mark_repeats(row_outcomes(data, seed)))
+
+
+def _counted(outcomes: Iterable[Outcome], tally: Tally, aside: TextIO | None) -> Iterator[Outcome]:
     """Yield what becomes of every row, count it, and write rows that cannot be imported to `aside`."""
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
-    check_settings(data)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        for outcome in progress.track(examine(mark_repeats(row_outcomes(data, seed))), description=""):
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        for outcome in progress.track(outcomes, description=""):
             tally.add(outcome)
             if aside and not outcome.imported:
                 row = outcome.row

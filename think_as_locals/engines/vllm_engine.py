@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine, eos_token_ids, model_file, require_chat_template
+from think_as_locals.runtime.output import is_verbose
 from think_as_locals.types import ModelError
 
 _CLOSING_S = 20.0  # for vLLM's processes to end by themselves: killed, they leave shared memory behind
@@ -77,9 +78,20 @@ class VLLMEngine(TokenEngine):
 
     @classmethod
     def load(
-        cls, path: str, *, dtype: str, template_kwargs: Mapping[str, Any], revision: str | None = None
+        cls,
+        path: str,
+        *,
+        dtype: str,
+        template_kwargs: Mapping[str, Any],
+        revision: str | None = None,
+        max_model_length: int | None = None,
+        **options: Any,
     ) -> VLLMEngine:
-        """Load a judge from a directory or the Hub; a ModelError without a chat template."""
+        """Load a judge from a directory or the Hub; a ModelError without a chat template.
+
+        `options` go to vLLM under the names that it shares with us: tensor_parallel_size, gpu_memory_utilization,
+        quantization.
+        """
         prepare()
         from vllm import LLM
 
@@ -87,7 +99,9 @@ class VLLMEngine(TokenEngine):
         require_chat_template(path, tokenizer)
         config = generation_config(path, revision)
         eager = not torch.cuda.is_available()
-        llm = LLM(model=path, revision=revision, dtype=dtype, enforce_eager=eager, disable_log_stats=True)
+        options |= {"dtype": dtype, "enforce_eager": eager, "max_model_len": max_model_length}
+        options |= {"disable_log_stats": True, "use_tqdm_on_load": is_verbose()}
+        llm = LLM(model=path, revision=revision, **options)
         ends, positions = eos_token_ids(tokenizer, config), llm.model_config.max_model_len
         return cls(llm, Chat(tokenizer, template_kwargs, ends, positions))
 

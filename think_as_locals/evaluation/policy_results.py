@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def write_results(config: PolicyConfig, questions: Mapping[str, Sequence[Questio
             "task": section.task,
             "data": section.data.title,
             "num_candidates": section.num_candidates,
-            **_summary(rows, config),
+            **_summary(rows, config, 1.0 if section.scorer is None else math.inf),
         }
     write_text(folder.path / "answers.jsonl", "".join(f"{line}\n" for line in lines))
     parts = [f"# {escape_markdown(config.run.name)}", f"{CAPTION} {max(steps)} steps of GRPO."]
@@ -95,17 +96,20 @@ def write_results(config: PolicyConfig, questions: Mapping[str, Sequence[Questio
     write_json(folder.policy_results, found)
 
 
-def _summary(rows: Sequence[_Worth], config: PolicyConfig) -> dict[str, Any]:
+def _summary(rows: Sequence[_Worth], config: PolicyConfig, most: float) -> dict[str, Any]:
+    """Return the means before and after and the gain, of all and by culture, where a quality is at most `most`."""
+
     def part(of: Sequence[_Worth]) -> dict[str, Any]:
         groups = [row.question.item.group for row in of]
         before, after = zip(*(row.means for row in of), strict=True)
-        columns = {
-            "before": before,
-            "after": after,
-            "gain": [new - old for old, new in zip(before, after, strict=True)],
-        }
+        gains = [new - old for old, new in zip(before, after, strict=True)]
+        least = 0.0 if most == 1 else -most
+        columns = {"before": (before, (least, most)), "after": (after, (least, most)), "gain": (gains, (-most, most))}
         how = groups, config.eval.bootstrap_samples, config.seed
-        return {name: estimate_mean(column, *how).as_dict("quality") for name, column in columns.items()}
+        return {
+            name: estimate_mean(column, *how, bounds=bounds).as_dict("quality")
+            for name, (column, bounds) in columns.items()
+        }
 
     cultures = grouped([row.question.item for row in rows], BREAKDOWNS["culture"])
     of_item = {row.question.item.id: row for row in rows}

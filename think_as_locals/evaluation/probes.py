@@ -47,6 +47,7 @@ class Change:
 
     before: Item
     after: Item
+    language: str
     percent: Mapping[Form, float | None]
 
 
@@ -66,7 +67,7 @@ def probe(
         pairs = edited_pairs(sorted(items, key=lambda item: item.id))
     else:
         pairs = {edit: sorted(of_edit, key=lambda pair: pair[0].id) for edit, of_edit in edits.items()}
-    every = list(dict.fromkeys([*items, *(item for edited in pairs.values() for pair in edited for item in pair)]))
+    every = list(dict.fromkeys([*items, *(item for edited in pairs.values() for pair in edited for item in pair[:2])]))
     scores = dict(zip(every, scored(every, scorer), strict=True))
     spread = _spread([scores[item] for item in items])
     estimate = partial(estimate_mean, samples=samples, seed=seed)
@@ -74,16 +75,15 @@ def probe(
     found: dict[str, Any] = {"n_items": len(items), "spread": spread}
     for name, edited in pairs.items():
         changes = []
-        for before, after in edited:
+        for before, after, language in edited:
             old, new = scores[before], scores[after]
             relative = _percent(_margin(new, after.best) - _margin(old, before.best), spread)
             paper = _percent(new[after.best] - old[before.best], old[before.best])
-            changes.append(Change(before, after, {"relative": relative, "paper": paper}))
-        # Both sides of a pair can be items where they are parallel.
-        sides = {item.id.removesuffix(f"#{name}") for c in changes for item in (c.before, c.after)}
+            changes.append(Change(before, after, language, {"relative": relative, "paper": paper}))
+        edited_ids = {c.before.id for c in changes}
         by_culture = sorted(grouped(changes, lambda c: BREAKDOWNS["culture"](c.before)).items())
-        by_language = sorted(grouped(changes, lambda c: c.after.language).items())
-        others = [item for item in items if item.id not in sides]
+        by_language = sorted(grouped(changes, lambda c: c.language).items())
+        others = [item for item in items if item.id not in edited_ids]
         found[name] = {
             "direction": DIRECTIONS[name],
             "n": len(changes),

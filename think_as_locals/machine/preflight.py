@@ -18,7 +18,9 @@ from think_as_locals.config.compose import compose_recipe, recipes
 from think_as_locals.config.schema import (
     ClassifierSection,
     DemonstrationConfig,
+    EditConfig,
     EvaluationConfig,
+    GrpoConfig,
     ImplicitSection,
     JudgeSection,
     PolicyConfig,
@@ -56,7 +58,7 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
     if isinstance(config, RunConfig | PolicyConfig | ScpoConfig):
         missing += launch_faults(config)
         missing += memory_faults(config, recipe, overrides) if not missing else []
-    alone = isinstance(config, EvaluationConfig | DemonstrationConfig | SampleConfig)
+    alone = isinstance(config, DemonstrationConfig | SampleConfig | EditConfig)
     if alone and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         missing.append(f"{config.recipe} runs in one process, got {started}: start it with `tal run`")
     if missing:
@@ -86,23 +88,31 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
         return missing + [fault for rm in config.rms.values() for fault in reward_model_faults(rm)]
     if isinstance(config, DemonstrationConfig):
         return missing + reward_model_faults(config.teacher)
+    if isinstance(config, EditConfig):
+        return missing + _chat_faults(config.editor)
     if isinstance(config, SampleConfig):
         return missing
-    if isinstance(config, PolicyConfig):
-        scorers = [task.scorer for task in config.tasks.values() if task.scorer]
-        missing += [fault for rm in (config.rm, *scorers) for fault in reward_model_faults(rm)]
-    if isinstance(config, RunConfig | PolicyConfig):
-        missing += packages("vllm") if config.rollout.backend == "vllm_colocate" else []
-        if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
-            missing += _server_faults(config.rollout.urls)
-        trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
-        missing += [fault for tracker in trackers for fault in packages(tracker)]
+    if not isinstance(config, ScpoConfig):
+        missing += _grpo_faults(config)
     if config.model.requires_gpu and (fault := gpu_fault()):
         small = "model=quickstart_rm global_rm=pooled" if isinstance(config, ScpoConfig) else "model=quickstart"
         small = "model.requires_gpu=false" if isinstance(config, PolicyConfig) else small
         missing.append(f"a GPU: {fault} ({small} needs none)")
     if config.model.path is not None and (fault := model_fault(config.model.path, config.model.revision)):
         missing.append(fault)
+    return missing
+
+
+def _grpo_faults(config: GrpoConfig) -> list[str]:
+    """Return what sampling, trackers and the reward models of a policy lack."""
+    missing = packages("vllm") if config.rollout.backend == "vllm_colocate" else []
+    if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
+        missing += _server_faults(config.rollout.urls)
+    trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
+    missing += [fault for tracker in trackers for fault in packages(tracker)]
+    if isinstance(config, PolicyConfig):
+        scorers = [task.scorer for task in config.tasks.values() if task.scorer]
+        missing += [fault for rm in (config.rm, *scorers) for fault in reward_model_faults(rm)]
     return missing
 
 
@@ -138,11 +148,15 @@ def _shared(config: Config) -> list[str]:
 
 def _sample_faults(sample: SampleSection) -> list[str]:
     """Return what a policy, and the reward model that scores its candidates, lack."""
-    missing, policy = reward_model_faults(sample.scorer) if sample.scorer else [], sample.policy
-    if isinstance(policy, PolicySection):
-        missing += packages("vllm") if policy.backend == "vllm" else []
-        return missing + ([fault] if (fault := model_fault(policy.path, policy.revision)) else [])
-    return missing + key_faults(policy)
+    return (reward_model_faults(sample.scorer) if sample.scorer else []) + _chat_faults(sample.policy)
+
+
+def _chat_faults(model: PolicySection | PolicyServerSection) -> list[str]:
+    """Return what a chat model lacks that samples."""
+    if isinstance(model, PolicySection):
+        missing = packages("vllm") if model.backend == "vllm" else []
+        return missing + ([fault] if (fault := model_fault(model.path, model.revision)) else [])
+    return key_faults(model)
 
 
 def key_faults(server: ServerSection | PolicyServerSection) -> list[str]:
@@ -222,7 +236,9 @@ def _own_code_fault(path: str, config: Path) -> str | None:
             return None
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-        known = found.get("model_type") in CONFIG_MAPPING_NAMES
+        from think_as_locals.reward_models.published import architecture
+
+        known = found.get("model_type") in CONFIG_MAPPING_NAMES or architecture(found) is not None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"model: {config} cannot be read: {error}"
     return None if known else f"model: {path} comes with code of its own (auto_map), which is not run: choose another"

@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
 
 from think_as_locals.engines import Chat, Messages, packing
+from think_as_locals.engines.transformers_engine import on_device
 from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.prompt import break_tokens, shuffled_order
+from think_as_locals.reward_models import published
 from think_as_locals.reward_models.reward_model import (
     Answer,
     Keep,
@@ -195,6 +197,8 @@ def identify_loaded(path: str, model: Any) -> dict[str, Any]:
 class ScalarRM(BatchScorer):
     """A classifier with one label: prompt and response, by its chat template or else as a text pair, to one score.
 
+    Published models with other heads (INF-ORM, ArmoRM, QRM, InternLM2-reward) are read too, see `published`.
+
     A decoder's head reads the last token that is not the padding token its configuration declares, even if a text ends
     with that token, as in training; if none is declared, it reads the last token.
 
@@ -216,6 +220,7 @@ class ScalarRM(BatchScorer):
         *,
         dtype: str = "auto",
         max_length: int | None = None,
+        device_map: str | None = None,
         revision: str | None = None,
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
         new_head_seed: int | None = None,
@@ -227,12 +232,13 @@ class ScalarRM(BatchScorer):
             path: Directory or Hub id.
             dtype: Type of the weights.
             max_length: Maximum number of tokens of prompt and response together; `None` for the model's.
-            revision: Commit, tag or branch on the Hub.
+            device_map: `auto` spreads the layers over all GPUs that the process sees; `None` takes one device.
+            revision: Commit, tag or branch on the Hub; a commit for those of `published`.
             template_kwargs: Passed to the chat template.
             new_head_seed: Adds a random head to a model without one: a baseline, not a reward model.
             **settings: `batch_size` (responses at a time), `chunk_size` (of `RewardModel`), `seed` (`ResponseScorer`).
         """
-        model = _load(path, dtype, revision, new_head_seed)
+        model = _load(path, dtype, device_map, revision, new_head_seed)
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         config = model.config.get_text_config()
         declared = config.pad_token_id  # one outside the vocabulary (-1 is common) is in no text
@@ -261,7 +267,12 @@ class ScalarRM(BatchScorer):
         else:
             encoded = tokenizer(*([messages[i]["content"] for messages in turns] for i in (0, 1)))
         names = encoded.keys() & inspect.signature(self.model.forward).parameters.keys()
-        return [{name: encoded[name][i] for name in sorted(names)} for i in range(len(requests))]
+        rows = [{name: encoded[name][i] for name in sorted(names)} for i in range(len(requests))]
+        if (reward_token := getattr(self.model.config, "reward_token_id", None)) is not None:
+            for row in rows:
+                row["input_ids"].append(reward_token)
+                row["attention_mask"].append(1)
+        return rows
 
     def _scored_batches(
         self, requests: Sequence[Request], rows: Sequence[Row]
@@ -309,7 +320,12 @@ def _share_prompts(path: str, model: Any, tokenizer: Any, pad_id: int | None) ->
     return reason
 
 
-def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None) -> Any:
+def _load(path: str, dtype: str, device_map: str | None, revision: str | None, new_head_seed: int | None) -> Any:
+    options: dict[str, Any] = {"dtype": dtype, "device_map": device_map}
+    if published.architecture(PreTrainedConfig.get_config_dict(path, revision=revision)[0]):
+        if new_head_seed is not None:
+            raise ModelError(f"{path} has a head for scores, and a new one was asked for: leave new_head_seed out")
+        return _ready(published.load_published(path, revision, **options))
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     if new_head_seed is not None:
         config.num_labels = 1
@@ -322,7 +338,7 @@ def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None
         if new_head_seed is not None:
             torch.manual_seed(new_head_seed)
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            path, config=config, revision=revision, dtype=dtype, output_loading_info=True, trust_remote_code=False
+            path, config=config, revision=revision, output_loading_info=True, trust_remote_code=False, **options
         )
     missing = sorted(info["missing_keys"])
     if new_head_seed is not None and not missing:
@@ -334,8 +350,12 @@ def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None
             f"{', ...' if len(lost) > 5 else ''}. Give a reward model, or new_head_seed where only the head is missing "
             "and a random one is wanted"
         )
+    return _ready(model)
+
+
+def _ready(model: Any) -> Any:
     model.config.get_text_config().use_cache = False  # keys and values that no later token would read
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return on_device(model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,8 @@ _MAY_CHANGE = {  # when a run continues: where things are, and how long to wait 
     "grpo.ddp_timeout",
     "eval.batch_size",
     "eval.too_long",
-    *(f"{model}.{key}" for model in ("rms.*", "teacher", "sample.policy", "rm", "tasks.*.scorer") for key in _WAITING),
+    *(f"{model}.{key}" for model in ("rms.*", "teacher", "sample.policy", "editor") for key in _WAITING),
+    *(f"{model}.{key}" for model in ("rm", "tasks.*.scorer") for key in _WAITING),
     "scpo.ddp_timeout",
 }
 
@@ -77,12 +78,25 @@ class RunFolder(StageFolder):
         self.candidates: Final = path / "candidates.jsonl"  # a policy's, for reward models to select of
         self.candidates_summary: Final = path / "candidates.json"  # how good they are, written last
         self.policy_results: Final = path / "policy.json"  # what a policy's answers were worth before and after
-        self.demonstrations_yield: Final = path / "yield.json"  # how many items they are of
+        self.edits: Final = path / "edits.jsonl"  # of an editor's edited items, written last
+        self.yields: Final = path / "yield.json"  # of how many items there are demonstrations or edits
 
     @property
     def name(self) -> str:
         """The run's name."""
         return self.path.name
+
+    @property
+    def findings(self) -> Path:
+        """The document with what a run or a sweep found: `tal run --json` prints it."""
+        documents = [self.path / f"{name}.json" for name in ("variants", "sweep", "scpo", "leaderboard")]
+        documents += [
+            self.policy_results,
+            self.yields,
+            self.candidates_summary,
+            *[*self.measured_steps().values()][-1:],
+        ]
+        return next(filter(Path.is_file, documents))
 
     def result(self, stage: str, name: str) -> Path:
         """The result of a stage (`carb`, `probes`, `selections`) of one reward model of an evaluation."""
