@@ -157,14 +157,18 @@ def test_edits_go_through_validation_into_the_probes_of_an_evaluation(
     validated = tal("data", "validate", str(file), "--json")
     assert (validated.status, json.loads(validated.out)["rows"]) == (0, 24), validated.out
     assert tal("data", "validate", str(file), "--source", "edits").status == 0
+    without = tmp_path / "without-one.jsonl"
+    without.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
     with serving() as (url, _):
         judge = ["rms.long=server", f"rms.long.url={url}", "rms.long.model=m", "rms.long.key_variable=null"]
         asked_by = ["rms.long.protocol=pointwise", "rms.long.prompt=rewardbench2_ratings"]
-        measured = ["data=jsonl", f"data.path={tmp_path / 'items.jsonl'}", f"eval.probes={file}"]
+        measured = ["data=jsonl", f"data.path={tmp_path / 'items.jsonl'}", f"eval.probes={without}"]
         done = tal("run", "carb", *measured, *judge, *asked_by, f"run.dir={tmp_path}", "run.name=measured")
     assert done.status == 0, done.err
     found = json.loads((tmp_path / "measured" / "probes" / "long.json").read_text())
-    assert {(found[probe]["n"], found[probe]["applicable"]) for probe in ("CC", "RC", "CL", "RP")} == {(6, 1.0)}
+    assert [found[probe]["n"] for probe in ("CC", "RC", "CL", "RP")] == [5, 6, 6, 6]
+    assert found["CC"]["not_applicable"] == {"the file has no such edit of it": 1}
+    assert (found["CL"]["applicable"], list(found["CL"]["by_language"])) == (1.0, ["de"])
     assert "CC" in (tmp_path / "measured" / "leaderboard.html").read_text()
 
 

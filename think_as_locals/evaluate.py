@@ -16,7 +16,7 @@ from rich.console import Console
 from think_as_locals.config.schema import AskedSection, EvaluationConfig
 from think_as_locals.data import load, read
 from think_as_locals.data.edited import of_items, read_edits
-from think_as_locals.data.edits import Edits, Pair
+from think_as_locals.data.edits import Edits, Pair, edited_pairs, why_not
 from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
@@ -62,14 +62,18 @@ def candidates_of(config: EvaluationConfig) -> Sequence[Candidates]:
 
 
 def edits_of(config: EvaluationConfig, items: Sequence[Item]) -> Edits | None:
-    """Load the edited pairs of the probes, of the items to evaluate on; `None` where no file has them.
+    """Return the edited pairs of the probes, ours or those of a file, of the items to evaluate on; `None` without any.
 
     Responses of both sides are in the order in which the item's are presented.
     """
-    if not isinstance(config.eval.probes, str):
+    if not config.eval.probes:
         return None
     known = tuple(read(config.data, config.seed))
-    pairs = of_items(read_edits(Path(config.eval.probes).expanduser(), known), items, known)
+    pairs: Edits
+    if isinstance(config.eval.probes, str):
+        pairs = of_items(read_edits(Path(config.eval.probes).expanduser(), known), items, known)
+    else:
+        pairs = edited_pairs(items, known)
     return {edit: [_presented(pair, config.seed) for pair in part] for edit, part in pairs.items()}
 
 
@@ -167,7 +171,7 @@ class RewardModelEvaluation:
     def run(self, items: Sequence[Item], candidates: Sequence[Candidates], edits: Edits | None) -> None:
         """Do the stages that are not done; the model is loaded only if there are any."""
         stages: dict[str, Callable[[AnswerCollector], None]] = {"carb": partial(self._carb, items=items)}
-        if self.config.eval.probes:
+        if edits is not None:
             stages["probes"] = partial(self._probe, items=items, edits=edits)
         if candidates:
             stages["selections"] = partial(self._select, rows=candidates)
@@ -227,18 +231,19 @@ class RewardModelEvaluation:
         for line in carb.lines(self.name, summary):
             self.console.print(escape_terminal(line))
 
-    def _probe(self, collector: AnswerCollector, items: Sequence[Item], edits: Edits | None) -> None:
+    def _probe(self, collector: AnswerCollector, items: Sequence[Item], edits: Edits) -> None:
         """Measure how far its scores move with edits of the items, if it gives scores."""
         config = self.config
         found: dict[str, Any] = {"scores": None}
         if collector.rm.score_requests(items[0]):
             found = probe(
                 [shuffle_responses(item, config.seed) for item in items],
+                edits,
                 collector.scores,
                 k=config.eval.consistency_k,
                 samples=config.eval.bootstrap_samples,
                 seed=config.seed,
-                edits=edits,
+                reason=why_not if config.eval.probes is True else lambda *_: "the file has no such edit of it",
             )
             for line in applied(found):
                 self.console.print(escape_terminal(f"{self.name}: {line}"))

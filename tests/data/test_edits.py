@@ -97,6 +97,10 @@ def test_concepts_are_of_the_same_question_culture_language_and_source(change: d
     assert edits.change_concept(an_item(), concepts) is not None
     assert edits.change_concept(an_item(**change), concepts) is None
     assert edits.other_concepts([an_item(origins=())]) == {}
+    # Of the items that are evaluated none offers another answer, but one beside them does.
+    beside = an_item(id="3", responses=("rice", "cheese"), origins=("JP", "NL"))
+    assert edits.edited_pairs([an_item()])["CC"] == []
+    assert [pair.after.responses[0] for pair in edits.edited_pairs([an_item()], [beside])["CC"]] == ["cheese"]
 
 
 def test_the_place_of_the_other_answers_in_the_data_does_not_decide_which_is_taken() -> None:

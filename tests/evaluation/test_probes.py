@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,14 +16,18 @@ from hypothesis import strategies as st
 from items import make_item
 
 from think_as_locals.data import cards as culture_cards
-from think_as_locals.data.edits import Pair
+from think_as_locals.data.edits import Edits, Pair, edited_pairs
 from think_as_locals.evaluation import probes
 from think_as_locals.evaluation.probes import Scorer
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.types import DataError, Item
 
 NAMES = ("CC", "RC", "CL", "RP")
-probe = partial(probes.probe, k=1.0, samples=300, seed=0)
+
+
+def probe(items: Sequence[Item], scorer: Scorer, edits: Edits | None = None, k: float = 1.0) -> dict[str, Any]:
+    """With our own edits, where none are given."""
+    return probes.probe(items, edits or edited_pairs(items), scorer, k=k, samples=300, seed=0)
 
 
 @cache
@@ -255,6 +259,6 @@ def test_pairs_that_are_given_are_scored_and_no_others() -> None:
     scorer = by_response(lambda item, text: 5.0 if item.culture is None and text == "rice" else float(text == "rice"))
     found = probe(items, scorer, edits={"CC": [], "RC": [Pair(items[1], after, "en")], "CL": [], "RP": []})
     assert (found["RC"]["n"], found["RC"]["applicable"]) == (1, 0.25)
-    assert found["RC"]["not_applicable"] == {"the file has no such edit of it": 3}
+    assert found["RC"]["not_applicable"] == {"no phrase of its prompt that can be cut names the culture": 3}
     assert means(found, "RC", "paper") == (400.0, 400.0)
     assert (found["CL"]["n"], found["CL"]["applicable"]) == (0, 0)

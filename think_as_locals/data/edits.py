@@ -41,9 +41,12 @@ Edits = Mapping[Edit, Sequence[Pair]]
 Concepts = Mapping[tuple[str, ...], Mapping[str, str]]
 
 
-def edited_pairs(items: Sequence[Item]) -> dict[Edit, list[Pair]]:
-    """Return, by edit, the items that it applies to before and after, in the order of the items."""
-    concepts = other_concepts(items)
+def edited_pairs(items: Sequence[Item], known: Sequence[Item] = ()) -> dict[Edit, list[Pair]]:
+    """Return, by edit, the items that it applies to before and after, in the order of the items.
+
+    Other cultures' answers (CC) are also taken from `known` items of the same data.
+    """
+    concepts = other_concepts([*items, *known])
     return {
         "CC": [_pair(item, after) for item in items if (after := change_concept(item, concepts))],
         "RC": [_pair(item, after) for item in items if (after := remove_label(item))],

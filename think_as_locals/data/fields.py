@@ -9,7 +9,8 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, PlainValidator, PrivateAttr, ValidationInfo
@@ -159,12 +160,11 @@ class RowModel(BaseModel):
     def read(cls, row: Row) -> Self:
         """Read the fields of a row; of one that could not be parsed or is no object, every field is empty."""
         values = row.value if isinstance(row.value, Mapping) else {}
-        names = {}
-        for name, field in cls.model_fields.items():
-            alias = field.validation_alias or name
-            choices = [str(choice) for choice in (alias.choices if isinstance(alias, AliasChoices) else [alias])]
-            names[name] = next((choice for choice in choices if values.get(choice) is not None), choices[-1])
-        required = {name for name, field in cls.model_fields.items() if field.is_required()}
+        names = {
+            name: next((choice for choice in choices if values.get(choice) is not None), choices[-1])
+            for name, choices in cls._choices().items()
+        }
+        required = cls._required()
         given = {
             name: values.get(key) for name, key in names.items() if name in required or values.get(key) is not None
         }
@@ -204,9 +204,22 @@ class RowModel(BaseModel):
     @classmethod
     def columns(cls) -> set[str]:
         """The columns that are read, or known to be ignored."""
-        aliases = [field.validation_alias or name for name, field in cls.model_fields.items()]
-        names = {str(n) for alias in aliases for n in (alias.choices if isinstance(alias, AliasChoices) else [alias])}
-        return names.union(cls.UNREAD or ())
+        return {*chain.from_iterable(cls._choices().values()), *(cls.UNREAD or ())}
+
+    @classmethod
+    @cache
+    def _choices(cls) -> dict[str, list[str]]:
+        """Return the columns that each field may stand in, the preferred first."""
+        aliases = {name: field.validation_alias or name for name, field in cls.model_fields.items()}
+        return {
+            name: [str(each) for each in (alias.choices if isinstance(alias, AliasChoices) else [alias])]
+            for name, alias in aliases.items()
+        }
+
+    @classmethod
+    @cache
+    def _required(cls) -> set[str]:
+        return {name for name, field in cls.model_fields.items() if field.is_required()}
 
     def add(self, defect: Defect, detail: str) -> None:
         """Record a fault of this row."""

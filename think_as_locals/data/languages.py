@@ -219,6 +219,7 @@ def _russian_forms(name: str) -> Iterator[str]:
     return (" ".join(words) for words in product(*forms))
 
 
+@cache
 def _territories(language: str) -> dict[str, str]:
     """Return the name of every country by code, in a language that CLDR knows, else in English."""
     try:

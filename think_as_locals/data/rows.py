@@ -69,7 +69,7 @@ class Defect(Enum):
     NO_COUNTRY = "skipped", "the row names no country, or none that CLDR knows"
     UNREAD_FILE = "skipped", "a file in the folder that is none of the data set's"
     INVISIBLE_TEXT = "warning", "a text consists of invisible characters: zero-width, control or direction marks"
-    WRONG_LANGUAGE = "warning", "a text is in another language than its row or data.language says (neither: English)"
+    WRONG_LANGUAGE = "warning", "a text is not in the language of its row or data.language (English if neither has one)"
     RUN_ON_TURN = "warning", "a response continues into another turn (it holds a chat template's role or token)"
     COUNTRY_MISMATCH = "warning", "the prompt names another country than the row"
     DUPLICATE = "warning", "an earlier row has the same prompt and responses"

