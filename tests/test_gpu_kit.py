@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -78,6 +79,7 @@ def test_toy_models_do_not_decide_what_is_of_a_gpu() -> None:
 
 def test_a_spent_budget_starts_no_further_check(tmp_path: Path) -> None:
     out = tmp_path / "truth.json"
-    done = launch("python", "tests/gpu/truth.py", "--only", "machine", "flex", "--budget", "0", "--out", str(out))
+    words = ["tests/gpu/truth.py", "--only", "machine", "flex", "--budget", "0", "--out", str(out)]
+    done = launch(sys.executable, *words)
     assert done.returncode == 0, done.stderr
     assert {row["why"] for row in json.loads(out.read_text())["rows"]} == {"the budget of 0 s is spent"}
