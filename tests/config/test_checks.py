@@ -18,6 +18,7 @@ from config.messages import (
     GRPO,
     HEAD,
     OPINIONS,
+    POLICY,
     PRISM,
     QUICKSTART,
     SAMPLE,
@@ -35,6 +36,7 @@ from think_as_locals.config.schema import (
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
+    PolicyConfig,
     RunConfig,
     SampleConfig,
     ScpoConfig,
@@ -47,15 +49,18 @@ from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMP
 
 NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 NEEDS["data", "quickstart_blend"] = ["data.path=/somewhere"]
-APART = {"rm", "sweep", "mode", "global_rm", "sample", "policy"}
+APART = {"rm", "sweep", "mode", "global_rm", "sample", "policy", "task"}
 """Groups of which only an evaluation, a sweep, SCPO or samples choose; all but the first two are tested below."""
 RM_NEEDS = {
     "judge": ["path=x"],
     "server": ["url=http://127.0.0.1:8000/v1", "model=x"],
     "classifier": ["path=x"],
+    "deberta_v3": [],
+    "tulu3_8b": [],
     "implicit": ["path=x", "reference=y"],
     "constant": [],
 }
+NAMED = ("deberta_v3", "tulu3_8b")  # classifiers
 NEEDS["data", "mix"] = ["data.mix.cards=culture_cards"]
 _NO_RUBRIC = ["reward.weights.criteria_gain=0", "reward.weights.rubric_quality=0", "reward.weights.correctness=1"]
 _NO_COLD_START = ["sft=null", "model.scratch=null", "model.path=x"]
@@ -222,6 +227,60 @@ def test_a_sample_that_cannot_be_is_named_with_the_remedy(recipe: Path, override
     assert expected in message(recipe, *overrides)
 
 
+@pytest.mark.parametrize("rm", RM_NEEDS)
+def test_a_policy_is_trained_on_every_kind_of_reward_model_and_asked_every_task(rm: str) -> None:
+    assert {*group_options()["task"]} == {*TASK_NEEDS}
+    given = [f"rm={rm}", *(f"rm.{need}" for need in RM_NEEDS[rm])]
+    given += ["tasks.asked=prompts", f"tasks.asked.scorer={rm}", *(f"tasks.asked.scorer.{n}" for n in RM_NEEDS[rm])]
+    given += ["tasks.blend=short_answers", "tasks.blend.data.path=x", "tasks.options.data=include"]
+    loaded = load_config(POLICY, [*given, "tasks.options.data.path=y", "lora=rank16"])
+    assert isinstance(loaded, PolicyConfig)
+    assert loaded.rm.kind == ("classifier" if rm in NAMED else rm)
+    assert loaded.tasks["asked"].scorer == loaded.rm
+    assert {name: (t.task, t.data.source) for name, t in loaded.tasks.items() if name != "judged"} == {
+        "options": ("multiple_choice", "include"),
+        "asked": ("prompts", "culture_cards"),
+        "blend": ("short_answers", "blend"),
+    }
+    assert loaded.lora is not None
+    assert loaded.grpo.learning_rate == load_recipe(GRPO, ["lora=rank16"]).grpo.learning_rate
+    assert reloaded(loaded) == loaded
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "expected"),
+    [
+        (POLICY, ["rm.pat=x"], "rm.pat: no such key; did you mean 'rm.path'?"),
+        (POLICY, ["tasks.more=prompt"], "tasks.more=prompt: no such option; did you mean 'prompts'?"),
+        (POLICY, ["tasks.options.itms=x"], "tasks.options.itms: no such key; did you mean 'tasks.options.items'?"),
+        (POLICY, ["tasks.judged.scorer.pat=x"], "tasks.judged.scorer.pat: no such key"),
+        (POLICY, ["tasks.x=prompts"], "tasks.x.scorer: got none, expected with task prompts a reward model (tasks.x."),
+        (POLICY, ["tasks={}"], "tasks: got {}, expected tasks by name, each added by tasks.NAME=TASK"),
+        (POLICY, ["tasks.x=short_answers"], "no default for tasks.x.data.path"),
+        (
+            POLICY,
+            ["tasks.options.items=validation", "tasks.options.data.validation_share=null"],
+            "tasks.options.items: no validation items are held out",
+        ),
+        (POLICY, ["model=quickstart"], "model.scratch: a policy is a chat model that answers already: set model.path"),
+        (POLICY, ["grpo.max_steps=0"], "grpo.max_steps: got 0"),
+        (POLICY, ["rollout.ahead=1"], "rollout.ahead: got 1, but only rollout=vllm_server"),
+        (POLICY, ["rm=judge", "rm.path=x", "rm.prompt=listwis"], "rm.prompt: no 'listwis'; did you mean 'listwise'?"),
+        (POLICY, ["rms.x=constant"], "rm.* belongs to a recipe that trains a policy"),
+        (
+            POLICY,
+            ["data=mix", "data.mix.cards=culture_cards"],
+            "data=mix is for training a judge; this recipe trains a",
+        ),
+        (GRPO, ["rm.path=x"], "rm.* belongs to a recipe that trains a policy"),
+    ],
+)
+def test_a_policy_that_cannot_be_trained_is_named_with_the_remedy(
+    recipe: Path, overrides: list[str], expected: str
+) -> None:
+    assert expected in message(recipe, *overrides)
+
+
 def test_a_teacher_is_in_this_process_or_behind_a_server() -> None:
     loaded = load_config(DEMONSTRATE, TEACHER)
     served = load_config(DEMONSTRATE, ["teacher=server", "teacher.url=http://127.0.0.1:8000/v1", "teacher.model=x"])
@@ -310,7 +369,8 @@ def test_a_key_of_the_recipe_can_be_dropped_for_a_mix(tmp_path: Path) -> None:
 def test_every_kind_of_reward_model_loads_beside_the_others(kind: str) -> None:
     loaded = load_config(CARB, [f"rms.mine={kind}", *(f"rms.mine.{key}" for key in RM_NEEDS[kind])])
     assert isinstance(loaded, EvaluationConfig)
-    assert {name: rm.kind for name, rm in loaded.rms.items()} == {"constant": "constant", "mine": kind}
+    assert loaded.rms["mine"].kind == ("classifier" if kind in NAMED else kind)
+    assert {*loaded.rms} == {"constant", "mine"}
     assert reloaded(loaded) == loaded
 
 

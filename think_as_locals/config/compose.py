@@ -174,14 +174,16 @@ _ADDED = {  # PLACE.NAME=OPTION: the group of the option, and what Hydra adds fo
     "rms": ("rm", ["+rm@rms.{name}={option}"]),
     "data.mix": ("data", ["+data@data.mix.{name}={option}"]),
     "eval.sets": ("data", ["+eval/shared@eval.sets.{name}=set", "+data@eval.sets.{name}.data={option}"]),
+    "tasks": ("task", ["+task@tasks.{name}={option}"]),
 }
 _CHOSEN = {  # SECTION=OPTION: as above, where a group is not called like the section
     "teacher": ("rm", ["rm@teacher={option}"]),
     "editor": ("policy", ["policy@editor={option}"]),
     "sample.policy": ("policy", ["policy@sample.policy={option}"]),
     "sample.data": ("data", ["data@sample.data={option}"]),
-    "sample.scorer": ("rm", ["+rm@sample.scorer={option}"]),
+    "sample.scorer": ("rm", ["rm@sample.scorer={option}"]),
 }
+_OF_TASKS = {"data": "data", "scorer": "rm"}  # tasks.NAME.SECTION=OPTION: the group
 
 
 def _as_overrides(text: str) -> list[str]:
@@ -200,6 +202,8 @@ def _as_overrides(text: str) -> list[str]:
         raise ConfigError(f"{text}: recipe is the name of the recipe's file; use run.name to name a run")
     place, _, name = key.rpartition(".")
     groups, (group, added) = group_options(), _CHOSEN.get(key) or _ADDED.get(place, (key, [text]))
+    if re.fullmatch(r"tasks\.\w+", place) and name in _OF_TASKS:
+        group, added = _OF_TASKS[name], [f"{_OF_TASKS[name]}@{key}={{option}}"]
     if group not in groups:
         # Hydra merges a mapping into the one that is there: emptied first, it is replaced.
         emptied = [f"++{key}=null"] if option.startswith("{") and not key.startswith(("+", "~")) else []

@@ -20,8 +20,10 @@ from think_as_locals.config.schema import (
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
+    GrpoConfig,
     ImplicitSection,
     JudgeSection,
+    PolicyConfig,
     PolicySection,
     PolicyServerSection,
     RewardModelSection,
@@ -53,7 +55,7 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
         missing = [*_shared(config), *(chain.from_iterable(of_models) if all(of_models) else ())]
     else:
         missing = missing_for(config)
-    if isinstance(config, RunConfig | ScpoConfig):
+    if isinstance(config, RunConfig | PolicyConfig | ScpoConfig):
         missing += launch_faults(config)
         missing += memory_faults(config, recipe, overrides) if not missing else []
     alone = isinstance(config, DemonstrationConfig | SampleConfig | EditConfig)
@@ -90,17 +92,27 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
         return missing + _chat_faults(config.editor)
     if isinstance(config, SampleConfig):
         return missing
-    if isinstance(config, RunConfig):
-        missing += packages("vllm") if config.rollout.backend == "vllm_colocate" else []
-        if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
-            missing += _server_faults(config.rollout.urls)
-        trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
-        missing += [fault for tracker in trackers for fault in packages(tracker)]
+    if not isinstance(config, ScpoConfig):
+        missing += _grpo_faults(config)
     if config.model.requires_gpu and (fault := gpu_fault()):
-        small = "quickstart_rm global_rm=pooled" if isinstance(config, ScpoConfig) else "quickstart"
-        missing.append(f"a GPU: {fault} (model={small} needs none)")
+        small = "model=quickstart_rm global_rm=pooled" if isinstance(config, ScpoConfig) else "model=quickstart"
+        small = "model.requires_gpu=false" if isinstance(config, PolicyConfig) else small
+        missing.append(f"a GPU: {fault} ({small} needs none)")
     if config.model.path is not None and (fault := model_fault(config.model.path, config.model.revision)):
         missing.append(fault)
+    return missing
+
+
+def _grpo_faults(config: GrpoConfig) -> list[str]:
+    """Return what sampling, trackers and the reward models of a policy lack."""
+    missing = packages("vllm") if config.rollout.backend == "vllm_colocate" else []
+    if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
+        missing += _server_faults(config.rollout.urls)
+    trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
+    missing += [fault for tracker in trackers for fault in packages(tracker)]
+    if isinstance(config, PolicyConfig):
+        scorers = [task.scorer for task in config.tasks.values() if task.scorer]
+        missing += [fault for rm in (config.rm, *scorers) for fault in reward_model_faults(rm)]
     return missing
 
 
@@ -123,6 +135,8 @@ def _shared(config: Config) -> list[str]:
     sections = config.data_sections if isinstance(config, RunConfig) else {}
     if not isinstance(config, RunConfig | SampleConfig):
         sections = {"data": config.data}
+    if isinstance(config, PolicyConfig):
+        sections |= {f"tasks.{name}.data": task.data for name, task in config.tasks.items()}
     if isinstance(config, EvaluationConfig | SampleConfig) and config.sample is not None:
         sections |= {"sample.data": config.sample.data}
         missing += _sample_faults(config.sample)
