@@ -170,6 +170,7 @@ def test_an_editor_is_a_server_or_a_model_in_this_process() -> None:
         (["editor=serv"], "editor=serv: no such option; did you mean 'server'?"),
         ([*EDITOR, "probes=[XX]"], "probes.0: got 'XX', expected 'CC', 'RC', 'CL' or 'RP'"),
         ([*EDITOR, "probes=[]"], "probes: got [], expected"),
+        ([*EDITOR, "probes=[CL,RC,CL]"], "probes: got CL, RC, CL, expected each once"),
         ([*EDITOR, "temperature=0"], "tries: got 3, but at temperature 0 all are the same"),
         ([*EDITOR, "items=validation", "data.validation_share=null"], "items: no validation items are held out"),
         ([*EDITOR, "rms.x=constant"], "editor.* belongs to a recipe that has a model edit items"),

@@ -327,6 +327,8 @@ def _demonstration_faults(config: DemonstrationConfig) -> list[str]:
 
 def _edit_faults(config: EditConfig) -> list[str]:
     faults = _side_faults(config.items, config.data) + _data_faults(config.data, untrained=_MEASURED)
+    if len(set(config.probes)) < len(config.probes):
+        faults.append(f"probes: got {', '.join(config.probes)}, expected each once")
     if config.tries > 1 and not config.temperature:
         faults.append(f"tries: got {config.tries}, but at temperature 0 all are the same: raise it, or set tries=1")
     return faults
