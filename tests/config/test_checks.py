@@ -982,7 +982,7 @@ def test_scpo_decides_the_same_fields_by_other_keys(section: str, field: str, in
         ("grpo.loss_type", "gspo", "expected 'grpo', 'bnpo', 'dr_grpo', 'dapo', 'luspo', 'cispo', 'sapo' or 'vespo'"),
         ("grpo.importance_sampling_level", "word", "expected token or sequence"),
         ("grpo.scale_rewards", "max", "expected group or batch or none"),
-        ("grpo.optim", "adamw_torchh", "got 'adamw_torchh'; did you mean"),
+        ("grpo.optim", "adamw_torchh", "got 'adamw_torchh', expected one of adamw_torch, "),
         ("grpo.multi_objective_aggregation", "sum", "expected sum_then_normalize or normalize_then_sum"),
         ("grpo.vllm_importance_sampling_mode", "mask", "expected token_truncate or token_mask or"),
         ("grpo.num_iterations", 0, "expected at least 1"),

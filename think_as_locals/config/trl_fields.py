@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from enum import EnumMeta
+from enum import Enum
 from importlib.util import find_spec
 from typing import Any, get_args
 
@@ -141,13 +141,18 @@ def _value_fault(key: str, value: Any, kind: Any) -> str:
         return f"got {shown(value)}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
     if key in _CHOICES and value not in _CHOICES[key]:
         return f"got {shown(value)}, expected {' or '.join(_CHOICES[key])}"
-    named = [each.value for part in get_args(kind) if isinstance(part, EnumMeta) for each in part]
+    named: list[str] = [name for part in get_args(kind) for name in _values(part)]
     if named and isinstance(value, str) and value not in named:
-        return f"got {shown(value)}{nearest(value, named)}; available: {', '.join(named)}"
+        return f"got {shown(value)}, expected one of {', '.join(named)}{nearest(value, named)}"
     least, most = _BOUNDS.get(key, (-math.inf, math.inf))
     if value is not None and key in _BOUNDS and not least <= value <= most:
         return f"got {shown(value)}, expected at least {least:g}{f' and at most {most:g}' if most < math.inf else ''}"
     return ""
+
+
+def _values(kind: Any) -> list[str]:
+    """Return the names that an enumeration has, or none."""
+    return [str(each.value) for each in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
 
 
 def _numbers(value: Any) -> Iterator[float]:
