@@ -206,6 +206,8 @@ class GrpoSection(TrlSection):
     temperature: PositiveFloat
     beta: NonNegativeFloat
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
+    cast_lm_head_to_fp32: bool
+    vllm_importance_sampling_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
     num_train_epochs: PositiveFloat
     report_to: list[Tracker]
     vllm_tensor_parallel_size: PositiveInt

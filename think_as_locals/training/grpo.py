@@ -13,6 +13,7 @@ from peft import LoraConfig
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import AutoTokenizer, GenerationConfig, Trainer, TrainingArguments, get_scheduler
+from transformers.utils import is_torch_tf32_available
 from trl import GRPOConfig, RewardConfig, SFTConfig
 from trl.trainer.utils import RepeatSampler
 
@@ -194,6 +195,8 @@ def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_di
         "seed": config.seed,
         **device_arguments(),
         "bf16": config.model.dtype == "bfloat16",
+        # For the LM head (cast_lm_head_to_fp32): products of bfloat16 are exact in it, at half of bfloat16's speed.
+        "tf32": (config.model.dtype == "bfloat16" and is_torch_tf32_available()) or None,
         "disable_tqdm": True,  # `LiveView` shows progress
         "save_strategy": "steps",
         "report_to": [],

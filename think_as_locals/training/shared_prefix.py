@@ -70,6 +70,9 @@ class SharedPrefixTrainer(GRPOTrainer):
         self._checked = False
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         bare = [model.get_base_model() if hasattr(model, "get_base_model") else model for model in models]
+        if self.args.cast_lm_head_to_fp32:
+            for model in bare:
+                _keep_head_in_float32(model.get_output_embeddings())
         self.unshared_reason: str | None = None
         if reasons := [reason for model in bare if (reason := _unsupported_reason(model, self))]:
             self._stop_sharing(reasons[0])
@@ -134,9 +137,23 @@ class SharedPrefixTrainer(GRPOTrainer):
         self._gradient_rows = (inputs["advantages"] != 0).tolist() if advantage_only else None
         self._inputs = inputs = dict(inputs)
         try:
-            return super()._compute_loss(model, inputs)  # type: ignore[no-any-return]
+            loss: Tensor = super()._compute_loss(model, inputs)
         finally:
             self._inputs = self._gradient_rows = None
+        if "importance_sampling_ratio" in inputs:
+            self._log_effective_sample_size(inputs)
+        return loss
+
+    def _log_effective_sample_size(self, inputs: dict[str, Any]) -> None:
+        """Log (sum w)^2 / (n sum w^2) of the n importance weights, of tokens or whole completions with an advantage."""
+        weights, advantages = inputs["importance_sampling_ratio"], inputs["advantages"]  # (B, C) or (B, 1)
+        rows = advantages if advantages.dim() == 2 else advantages[:, None]
+        counted = inputs["completion_mask"].bool() & (rows != 0)
+        weights = weights[counted] if weights.shape[1] > 1 else weights[counted.any(1), 0]
+        sums = torch.stack([weights.new_tensor(weights.numel()), weights.sum(), weights.square().sum()])
+        count, total, squares = self.accelerator.reduce(sums).tolist()
+        if squares:
+            self._metrics["train"]["sampling/effective_sample_size"].append(total**2 / (count * squares))
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -295,18 +312,33 @@ class SharedPrefixTrainer(GRPOTrainer):
             metrics[f"sampling/{name}"].append(over_ranks(gather(value.reshape(1))).item())
 
 
+def _keep_head_in_float32(head: nn.Module) -> None:
+    """Have an LM head compute in float32 wherever it is called: TRL's cast is undone by autocast, but in its loss."""
+    cast_forward = head.forward
+
+    def forward(hidden_states: Tensor) -> Tensor:
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            logits: Tensor = cast_forward(hidden_states)
+        return logits
+
+    head.forward = forward
+
+
 @contextmanager
 def _float32(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
     """Have a model compute in float32, whatever its weights are and however they are sharded; none is changed."""
     bare = accelerator.unwrap_model(model)
     autocast, plain = bare.__dict__.get("forward"), bare.__dict__.get("_original_forward")
+    precision = torch.backends.fp32_precision
     accelerator.autocast = nullcontext
     if plain is not None:
         bare.forward = plain
+    torch.backends.fp32_precision = "ieee"  # not TF32
     try:
         with torch.autocast(accelerator.device.type, enabled=False), _Promoting():
             yield
     finally:
+        torch.backends.fp32_precision = precision
         del accelerator.autocast
         if plain is not None:
             bare.forward = autocast
