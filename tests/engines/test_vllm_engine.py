@@ -56,6 +56,7 @@ def test_vllm_writes_what_transformers_writes_and_ends_with_a_killed_owner(
     assert len(found["processes"]) >= 2  # the engine core and its worker
     assert all(map(gone, found["processes"]))
     texts, labels = found["texts"], found["labels"]
+    assert found["positions"] == 1000  # of vllm's options, which reached it
     assert len(texts["vllm"]) == min(100, len(splits.test) + len(splits.train))
     # Two kernels may round a tie differently; a wrong weight or prompt would change nearly all.
     assert share_alike(texts["vllm"], texts["transformers"]) >= 0.98

@@ -58,8 +58,8 @@ def _launches_by_name(reader: Reader, typed: Command) -> None:
 def _starts(reader: Reader, words: list[str]) -> None:
     """Recipe, data, rewards and folder, up to the first step; or what is missing."""
     reached: list[RunFolder] = []
-    for trainer in ("train", "steer"):
-        reader.monkeypatch.setattr(f"think_as_locals.{trainer}.run", lambda _, __, folder: reached.append(folder))
+    for program in ("train", "steer", "evaluate"):
+        reader.monkeypatch.setattr(f"think_as_locals.{program}.run", lambda *given, **_: reached.append(given[-1]))
     status, output = reader.tal("run", *words)
     if reached:
         assert (status, load_config(reached[0].config).run.name) == (0, reached[0].name)
