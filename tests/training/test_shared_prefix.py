@@ -38,7 +38,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
     """Makes trainers of a small model; keyword arguments are GRPOConfig's, `model_*` the model's."""
 
-    def of(*, lora: bool = False, kernel: str = "sdpa", **arguments: Any) -> SharedPrefixTrainer:
+    def of(*, lora: bool = False, kernel: str = "sdpa", head: bool = False, **arguments: Any) -> SharedPrefixTrainer:
         torch.manual_seed(0)
         of_model = {k.removeprefix("model_"): arguments.pop(k) for k in list(arguments) if k.startswith("model_")}
         ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -46,6 +46,7 @@ def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
         Qwen3ForCausalLM(Qwen3Config(**sizes, **ends, **of_model)).save_pretrained(tmp_path / "model")
         settings = {"gradient_checkpointing": False, "beta": 0.0, "max_completion_length": 6, "bf16": False}
         made = SharedPrefixTrainer(
+            float32_head=head,
             model=str(tmp_path / "model"),  # a path: the reference model is loaded from it as well
             reward_funcs=lambda completion_ids, **_: [float(len(set(ids))) for ids in completion_ids],
             args=GRPOConfig(
@@ -252,8 +253,8 @@ def test_the_effective_sample_size_is_of_what_moves_the_policy(
 def test_a_head_in_float32_is_that_of_packed_rows_and_of_others(make: Make, lora: bool) -> None:
     errors = []
     for cast in (True, False):
-        weights = {"attn_implementation": "sdpa", "dtype": "bfloat16" if lora else "float32"}
-        trainer = make(lora=lora, bf16=True, model_init_kwargs=weights, cast_lm_head_to_fp32=cast, temperature=0.7)
+        trainer = make(lora=lora, bf16=True, head=cast, temperature=0.7)
+        trainer.model.to(torch.bfloat16 if lora else torch.float32)
         bare = trainer.model.get_base_model() if lora else trainer.model
         hidden: list[Tensor] = []
         bare.model.register_forward_hook(lambda *given, hidden=hidden: hidden.append(given[-1].last_hidden_state))
@@ -261,7 +262,7 @@ def test_a_head_in_float32_is_that_of_packed_rows_and_of_others(make: Make, lora
         with torch.no_grad(), trainer.accelerator.autocast():
             log_probs, _ = packing.log_probs(trainer.model, packed)
             logits = trainer.model(input_ids=packed.tokens).logits
-        of_packed, of_rows = (states.float() @ bare.lm_head.weight.float().T for states in hidden)
+        of_packed, of_rows = (states.float() @ bare.lm_head.weight.detach().float().T for states in hidden)
         expected = (of_packed[0] / 0.7).log_softmax(-1).gather(-1, packed.labels.T)[:, 0]
         errors.append((float((log_probs - expected).abs().max()), float((logits - of_rows).abs().max())))
     (packed_error, error), (packed_half, half) = errors

@@ -200,6 +200,8 @@ class TrlSection(Section):
 
 
 class GrpoSection(TrlSection):
+    OURS = frozenset({"cast_lm_head_to_fp32"})  # TRL's way fails under FSDP2, and with LoRA
+
     gradient_accumulation_steps: PositiveInt
     num_generations: Annotated[int, Field(ge=2)]
     max_completion_length: PositiveInt

@@ -64,6 +64,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         with rollout_engine(config, self.chat, dataset["prompt"], folder, self.log_rollouts):
             super().__init__(
                 checkpoints=checkpoints,
+                float32_head=config.grpo.cast_lm_head_to_fp32,
                 scores_rubrics="criteria_gain" in self.rewards.weights and gain_scorer == "policy",
                 model=model,
                 reward_funcs=self.rewards.functions(),

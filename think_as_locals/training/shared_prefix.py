@@ -16,37 +16,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
+from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanmax, nanmin
 
 from think_as_locals.engines import packing
+from think_as_locals.engines.float32 import computing_in_float32
 from think_as_locals.engines.transformers_engine import generate, padded
 
 _logger = logging.getLogger(__name__)
 
-# The largest difference of log-probabilities between packed and separate rows ...
+# The largest difference of log-probabilities between packed and separate rows; in half precision see `packing`.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
-# ... in half precision, where the shape of a batch alone moves them (7B: .04 nats), how much further packed rows may be
-# from float32 than separate ones are, in the mean.
-_FURTHER = 2.0
-_NEGLIGIBLE = 1e-6  # nats
-
-_HALF = (torch.bfloat16, torch.float16)
-_PROMOTED = {  # functions of which float32 activations need float32 weights
-    *(nn.functional.embedding, nn.functional.linear, nn.functional.layer_norm, nn.functional.rms_norm),
-    *(nn.functional.scaled_dot_product_attention, nn.functional.conv1d),
-    *(torch.matmul, torch.bmm, torch.addmm, Tensor.matmul, Tensor.__matmul__),
-}
 
 
 class SharedPrefixTrainer(GRPOTrainer):
@@ -54,14 +44,16 @@ class SharedPrefixTrainer(GRPOTrainer):
 
     Where a model or setting is not supported, or the first group's log-probabilities differ from TRL's own (in half
     precision: are more than twice as far from float32's as TRL's own are), it computes as TRL does; `unshared_reason`
-    then tells why. With `scores_rubrics`, rubrics are scored by the policy between sampling and loss; off policy, that
+    then tells why. With `float32_head` the LM head computes in float32, under autocast too, whatever its weights are.
+    With `scores_rubrics`, rubrics are scored by the policy between sampling and loss; off policy, that
     pass also gives `add_old_log_probs` the rollouts' old log-probabilities.
     """
 
     _buffered_inputs: list[dict[str, Any]] | None
 
-    def __init__(self, *args: Any, scores_rubrics: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, scores_rubrics: bool = False, float32_head: bool = False, **kwargs: Any) -> None:
+        with _float32_heads() if float32_head else nullcontext():
+            super().__init__(*args, **kwargs)
         self._scores_rubrics = scores_rubrics
         self._old_log_probs: list[Tensor] | None = None
         self._inputs: dict[str, Any] | None = None
@@ -70,9 +62,8 @@ class SharedPrefixTrainer(GRPOTrainer):
         self._checked = False
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         bare = [model.get_base_model() if hasattr(model, "get_base_model") else model for model in models]
-        if self.args.cast_lm_head_to_fp32:
-            for model in bare:
-                _keep_head_in_float32(model.get_output_embeddings())
+        if float32_head and type(head := bare[0].get_output_embeddings()) is nn.Linear:
+            head.forward = partial(_linear_in_float32, head)
         self.unshared_reason: str | None = None
         if reasons := [reason for model in bare if (reason := _unsupported_reason(model, self))]:
             self._stop_sharing(reasons[0])
@@ -152,8 +143,9 @@ class SharedPrefixTrainer(GRPOTrainer):
         weights = weights[counted] if weights.shape[1] > 1 else weights[counted.any(1), 0]
         sums = torch.stack([weights.new_tensor(weights.numel()), weights.sum(), weights.square().sum()])
         count, total, squares = self.accelerator.reduce(sums).tolist()
-        if squares:
-            self._metrics["train"]["sampling/effective_sample_size"].append(total**2 / (count * squares))
+        if count:
+            size = total**2 / (count * squares) if squares else 0.0
+            self._metrics["train"]["sampling/effective_sample_size"].append(size)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -243,11 +235,8 @@ class SharedPrefixTrainer(GRPOTrainer):
                 self._stop_sharing(f"log-probabilities differ by {worst:.1e} from those of separate rows")
             return
         ours, theirs = (float(total) / max(count, 1) for total in found[:, :2].sum(0))
-        if not ours <= _FURTHER * theirs + _NEGLIGIBLE:
-            self._stop_sharing(
-                f"log-probabilities differ by {ours:.1e} from float32's in the mean, those of separate rows by "
-                f"{theirs:.1e}: more than {_FURTHER:g} times as much"
-            )
+        if reason := packing.worse_than_separate("log-probabilities", ours, theirs):
+            self._stop_sharing(reason)
 
     def _stop_sharing(self, reason: str) -> None:
         self.unshared_reason = reason
@@ -312,54 +301,40 @@ class SharedPrefixTrainer(GRPOTrainer):
             metrics[f"sampling/{name}"].append(over_ranks(gather(value.reshape(1))).item())
 
 
-def _keep_head_in_float32(head: nn.Module) -> None:
-    """Have an LM head compute in float32 wherever it is called: TRL's cast is undone by autocast, but in its loss."""
-    cast_forward = head.forward
+@contextmanager
+def _float32_heads() -> Iterator[None]:
+    """Have the LM heads of trainers that are made within compute their log-probabilities in float32.
 
-    def forward(hidden_states: Tensor) -> Tensor:
-        with torch.autocast(hidden_states.device.type, enabled=False):
-            logits: Tensor = cast_forward(hidden_states)
-        return logits
+    TRL's `cast_lm_head_to_fp32` also turns their weights into float32, which FSDP2 refuses beside others in bfloat16,
+    and fails with PEFT and tied embeddings.
+    """
+    original = grpo_trainer.add_fused_lm_head
 
-    head.forward = forward
+    def add_fused_lm_head(model: nn.Module, **settings: Any) -> None:
+        original(model, **{**settings, "cast_lm_head_to_fp32": True})
+
+    grpo_trainer.add_fused_lm_head = add_fused_lm_head
+    try:
+        yield
+    finally:
+        grpo_trainer.add_fused_lm_head = original
+
+
+def _linear_in_float32(head: nn.Linear, hidden: Tensor) -> Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):
+        bias = None if head.bias is None else head.bias.float()
+        return nn.functional.linear(hidden.float(), head.weight.float(), bias)
 
 
 @contextmanager
 def _float32(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
-    """Have a model compute in float32, whatever its weights are and however they are sharded; none is changed."""
-    bare = accelerator.unwrap_model(model)
-    autocast, plain = bare.__dict__.get("forward"), bare.__dict__.get("_original_forward")
-    precision = torch.backends.fp32_precision
+    """Have a model compute in float32, under TRL's autocast as well."""
     accelerator.autocast = nullcontext
-    if plain is not None:
-        bare.forward = plain
-    torch.backends.fp32_precision = "ieee"  # not TF32
     try:
-        with torch.autocast(accelerator.device.type, enabled=False), _Promoting():
+        with computing_in_float32(accelerator.unwrap_model(model)):
             yield
     finally:
-        torch.backends.fp32_precision = precision
         del accelerator.autocast
-        if plain is not None:
-            bare.forward = autocast
-
-
-class _Promoting(TorchFunctionMode):
-    """Gives functions of weights float32 copies of what is in half precision, one function at a time."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _PROMOTED:
-            args, kwargs = tree_map_only(Tensor, _promoted, (args, kwargs))
-        elif func is Tensor.to and any(
-            wanted is half for wanted in (*args[1:2], kwargs.get("dtype")) for half in _HALF
-        ):
-            return args[0]  # PEFT rounds activations to the type of an adapter
-        return func(*args, **kwargs)
-
-
-def _promoted(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in _HALF else tensor
 
 
 def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:
