@@ -9,12 +9,16 @@ from typing import Any
 
 import openai
 import pytest
+from conftest import Tal
 from fastapi.testclient import TestClient
+from items import make_item
 from reward_models.tiny import write_language_model
 from served_app import serving
 from serving.judges import Longest, judge_of, settings
 from serving.test_app import BASE, ITEM, KEY
 
+from think_as_locals.data.sources import jsonl
+from think_as_locals.engines import Sampling
 from think_as_locals.judging import render
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.serving.app import create_app
@@ -82,6 +86,17 @@ def test_another_conversation_is_completed_as_it_is(client: openai.OpenAI, longe
     assert "<verdict>" in answer.choices[0].message.content
 
 
+def test_a_temperature_and_a_seed_reach_the_engine_and_without_one_it_is_greedy(
+    client: openai.OpenAI, longest: Longest
+) -> None:
+    ask(client, temperature=0.7, seed=5)
+    ask(client, messages=render(Item(**{**ROW, "responses": tuple(ROW["responses"])})), temperature=1.0, top_p=1.0)
+    ask(client, seed=5)
+    drawn, other, greedy = longest.samplings
+    assert (drawn.temperature, drawn.seed, other.temperature) == (0.7, 5, 1.0)
+    assert greedy == Sampling(max_completion_length=64)
+
+
 def test_the_judge_of_this_package_reads_its_own_server(longest: Longest) -> None:
     """`Judge.load(base_url=...)` renders and parses itself; its requests are taken as they are."""
     with serving(create_app(judge_of(longest), settings(), None)) as url:
@@ -92,12 +107,28 @@ def test_the_judge_of_this_package_reads_its_own_server(longest: Longest) -> Non
     assert len(longest.prompts) == 1
 
 
+def test_a_served_judge_is_a_teacher(longest: Longest, tal: Tal, tmp_path: Path) -> None:
+    items = [
+        make_item(id=str(i), group=f"g{i}", responses=("Rice.", f"Rice, fish and {i} eggs."), best=1) for i in (2, 3)
+    ]
+    jsonl.write(items, tmp_path / "items.jsonl")
+    data = ["data=jsonl", f"data.path={tmp_path / 'items.jsonl'}", "items=all", f"run.dir={tmp_path}", "tries=1"]
+    with serving(create_app(judge_of(longest), settings(), None)) as url:
+        teacher = ["teacher=server", f"teacher.url={url}/v1", f"teacher.model={MODEL}", "teacher.key_variable=null"]
+        done = tal("demonstrate", *data, *teacher, "teacher.max_completion_length=64", "--json")
+    assert done.status == 0, done.err
+    assert json.loads(done.out)["right"] == 2
+    assert {sampling.temperature for sampling in longest.samplings} == {1.0}
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
         ({"stream": True}, "stream"),
         ({"n": 2}, "n"),
-        ({"temperature": 0.7}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": 0.7, "top_p": 0.9}, "top_p"),
+        ({"temperature": 0.7, "seed": -1}, "seed"),
         ({"logprobs": True}, "logprobs"),
         ({"max_tokens": 65}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -116,7 +147,7 @@ def test_the_judge_of_this_package_reads_its_own_server(longest: Longest) -> Non
         ({"content": {**ITEM, "responses": ["a", "a"]}}, "body"),
     ],
 )
-def test_what_a_greedy_judge_cannot_honour_is_refused_in_openais_form(
+def test_what_a_judge_cannot_honour_is_refused_in_openais_form(
     client: openai.OpenAI, longest: Longest, options: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.APIStatusError) as raised:
