@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +20,19 @@ _PROMOTED = {  # functions of which float32 activations need float32 weights
 
 
 @contextmanager
-def computing_in_float32(model: nn.Module) -> Iterator[None]:
+def computing_in_float32(model: Any) -> Iterator[None]:
     """Have a model compute in float32, whatever its weights are and however they are sharded; none is changed."""
     autocast, plain = model.__dict__.get("forward"), model.__dict__.get("_original_forward")  # accelerate's
-    device, precision = next(model.parameters()).device.type, torch.backends.fp32_precision
+    device, backends = next(model.parameters()).device.type, cast("Any", torch.backends)
+    precision = backends.fp32_precision
     if plain is not None:
         model.forward = plain
-    torch.backends.fp32_precision = "ieee"  # not TF32
+    backends.fp32_precision = "ieee"  # not TF32
     try:
         with torch.autocast(device, enabled=False), _Promoting():
             yield
     finally:
-        torch.backends.fp32_precision = precision
+        backends.fp32_precision = precision
         if plain is not None:
             model.forward = autocast
 

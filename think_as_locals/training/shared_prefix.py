@@ -63,7 +63,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         bare = [model.get_base_model() if hasattr(model, "get_base_model") else model for model in models]
         if float32_head and type(head := bare[0].get_output_embeddings()) is nn.Linear:
-            head.forward = partial(_linear_in_float32, head)
+            head.forward = partial(_linear_in_float32, head)  # type: ignore[method-assign]
         self.unshared_reason: str | None = None
         if reasons := [reason for model in bare if (reason := _unsupported_reason(model, self))]:
             self._stop_sharing(reasons[0])
