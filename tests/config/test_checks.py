@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -45,7 +46,7 @@ from think_as_locals.config.schema import (
 from think_as_locals.judging import prompt_names
 from think_as_locals.runtime.run_folder import open_run
 from think_as_locals.scpo.report import DIFFERENCES
-from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource
+from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource, shown
 
 NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 NEEDS["data", "quickstart_blend"] = ["data.path=/somewhere"]
@@ -169,6 +170,7 @@ def test_an_editor_is_a_server_or_a_model_in_this_process() -> None:
         (["editor=serv"], "editor=serv: no such option; did you mean 'server'?"),
         ([*EDITOR, "probes=[XX]"], "probes.0: got 'XX', expected 'CC', 'RC', 'CL' or 'RP'"),
         ([*EDITOR, "probes=[]"], "probes: got [], expected"),
+        ([*EDITOR, "probes=[CL,RC,CL]"], "probes: got CL, RC, CL, expected each once"),
         ([*EDITOR, "temperature=0"], "tries: got 3, but at temperature 0 all are the same"),
         ([*EDITOR, "items=validation", "data.validation_share=null"], "items: no validation items are held out"),
         ([*EDITOR, "rms.x=constant"], "editor.* belongs to a recipe that has a model edit items"),
@@ -644,7 +646,7 @@ def test_an_unquoted_country_code_that_yaml_reads_as_a_boolean_is_explained(tmp_
     ["../elsewhere", "a/b", "/elsewhere/x", "..", ".", "", ".hidden", "a\\b", "a\n", "a b", "~", "x" * 101, "日本", 7],
 )
 def test_a_run_name_that_leaves_its_folder_or_is_no_plain_name_is_an_error(name: Any) -> None:
-    assert f"run.name: got {name!r}" in faults({"run.name": name})
+    assert f"run.name: got {shown(name)}" in faults({"run.name": name})
 
 
 @pytest.mark.parametrize("url", ["http://user:hidden@host:8000", "https://hidden@host/v1", "host:8000", "http://"])
@@ -668,6 +670,39 @@ def test_an_unknown_key_of_a_recipe_is_an_error_too(tmp_path: Path) -> None:
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(ConfigError, match=r"data: missing[\s\S]*eval: missing"):
         validate({key: value for key, value in values_of(QUICKSTART).items() if key not in ("data", "eval")})
+
+
+LONG: dict[str, Any] = {
+    "a text": "x" * 100_000,
+    "a path": "/a" * 50_000,
+    "a list": [["y" * 900] * 9] * 9,
+    "a mapping": {f"{'k' * 9_000}{number}": number for number in range(90)},
+    "a number": int("f" * 20_000, 16),
+    "a key": {"z" * 100_000: 1},
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_what_a_message_repeats_of_a_recipe_is_short(tmp_path: Path, kind: str) -> None:
+    """Whatever key has the value; a number that Python does not even write is no traceback."""
+    value = "0x" + "f" * 20_000 if kind == "a number" else json.dumps(LONG[kind])
+    for place in ("run.name", "grpo.top_p", "data.source", "prompt", "nowhere"):
+        keys = place.split(".")
+        text = "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys)).rstrip()
+        found = message(a_recipe(tmp_path, f"{HEAD}{text} {value}\n"))
+        assert len(found) < 12_000, place
+        assert max(map(len, found.split("\n"))) < 1_600, place
+
+
+def test_keys_and_names_that_a_message_repeats_are_short() -> None:
+    assert len(message(CARB, f"rms={{{'x' * 9_000}: 1}}")) < 2_000
+    assert len(message(GRPO, f"data.{'x' * 9_000}=1")) < 2_000
+    assert len(message(GRPO, f"run.launch={'x' * 9_000}")) < 2_000
+    assert len(message("x" * 9_000)) < 2_000
+
+
+def test_a_name_of_a_reward_model_that_is_none_is_an_error() -> None:
+    assert "got the name 'a b', expected letters, digits, '.'" in message(CARB, "rms={a b: 1}")
 
 
 def test_one_message_lists_every_fault_once() -> None:

