@@ -8,7 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test bench soak attack lint format clean
+.PHONY: help install quickstart test pytest bench soak attack lint format clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -18,7 +18,10 @@ install: .venv/.train  ## Install the training stack into .venv (with vLLM and D
 quickstart: .venv/.train  ## Train a small judge from scratch, 3 minutes on two CPU cores
 	$(BIN)/tal run recipes/quickstart.yaml $(ARGS)
 
-test: lint .venv/.vllm  ## Lint, types, layers, all tests
+test: .venv/.vllm  ## Lint, types, layers, all tests
+	@$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+pytest: .venv/.vllm
 	$(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 bench: .venv/.vllm  ## Compare updates, scoring, judging with TRL, RewardBench 2; tables, runs/bench/*.json

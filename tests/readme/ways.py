@@ -60,6 +60,8 @@ def _starts(reader: Reader, words: list[str]) -> None:
     reached: list[RunFolder] = []
     for trainer in ("train", "steer"):
         reader.monkeypatch.setattr(f"think_as_locals.{trainer}.run", lambda _, __, folder: reached.append(folder))
+    # What runs here instead is in test_launch.py: to compose every recipe takes a second.
+    reader.monkeypatch.setattr("think_as_locals.machine.preflight.recipes", list)
     status, output = reader.tal("run", *words)
     if reached:
         assert (status, load_config(reached[0].config).run.name) == (0, reached[0].name)

@@ -27,7 +27,7 @@ class LocalEngine(CheckedEngine):
         self.llm.tie_weights()
 
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
-        raise NotImplementedError
+        raise AssertionError("under FSDP no adapter travels alone")
 
     def _complete(self, prompt: list[int], count: int, *, greedy: bool) -> SampledTokens:
         ids, log_probs, likeliest = [*prompt], [], []
