@@ -8,7 +8,11 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help install quickstart test pytest bench soak attack lint format clean
+=======
+.PHONY: help install quickstart test bench soak attack gpu lint format clean
+>>>>>>> main
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -37,6 +41,9 @@ soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 290 times; tests/
 
 attack: .venv/.vllm  ## Attack parser, data, recipes, server, checkpoints a million times; tests/benchmarks/attack.json
 	PYTHONPATH=tests $(BIN)/python -P tests/benchmarks/attack.py $(ARGS)
+
+gpu: .venv/.vllm  ## Check what this package claims of its GPU, in ten minutes (toy models without one); runs/gpu/truth.json
+	$(BIN)/python tests/gpu/truth.py $(ARGS)
 
 lint: .venv/.dev  ## Style, strict types, layers
 	$(BIN)/ruff check .

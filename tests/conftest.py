@@ -23,7 +23,7 @@ from think_as_locals.types import Item
 # on few cores starve one another. It has to stand before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-collect_ignore = ["benchmarks"]  # scripts, which import one another
+collect_ignore = ["benchmarks", "gpu"]  # scripts, which import one another
 
 ROOT = Path(__file__).parents[1]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,8 +41,10 @@ from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.machine.preflight import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
+from think_as_locals.reward_models.reward_model import RewardModel
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
 from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocalsError
 
@@ -85,6 +87,7 @@ def run(
     folder: RunFolder,
     questions: Sequence[Question] = (),
     edits: Edits | None = None,
+    peers: Peers = ALONE,
 ) -> None:
     """Evaluate reward models one after the other, and write the leaderboard.
 
@@ -92,28 +95,33 @@ def run(
 
     A reward model that has its files in the folder is done; no answer in the journals of the others is asked for again.
     One that fails is recorded, and the others go on; in the end that is status 1, and a resumed run tries it again.
+
+    Several processes of a launch share what is asked, a chunk each in turn; the main one writes.
     """
     quiet_transformers()
-    console, errors = progress_console(), Console(stderr=True, style="red", highlight=False)
+    console = progress_console(is_main=peers.is_main)
+    errors = Console(stderr=True, style="red", highlight=False, quiet=not peers.is_main)
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.source}), reward models: {len(config.rms)}")
-    if config.sample is not None:
+    if (sample := config.sample) is not None:
         with progress_bar(console) as bar:
-            draw(config.sample, config.seed, questions, folder, bar)
+            peers.together(lambda: draw(sample, config.seed, questions, folder, bar, peers))
         candidates = read_drawn(folder)
         clear_device_cache(garbage_collection=True)  # of the policy
     failed = []
     for name in config.rms:
         record = folder.failure(name)
         try:
-            RewardModelEvaluation(config, name, folder.path, console).run(items, candidates, edits)
+            RewardModelEvaluation(config, name, folder.path, console, peers).run(items, candidates, edits)
             record.unlink(missing_ok=True)
         except Exception as error:  # a bug as well: the other reward models do not depend on it
             if (fault := file_fault(error)) and fault.errno in DISK_FAULTS:
                 raise
             failed.append(name)
-            message = record_failure(error, record)
+            message = record_failure(error, record) if peers.is_main else ""
             errors.print(escape_terminal(f"{name} failed: {message}"))
         clear_device_cache(garbage_collection=True)  # of a model that is gone, for the next one
+    if not peers.is_main:
+        return
     page = write_leaderboard([folder.path], folder.path)
     Console(highlight=False).print(*on_terminal(folder.path))
     print(f"leaderboard  {page}")
@@ -156,27 +164,36 @@ class RewardModelEvaluation:
     name: str
     folder: Path
     console: Console
+    peers: Peers = ALONE
 
     def run(self, items: Sequence[Item], candidates: Sequence[Candidates], edits: Edits | None) -> None:
         """Do the stages that are not done; the model is loaded only if there are any."""
-        stages = {
-            "carb": partial(self._carb, items=items),
-            "probes": partial(self._probe, items=items, edits=edits) if self.config.eval.probes else None,
-            "selections": partial(self._select, rows=candidates) if candidates else None,
-        }
-        missing = {stage: measure for stage, measure in stages.items() if measure and not self._done(stage)}
+        stages: dict[str, Callable[[AnswerCollector], None]] = {"carb": partial(self._carb, items=items)}
+        if self.config.eval.probes:
+            stages["probes"] = partial(self._probe, items=items, edits=edits)
+        if candidates:
+            stages["selections"] = partial(self._select, rows=candidates)
+        # As the main process has it, which writes the results.
+        missing, *_ = self.peers.exchange([stage for stage in stages if not self._done(stage)])
         if not missing:
             return
-        section = self.config.rms[self.name]
-        if faults := reward_model_faults(section):
-            raise PreflightError("; ".join(faults))
-        answers = RunFolder(self.folder).journal(self.name)
-        rm = load_reward_model(section, self.config.seed)
-        with closing(rm), Journal(answers, rm.identity) as journal, progress_bar(self.console) as bar:
-            for stage, measure in missing.items():
+        section, answers = self.config.rms[self.name], RunFolder(self.folder).journal(self.name)
+        with ExitStack() as stack:
+
+            def load() -> tuple[RewardModel, Journal]:
+                if faults := reward_model_faults(section):
+                    raise PreflightError("; ".join(faults))
+                rm = stack.enter_context(closing(load_reward_model(section, self.config.seed)))
+                return rm, stack.enter_context(Journal(answers, rm.identity, peers=self.peers))
+
+            rm, journal = self.peers.together(load)
+            bar = stack.enter_context(progress_bar(self.console))
+            for stage in missing:
                 task = bar.add_task(f"{self.name}: {stage}", total=None)
                 self._result(stage).parent.mkdir(exist_ok=True)
-                measure(AnswerCollector(rm, journal, partial(_advance, bar, task), self.config.eval.too_long))
+                advance, too_long = partial(_advance, bar, task), self.config.eval.too_long
+                collector = AnswerCollector(rm, journal, advance, too_long, self.peers)
+                self.peers.together(partial(stages[stage], collector))
 
     def _done(self, stage: str) -> bool:
         """Whether a stage has its result, with items that are too long counted as they are to be."""
@@ -191,6 +208,8 @@ class RewardModelEvaluation:
     def _carb(self, collector: AnswerCollector, items: Sequence[Item]) -> None:
         """Measure which responses it chooses."""
         config, scored = self.config, collector.predictions(items)
+        if not self.peers.is_main:
+            return
         section, protocol = config.rms[self.name], "a score for each response"
         if isinstance(section, AskedSection):
             orders = "one order" if section.orders == 1 else f"{section.orders} orders"
@@ -226,7 +245,8 @@ class RewardModelEvaluation:
             )
             for line in applied(found):
                 self.console.print(escape_terminal(f"{self.name}: {line}"))
-        write_json(self._result("probes"), found)
+        if self.peers.is_main:
+            write_json(self._result("probes"), found)
 
     def _select(self, collector: AnswerCollector, rows: Sequence[Candidates]) -> None:
         """Best-of-N: measure which candidates it chooses, and how good these are where that is known."""
@@ -235,6 +255,8 @@ class RewardModelEvaluation:
             chosen = tournament(rows, collector.scores, config.eval.tournament_size, config.seed)
         else:
             chosen = best_scored(rows, collector.scores, config.seed)
+        if not self.peers.is_main:
+            return
         table = self._result("selections").with_suffix(".jsonl")
         table.unlink(missing_ok=True)  # of a run that was killed between the two files
         write_selections(rows, chosen, table)

@@ -22,7 +22,7 @@ from think_as_locals.config.schema import (
     ScpoConfig,
     ServerSection,
 )
-from think_as_locals.runtime.ranks import take_up_launch
+from think_as_locals.runtime.ranks import Peers, take_up_launch
 from think_as_locals.runtime.signals import interrupt, on_signals
 from think_as_locals.runtime.startup import loading
 from think_as_locals.types import ConfigError, DataWarning, Item
@@ -168,20 +168,20 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     """Return the program of a recipe with all it needs (configuration, items), and the locked folder of the run."""
     config: RunConfig | ScpoConfig | None = None
     data = run = None
-    is_main = int(os.environ.get("RANK", "0")) == 0
-    if not is_main:
-        take_up_launch(_launch_named(recipe, overrides))
+    settings = _composed(recipe, overrides) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
+    if "rms" in settings:
+        from think_as_locals.machine.gpus import take_own_gpus
+
+        take_own_gpus()
+    if int(os.environ.get("RANK", "0")) > 0:
+        if "rms" in settings:
+            return _without_training(None, lock)
+        take_up_launch(settings.get("run", {}).get("launch"))
     else:
-        from think_as_locals.config.checks import load_config
         from think_as_locals.data.load import check_leaks
         from think_as_locals.machine.fit import fitted
-        from think_as_locals.machine.preflight import preflight
 
-        loaded = load_config(recipe, overrides)
-        _refuse_variants(loaded, recipe)
-        if (launched := take_up_launch(loaded.run.launch)) is not None:
-            print(launched)
-        preflight(loaded, recipe, overrides)
+        loaded = _load(recipe, overrides)
         if not isinstance(loaded, RunConfig | ScpoConfig):
             return _without_training(loaded, lock)
         config, data = loaded, load_data(loaded)
@@ -205,44 +205,70 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     return partial(train.run, config, data, run), run
 
 
-def _refuse_variants(config: Config, recipe: str) -> None:
+def _load(recipe: str, overrides: Sequence[str]) -> Config:
+    """Load the configuration in the main process, and check that machine and launch have what it needs."""
+    from think_as_locals.config.checks import load_config
+    from think_as_locals.machine.preflight import preflight
+
+    config = load_config(recipe, overrides)
     if isinstance(config, RunConfig) and config.variants:
         names = ", ".join(config.variants)
         raise ConfigError(f"{config.recipe} is a sweep over variants ({names}): tal run -m {recipe}")
+    if (launched := take_up_launch(config.run.launch)) is not None:
+        print(launched)
+    preflight(config, recipe, overrides)
+    return config
 
 
-def _launch_named(recipe: str, overrides: Sequence[str]) -> str | None:
-    """Return a recipe's `run.launch`, as the other processes need it before they can be told by the main one."""
+def _composed(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a recipe's settings, some of which a process needs before the main one can tell it."""
     from think_as_locals.config.compose import compose_recipe
 
     try:
-        name = compose_recipe(recipe, overrides)["run"]["launch"]
-    except (ConfigError, KeyError, TypeError):  # the main process says what is wrong, and ends them
-        return None
-    return name if isinstance(name, str) else None
+        return compose_recipe(recipe, overrides)
+    except ConfigError:  # the main process says what is wrong, and ends the others
+        return {}
 
 
 def _without_training(
-    config: EvaluationConfig | DemonstrationConfig | SampleConfig, lock: ExitStack
+    config: EvaluationConfig | DemonstrationConfig | SampleConfig | None, lock: ExitStack
 ) -> tuple[Callable[[], None], RunFolder]:
-    """As `_prepare`, for what runs in one process; a fault in the data ends it before there is a folder."""
-    from think_as_locals import demonstrate, evaluate, sample
-    from think_as_locals.evaluation.tasks import questions_of
-    from think_as_locals.runtime.run_folder import lock_run_dir, open_run
+    """As `_prepare`, for what shards no model; a fault in the data ends it before there is a folder.
 
+    Of the processes that share an evaluation only the main one has a configuration, and sends it to the others.
+    """
+    from think_as_locals import demonstrate, sample
+    from think_as_locals.evaluation.tasks import questions_of
+    from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run
+
+    peers = Peers.join()
+    if config is None:
+        told: list[Any] = peers.exchange(None)
+        values, path = told[0]
+        run = RunFolder(Path(path))
+        with warnings.catch_warnings(action="ignore", category=DataWarning):  # the main process gave them
+            return partial(_evaluation(EvaluationConfig.model_validate(values), peers), run), run
     program: Callable[[RunFolder], None]
     if isinstance(config, DemonstrationConfig):
         program = partial(demonstrate.run, config, demonstrate.items_of(config))
     elif isinstance(config, SampleConfig):
         program = partial(sample.run, config, questions_of(config.sample, config.seed))
     else:
-        items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
-        questions = questions_of(config.sample, config.seed) if config.sample else []
-        edits = evaluate.edits_of(config, items)
-        program = partial(evaluate.run, config, items, candidates, questions=questions, edits=edits)
+        program = _evaluation(config, peers)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
+    peers.exchange((config.model_dump(), str(run.path)))
     return partial(program, run), run
+
+
+def _evaluation(config: EvaluationConfig, peers: Peers) -> Callable[[RunFolder], None]:
+    from think_as_locals import evaluate
+    from think_as_locals.evaluation.tasks import questions_of
+
+    items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
+    questions = questions_of(config.sample, config.seed) if config.sample else []
+    edits = evaluate.edits_of(config, items)
+    return partial(evaluate.run, config, items, candidates, questions=questions, edits=edits, peers=peers)
 
 
 def load_data(config: RunConfig | ScpoConfig) -> Any:

@@ -30,10 +30,11 @@ os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from think_as_locals.engines import Chat
@@ -60,11 +61,8 @@ class Case:
     checkpointing: bool = False
     idle_groups: int = 0
     variants: tuple[str, ...] = UPDATES
-
-    @property
-    def whole_step(self) -> bool:
-        """Whether rollouts are sampled as well."""
-        return self.variants != UPDATES
+    whole_step: bool = False
+    """Whether rollouts are sampled as well."""
 
 
 CASES = (
@@ -73,14 +71,16 @@ CASES = (
     Case("P 1024, C 256", (1024,), (256, 256), 3.0),
     Case("ragged: P 350-1024, C 24-128", (350, 420, 512, 1024), (24, 128), 7.5),
     Case("ragged, half of the groups at zero advantage", (350, 420, 512, 1024), (24, 128), 12, idle_groups=2),
-    Case("whole step with rollouts, P 512, C 64", (512,), (64, 64), 2.5, variants=STEPS),
-    Case("criteria_gain in a whole step, P 1024, C 128", (1024,), (128, 128), 1 / 1.1, variants=GAINS),
+    Case("whole step with rollouts, P 512, C 64", (512,), (64, 64), 2.5, variants=STEPS, whole_step=True),
+    Case("criteria_gain in a whole step, P 1024, C 128", (1024,), (128, 128), 1 / 1.1, variants=GAINS, whole_step=True),
 )
 MEMORY_TARGET = 0.5
 
 
 class Bench:
     """Trainers of one case, and the batch they are given."""
+
+    adapter: LoraConfig | None = None
 
     def __init__(self, case: Case, arguments: argparse.Namespace, folder: Path) -> None:
         self.case, self.arguments, self.folder = case, arguments, folder
@@ -110,15 +110,19 @@ class Bench:
         )
         Qwen3ForCausalLM(config).save_pretrained(self.folder)
 
+    def _model(self) -> Any:
+        dtype = "bfloat16" if self.device == "cuda" else "float32"
+        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, attn_implementation="sdpa")
+
     def _trainer(self, variant: str) -> GRPOTrainer:
         g, shortest, longest = self.arguments.generations, *self.completions
         on_gpu = self.device == "cuda"
         trainer = (GRPOTrainer if variant == "trl" else SharedPrefixTrainer)(
-            model=str(self.folder),
+            model=self._model(),
+            peft_config=self.adapter,
             reward_funcs=lambda completion_ids, **_: self._rewards(variant, completion_ids),
             args=GRPOConfig(
                 output_dir=str(self.folder / "out"),
-                model_init_kwargs={"dtype": "bfloat16" if on_gpu else "float32", "attn_implementation": "sdpa"},
                 use_cpu=not on_gpu,
                 bf16=on_gpu,
                 gradient_checkpointing=self.case.checkpointing,
@@ -198,7 +202,8 @@ class Bench:
 
     def gradient(self, variant: str) -> torch.Tensor:
         """What the last update left."""
-        return torch.cat([p.grad.flatten() for p in self.trainers[variant].model.parameters()]).float()
+        gradients = [parameter.grad for parameter in self.trainers[variant].model.parameters()]
+        return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None]).float()
 
 
 def measure(bench: Bench, repetitions: int) -> dict[str, Any]:

@@ -618,6 +618,10 @@ def test_a_key_of_a_section_that_is_off_says_what_turns_it_on(recipe: Path, over
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.protocol=pairwise", "rms.mine.orders=3"], "at most 2"),
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.orders=nan"], "rms.mine.orders: got nan"),
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.protocol=pairwise", "eval.candidates=y"], "needs listwise"),
+        (
+            ["rms.mine=judge", "rms.mine.path=x", "rms.mine.quantization=fp8"],
+            "got 'fp8', which only backend=vllm reads",
+        ),
         (["eval.every_steps=3"], "eval.every_steps: no such key"),
     ],
 )

@@ -48,6 +48,7 @@ def test_vllm_writes_what_transformers_writes_and_ends_with_a_killed_owner(
     assert {"VLLM::EngineCor", "VLLM::Worker"} <= {name[:15] for name in found["processes"]}
     assert not psutil.wait_procs(processes_in(tmp_path), timeout=20)[1]
     texts, labels = found["texts"], found["labels"]
+    assert found["positions"] == 1000  # of vllm's options, which reached it
     assert len(texts["vllm"]) == min(100, len(splits.test) + len(splits.train))
     # Two kernels may round a tie differently; a wrong weight or prompt would change nearly all.
     assert share_alike(texts["vllm"], texts["transformers"]) >= 0.98

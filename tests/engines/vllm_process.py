@@ -35,7 +35,8 @@ from think_as_locals.training.trainer_engine import policy_engine
 
 def compare(model: str, items: str) -> dict[str, Any]:
     asked = list(jsonl.read(Path(items)))
-    judges = {name: Judge.load(model, name) for name in get_args(Backend)}
+    options: dict[str, Any] = {"transformers": {}, "vllm": {"max_model_length": 1000, "gpu_memory_utilization": 0.5}}
+    judges = {name: Judge.load(model, name, vllm=options[name]) for name in get_args(Backend)}
     texts = {name: [judgement.completion for judgement in judge.judge(asked)] for name, judge in judges.items()}
     engines: dict[str, Any] = {name: judge.engine for name, judge in judges.items()}
     settings = judges["vllm"].settings
@@ -46,7 +47,11 @@ def compare(model: str, items: str) -> dict[str, Any]:
     names = [process.name() for process in processes_in(Path.cwd())]
     if task == "compare":
         judges["vllm"].close()
+<<<<<<< HEAD
     return {"texts": texts, "labels": labels, "processes": names}
+=======
+    return {"texts": texts, "labels": labels, "processes": children, "positions": engines["vllm"].chat.positions}
+>>>>>>> main
 
 
 def sync(run: str, scratch: str) -> dict[str, Any]:

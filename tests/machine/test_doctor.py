@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import sys
@@ -20,6 +21,7 @@ from think_as_locals.machine import doctor, gpus
 from think_as_locals.machine.doctor import examine
 from think_as_locals.machine.preflight import missing_for
 from think_as_locals.runtime import ranks
+from think_as_locals.types import PreflightError
 
 ONE = Launch("NO", 0, 1)
 
@@ -138,6 +140,31 @@ def test_a_driver_too_old_for_torchs_cuda_is_named(
     assert "is built without CUDA" in run_doctor()[1]
 
 
+@pytest.mark.parametrize(
+    ("visible", "local", "processes", "expected"),
+    [
+        ("0,1,2,3,4,5,6,7", 1, 4, "2,3"),
+        ("GPU-a,GPU-b", 1, 2, "GPU-b"),
+        ("4,5,6", 0, 2, "4"),
+        ("2,3", 0, 1, "2,3"),
+        ("", 1, 2, ""),
+        ("0", 0, 2, None),
+    ],
+)
+def test_processes_of_a_launch_have_gpus_of_their_own(
+    visible: str, local: int, processes: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    if expected is None:
+        with pytest.raises(PreflightError, match="2 processes were started here, for 1 GPUs"):
+            gpus.take_own_gpus()
+        return
+    gpus.take_own_gpus()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
 def test_gpus_are_listed_by_torch_where_there_is_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "has_gpu", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -145,6 +172,8 @@ def test_gpus_are_listed_by_torch_where_there_is_no_program(monkeypatch: pytest.
         "torch.cuda.get_device_properties", lambda _: SimpleNamespace(name="NVIDIA H100", total_memory=81559 * 2**20)
     )
     assert gpus.gpus() == ["NVIDIA H100, of 81559 MiB"] * 2
+    monkeypatch.setattr(doctor, "gpu_fault", lambda: None)
+    assert "`make gpu`" in [finding.found for finding in examine(None, ONE) if finding.what == "GPU"][-1]
 
 
 def test_a_port_that_is_taken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

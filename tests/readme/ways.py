@@ -58,8 +58,8 @@ def _launches_by_name(reader: Reader, typed: Command) -> None:
 def _starts(reader: Reader, words: list[str]) -> None:
     """Recipe, data, rewards and folder, up to the first step; or what is missing."""
     reached: list[RunFolder] = []
-    for trainer in ("train", "steer"):
-        reader.monkeypatch.setattr(f"think_as_locals.{trainer}.run", lambda _, __, folder: reached.append(folder))
+    for program in ("train", "steer", "evaluate"):
+        reader.monkeypatch.setattr(f"think_as_locals.{program}.run", lambda *given, **_: reached.append(given[-1]))
     # What runs here instead is in test_launch.py: to compose every recipe takes a second.
     reader.monkeypatch.setattr("think_as_locals.machine.preflight.recipes", list)
     status, output = reader.tal("run", *words)

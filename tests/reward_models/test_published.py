@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Tal
 from reward_models.tiny import ITEMS
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -176,7 +177,7 @@ FAMILIES: dict[str, Callable[[Path], tuple[Path, Definition]]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scores_are_those_of_the_head_s_definition(family: str, tmp_path: Path) -> None:
+def test_scores_are_those_of_the_head_s_definition(family: str, tmp_path: Path, tal: Tal) -> None:
     path, score = FAMILIES[family](tmp_path / "model")
     rm = ScalarRM.load(str(path), batch_size=5)
     tokenizer = a_tokenizer("gemma2" if family == "QRM-Gemma2" else "llama")
@@ -190,6 +191,9 @@ def test_scores_are_those_of_the_head_s_definition(family: str, tmp_path: Path) 
     found = [score for scores in rm.score(ITEMS) for score in scores]
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
     assert max(expected) - min(expected) > 0.1  # else any order would do
+    one = ["--prompt", ITEMS[0].prompt, "--response", ITEMS[0].responses[0], "--response", ITEMS[0].responses[1]]
+    judged = tal("judge", str(path), *one, "--json")
+    assert json.loads(judged.out)["scores"] == pytest.approx(expected[:2], rel=1e-4, abs=1e-4)
     assert model_fault(str(path), None) is None
     assert (rm.unshared_reason is None) == (family in ("INF-ORM", "InternLM2"))
 

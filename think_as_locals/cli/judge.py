@@ -108,17 +108,19 @@ def _items(arguments: Namespace) -> list[Item]:
 @contextmanager
 def _reader(model: str, backend: Any) -> Iterator[Read]:
     """Load a judge or a classifier, and close it; a PreflightError if there is no such model."""
-    from transformers import AutoConfig
+    from transformers import PreTrainedConfig
 
     from think_as_locals.evaluation import judgement_views as views
     from think_as_locals.machine.preflight import model_fault
+    from think_as_locals.reward_models.published import architecture
     from think_as_locals.runtime.output import quiet_transformers
 
     if fault := model_fault(model, revision=None):
         raise PreflightError(fault)
     quiet_transformers()
-    architectures = AutoConfig.from_pretrained(model, trust_remote_code=False).architectures or []
-    if any(name.endswith("ForSequenceClassification") for name in architectures):
+    settings, _ = PreTrainedConfig.get_config_dict(model)
+    classifies = any(name.endswith("ForSequenceClassification") for name in settings.get("architectures") or [])
+    if classifies or architecture(settings):
         from think_as_locals.reward_models.scalar import ScalarRM
 
         rm = ScalarRM.load(model)

@@ -17,6 +17,7 @@ from think_as_locals.config.schema import (
     GrpoSection,
     ItemsConfig,
     JudgeSection,
+    LocalModelSection,
     MixSection,
     ModelSection,
     RewardModelSection,
@@ -291,7 +292,7 @@ def _sft_faults(config: RunConfig) -> list[str]:
 
 def _demonstration_faults(config: DemonstrationConfig) -> list[str]:
     teacher, data = config.teacher, config.data
-    faults = prompt_faults("teacher.prompt", teacher.prompt)
+    faults = prompt_faults("teacher.prompt", teacher.prompt) + local_faults("teacher", teacher)
     for key, got, expected in (("protocol", teacher.protocol, "listwise"), ("orders", teacher.orders, 1)):
         if got != expected:
             faults.append(f"teacher.{key}: got {got}, expected {expected}, as judges are trained (see both_orders)")
@@ -346,10 +347,18 @@ def _orders_faults(place: str, asked: EvalSetSection | JudgeSection | ServerSect
     return [f"{place}.orders: got {asked.orders}, expected at most {most} with protocol {asked.protocol}"]
 
 
+def local_faults(place: str, section: Any) -> list[str]:
+    """Return which options of vLLM a section gives to a model that transformers runs."""
+    if not isinstance(section, LocalModelSection) or section.backend == "vllm":
+        return []
+    return [f"{place}.{key}: got {value!r}, which only backend=vllm reads" for key, value in section.vllm.items()]
+
+
 def _evaluation_faults(config: EvaluationConfig) -> list[str]:
     launch = config.run.launch
     faults = [f"run.launch: got {launch!r}, but an evaluation shards no model: set it to null"] if launch else []
     for name, rm in config.rms.items():
+        faults += local_faults(f"rms.{name}", rm)
         if not isinstance(rm, JudgeSection | ServerSection):
             continue
         faults += prompt_faults(f"rms.{name}.prompt", rm.prompt)
@@ -367,6 +376,7 @@ def _evaluation_faults(config: EvaluationConfig) -> list[str]:
 
 def _sample_faults(sample: SampleSection) -> list[str]:
     faults = _data_faults(sample.data, "sample.data", untrained=_MEASURED)
+    faults += local_faults("sample.policy", sample.policy) + local_faults("sample.scorer", sample.scorer)
     if (sample.scorer is not None) != (sample.task == "prompts"):
         got = "none" if sample.scorer is None else sample.scorer.kind
         needs = "a reward model (sample.scorer=KIND)" if sample.task == "prompts" else "none: the answers are known"

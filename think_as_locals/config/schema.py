@@ -322,19 +322,37 @@ class AskedSection(Section):
     margins: bool
 
 
-class JudgeSection(AskedSection):
-    """A generative reward model in this process."""
+VLLM_OPTIONS = ("tensor_parallel_size", "max_model_length", "gpu_memory_utilization", "quantization")
 
-    kind: Literal["judge"]
+
+class LocalModelSection(Section):
+    """A language model in this process."""
+
     path: str
     revision: str | None
     backend: Literal["transformers", "vllm"]
     dtype: Dtype | None
+    chunk_size: PositiveInt
+    batch_size: PositiveInt
+    tensor_parallel_size: PositiveInt
+    max_model_length: PositiveInt | None
+    gpu_memory_utilization: Share | None
+    quantization: str | None
+
+    @property
+    def vllm(self) -> dict[str, Any]:
+        """Return the options that only vLLM reads, without those that it chooses itself."""
+        given = self.model_dump(include=set(VLLM_OPTIONS), exclude_none=True)
+        return {key: value for key, value in given.items() if (key, value) != ("tensor_parallel_size", 1)}
+
+
+class JudgeSection(AskedSection, LocalModelSection):
+    """A generative reward model in this process."""
+
+    kind: Literal["judge"]
     prompt: str | None
     max_completion_length: PositiveInt | None
     chat_template_kwargs: TemplateKwargs | None
-    chunk_size: PositiveInt
-    batch_size: PositiveInt
 
 
 class ServerSection(AskedSection):
@@ -359,6 +377,7 @@ class ClassifierSection(Section):
     path: str
     revision: str | None
     dtype: Dtype | None
+    device_map: Literal["auto"] | None
     chat_template_kwargs: TemplateKwargs
     batch_size: PositiveInt
     max_length: PositiveInt | None
@@ -374,6 +393,7 @@ class ImplicitSection(Section):
     reference: str | None
     reference_revision: str | None
     dtype: Dtype | None
+    device_map: Literal["auto"] | None
     chat_template_kwargs: TemplateKwargs
     batch_size: PositiveInt
     max_length: PositiveInt | None
@@ -406,17 +426,11 @@ class DemonstrationConfig(Recipe):
     hint: bool
 
 
-class PolicySection(Section):
+class PolicySection(LocalModelSection):
     """A chat model in this process, whose answers are candidates."""
 
     kind: Literal["model"]
-    path: str
-    revision: str | None
-    backend: Literal["transformers", "vllm"]
-    dtype: Dtype | None
     chat_template_kwargs: TemplateKwargs
-    chunk_size: PositiveInt
-    batch_size: PositiveInt
 
 
 class PolicyServerSection(Section):

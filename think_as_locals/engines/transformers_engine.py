@@ -146,17 +146,23 @@ def generate(
     return model.generate(**rows, **options)  # type: ignore[no-any-return]
 
 
-def load_language_model(path: str, dtype: str, revision: str | None) -> Any:
+def load_language_model(path: str, dtype: str, revision: str | None, device_map: str | None = None) -> Any:
     """Load a language model for inference; a ModelError if its files lack weights, as a classifier's do."""
-    model, info = AutoModelForCausalLM.from_pretrained(
-        path, revision=revision, dtype=dtype, output_loading_info=True, trust_remote_code=False
-    )
+    options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "output_loading_info": True}
+    model, info = AutoModelForCausalLM.from_pretrained(path, revision=revision, trust_remote_code=False, **options)
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"{path} lacks weights of a language model, which would be random: {', '.join(missing[:5])}. Is it a "
             "classifier (tal.ScalarRM, rms.NAME=classifier), or not saved as a whole?"
         )
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return on_device(model)
+
+
+def on_device(model: Any) -> Any:
+    """Return a model for inference on the GPU, if there is one; where a device map has put it, it stays."""
+    if not hasattr(model, "hf_device_map"):
+        model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return model.eval()
 
 
 @contextmanager

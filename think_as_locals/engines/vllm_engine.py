@@ -77,9 +77,20 @@ class VLLMEngine(TokenEngine):
 
     @classmethod
     def load(
-        cls, path: str, *, dtype: str, template_kwargs: Mapping[str, Any], revision: str | None = None
+        cls,
+        path: str,
+        *,
+        dtype: str,
+        template_kwargs: Mapping[str, Any],
+        revision: str | None = None,
+        max_model_length: int | None = None,
+        **options: Any,
     ) -> VLLMEngine:
-        """Load a judge from a directory or the Hub; a ModelError without a chat template."""
+        """Load a judge from a directory or the Hub; a ModelError without a chat template.
+
+        `options` go to vLLM under the names that it shares with us: tensor_parallel_size, gpu_memory_utilization,
+        quantization.
+        """
         prepare()
         from vllm import LLM
 
@@ -87,7 +98,8 @@ class VLLMEngine(TokenEngine):
         require_chat_template(path, tokenizer)
         config = generation_config(path, revision)
         eager = not torch.cuda.is_available()
-        llm = LLM(model=path, revision=revision, dtype=dtype, enforce_eager=eager, disable_log_stats=True)
+        options |= {"dtype": dtype, "enforce_eager": eager, "max_model_len": max_model_length}
+        llm = LLM(model=path, revision=revision, disable_log_stats=True, **options)
         ends, positions = eos_token_ids(tokenizer, config), llm.model_config.max_model_len
         return cls(llm, Chat(tokenizer, template_kwargs, ends, positions))
 

@@ -28,6 +28,7 @@ from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.load import load_reward_model
 from think_as_locals.reward_models.reward_model import Answer, Keep, Request, identify_weights
 from think_as_locals.runtime.files import write_json
+from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import Item, Rollout
 
@@ -35,12 +36,20 @@ NO_ANSWER = "(no answer)"
 """In place of a blank candidate, which no reward model could be shown."""
 
 
-def draw(section: SampleSection, seed: int, questions: Sequence[Question], folder: RunFolder, bar: Progress) -> None:
+def draw(
+    section: SampleSection,
+    seed: int,
+    questions: Sequence[Question],
+    folder: RunFolder,
+    bar: Progress,
+    peers: Peers = ALONE,
+) -> None:
     """Sample candidates, score them, and write the folder's `candidates.jsonl` and, last, `candidates.json`.
 
     The answers are in a journal for each candidate's number: a run that was killed samples none of them again.
+    Several processes of a launch share the sampling.
     """
-    if folder.candidates_summary.is_file():
+    if peers.exchange(folder.candidates_summary.is_file())[0]:
         return
     items = [question.item for question in questions]
     requests, answers = [Request(item, ()) for item in items], list[list[Answer]]()
@@ -55,9 +64,12 @@ def draw(section: SampleSection, seed: int, questions: Sequence[Question], folde
             asked = {**identity, "max_completion_length": length, "temperature": temperature, "seed": drawn}
             task = bar.add_task(f"candidate {number + 1} of {section.num_candidates}", total=None)
             advance = partial(lambda task, more, total: bar.update(task, advance=more, total=total), task)
-            with Journal(folder.journal(f"candidate-{number + 1}"), asked) as journal:
-                collect(sampler, journal, advance, requests)
+            with Journal(folder.journal(f"candidate-{number + 1}"), asked, peers=peers) as journal:
+                peers.exchange(None)  # all have read what there is before anyone writes
+                collect(sampler, journal, advance, requests, peers=peers)
                 answers.append([{**journal[request], "seed": drawn} for request in requests])
+    if not peers.is_main:
+        return
     of_questions = list(zip(*answers, strict=True))
     texts = [[answer["text"].strip() or NO_ANSWER for answer in found] for found in of_questions]
     qualities = _qualities(section.scorer, seed, questions, texts)
@@ -90,7 +102,8 @@ def _policy(section: SampleSection) -> tuple[Engine, dict[str, Any], int | None]
     if isinstance(policy, PolicyServerSection):
         engine = ChatServer(**policy.model_dump(exclude={"kind"}))
         return engine, {"url": policy.url, "name": policy.model, "fields": policy.fields}, None
-    loaded = {"dtype": policy.dtype or "auto", "backend": policy.backend}
+    loaded: dict[str, Any] = {"dtype": policy.dtype or "auto", "backend": policy.backend}
+    loaded |= {"quantization": policy.quantization} if policy.quantization else {}
     kwargs = dict(policy.chat_template_kwargs)
     local = load_engine(
         *(policy.path, policy.backend),
@@ -98,6 +111,7 @@ def _policy(section: SampleSection) -> tuple[Engine, dict[str, Any], int | None]
         template_kwargs=kwargs,
         batch_size=policy.batch_size,
         revision=policy.revision,
+        vllm=policy.vllm,
     )
     weights = identify_weights(policy.path, policy.revision)
     return local, {"name": policy.path, **weights, **loaded, "chat_template_kwargs": kwargs}, policy.chunk_size

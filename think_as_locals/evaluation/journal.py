@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from think_as_locals.reward_models.reward_model import (
     settle,
 )
 from think_as_locals.runtime.files import naming
+from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.types import ConfigError, DataError, Item, TooLong
 
 Key = Callable[[Request], str]
@@ -57,22 +60,31 @@ class Journal:
     """An append-only file of answers, for a `with` statement; requests with the same key have one answer.
 
     The first line identifies the model, each other one holds a request's key and its answer. Half a line, which
-    a killed process leaves, is cut off and its request asked again.
+    a killed process leaves, is cut off and its request asked again. Of several processes each writes a file of its
+    own, and all read all of them.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any], key: Key = by_request) -> None:
-        self._path = path
+    def __init__(self, path: Path, identity: dict[str, Any], key: Key = by_request, peers: Peers = ALONE) -> None:
+        parts = path.with_suffix(".parts")
+        self._path = path if peers.is_main else parts / f"{peers.rank}.jsonl"
         self.key = key
         self._answers: dict[str, Answer] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
-        lines = path.read_bytes().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):
-            os.truncate(path, path.stat().st_size - len(lines.pop()))
-        if not lines:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("ab", buffering=0)
+        written = self._path.read_bytes()
+        os.truncate(self._path, whole := written.rfind(b"\n") + 1)
+        if not whole:
             self._write({"identity": identity})
+        for file in (path, *sorted(parts.glob("*.jsonl"))):
+            self._load(file, identity)
+
+    def _load(self, path: Path, identity: dict[str, Any]) -> None:
+        """Add the answers of a file; half a line at its end is another process's, which writes it."""
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        lines = [line for line in lines if line.endswith(b"\n")]
+        if not lines:
             return
-        then = self._read(lines[0], 1).get("identity")
+        then = _read(path, lines[0], 1).get("identity")
         if not isinstance(then, dict):
             raise DataError(f"{path}:1: does not identify the model of its answers: move the file away")
         keys = [key for key in {**then, **identity} if then.get(key) != identity.get(key)]
@@ -80,7 +92,7 @@ class Journal:
             message = f"{path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
             raise ConfigError(message)
         for number, line in enumerate(lines[1:], start=2):
-            row = self._read(line, number)
+            row = _read(path, line, number)
             self._answers[row["key"]] = row["answer"]
 
     def __enter__(self) -> Journal:
@@ -109,15 +121,21 @@ class Journal:
             while left:  # one call, unless the disk is nearly full: then the next one raises
                 left = left[self._file.write(left) :]
 
-    def _read(self, line: bytes, number: int) -> dict[str, Any]:
-        try:
-            row: dict[str, Any] = json.loads(line)
-            if number > 1 and not ("key" in row and isinstance(row["answer"], dict)):
-                raise ValueError("neither key nor answer")
-        except (ValueError, TypeError, KeyError) as error:
-            remedy = "remove this line, and its request is asked again"
-            raise DataError(f"{self._path}:{number}: damaged ({error}): {remedy}") from error
-        return row
+    def share(self, requests: Sequence[Request], peers: Peers) -> None:
+        """Add the answers that the other processes have got to theirs: all call this."""
+        for answers in peers.exchange({self.key(request): self[request] for request in requests}):
+            self._answers |= answers
+
+
+def _read(path: Path, line: bytes, number: int) -> dict[str, Any]:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        if number > 1 and not ("key" in row and isinstance(row["answer"], dict)):
+            raise ValueError("neither key nor answer")
+    except (ValueError, TypeError, KeyError) as error:
+        remedy = "remove this line, and its request is asked again"
+        raise DataError(f"{path}:{number}: damaged ({error}): {remedy}") from error
+    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +143,15 @@ class AnswerCollector:
     """Asks a reward model about items, by way of a journal that survives the process.
 
     Requests are sorted by the model's own key (common prefixes, or similar lengths, side by side), and chunks are cut
-    from all of them, answered or not: neither the order of the data nor a kill changes a bit of an answer.
+    from all of them, answered or not: neither the order of the data nor a kill changes a bit of an answer. Several
+    processes take the chunks in turn, and all have all answers in the end.
     """
 
     rm: RewardModel
     journal: Journal
     advance: Advance
     too_long: TooLong = "error"
+    peers: Peers = ALONE
 
     def predictions(self, items: Sequence[Item]) -> list[ScoredItem]:
         """Return its judgements in the order of items: one for each, or one for each order of its responses."""
@@ -152,11 +172,16 @@ class AnswerCollector:
 
     def collect(self, requests: Sequence[Request]) -> None:
         """Ask for the answers that the journal lacks."""
-        collect(self.rm, self.journal, self.advance, requests, self.too_long)
+        collect(self.rm, self.journal, self.advance, requests, self.too_long, self.peers)
 
 
 def collect(
-    asker: Asker, journal: Journal, advance: Advance, requests: Sequence[Request], too_long: TooLong = "error"
+    asker: Asker,
+    journal: Journal,
+    advance: Advance,
+    requests: Sequence[Request],
+    too_long: TooLong = "error",
+    peers: Peers = ALONE,
 ) -> None:
     """Ask for the answers to requests that a journal lacks; chunks are as `AnswerCollector` says."""
     by_key = {journal.key(request): request for request in requests}
@@ -177,10 +202,14 @@ def collect(
 
     if size is None:
         wanted = [request for request in wanted if is_open(request)]
-    step = size or len(wanted) or 1
-    for chunk in (wanted[start : start + step] for start in range(0, len(wanted), step)):
+    step = size or math.ceil(len(wanted) / peers.size) or 1
+    chunks = [wanted[start : start + step] for start in range(0, len(wanted), step)]
+    mine = chunks[peers.rank :: peers.size]
+    for chunk in mine:
         if not any(map(is_open, chunk)):
             continue
         ask_fitting(asker, chunk, partial(keep, chunk))
         if missing := [request.item.id for request in chunk if request not in journal]:
             raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")
+    if peers.size > 1:
+        journal.share(list(chain.from_iterable(mine)), peers)

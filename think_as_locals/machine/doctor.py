@@ -72,9 +72,11 @@ def _hardware(config: Config | None) -> Iterator[Finding]:
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
     yield Finding("CPU", f"{cores} cores, {pages / GB:.1f} GB of memory, OMP_NUM_THREADS {threads}")
-    fault = gpu_fault()
-    for gpu in gpus():
+    fault, listed = gpu_fault(), gpus()
+    for gpu in listed:
         yield Finding("GPU", gpu)
+    if listed and not fault:
+        yield Finding("GPU", "what the guides claim of such a GPU, `make gpu` checks in ten minutes (launch/README.md)")
     if fault:
         yield Finding("GPU", f"{fault}: runs with requires_gpu or bfloat16 weights do not go here", has_driver())
     folder = Path(config.run.dir if config else "runs").expanduser().absolute()

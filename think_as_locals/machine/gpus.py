@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from think_as_locals.runtime.ranks import has_driver, has_gpu
+from think_as_locals.types import PreflightError
 
 DRIVERS = {12: 525, 13: 580}
 """The oldest driver for each major version of CUDA (NVIDIA's table of CUDA compatibility)."""
@@ -26,6 +28,24 @@ def gpus() -> list[str]:
         seen = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
         lines = [[gpu.name, f"{gpu.total_memory / 2**20:.0f} MiB"] for gpu in seen]
     return [", ".join(f"{name}{value}" for name, value in zip(names, line, strict=False)) for line in lines]
+
+
+def take_own_gpus() -> None:
+    """Leave this process of a launch its equal share of the machine's GPUs; call it before anything asks for one.
+
+    With four processes on eight GPUs, the first sees GPUs 0 and 1: for `tensor_parallel_size` or `device_map`.
+    """
+    local, processes = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = _query("index") if named is None else [name for name in named.split(",") if name]
+    if not visible or processes == 1:
+        return
+    if (each := len(visible) // processes) == 0:
+        raise PreflightError(
+            f"{processes} processes were started here, for {len(visible)} GPUs: each holds a model of its own; set "
+            "--num_processes (or --nproc_per_node) to at most the number of GPUs"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[local * each : (local + 1) * each])
 
 
 def driver() -> str | None:

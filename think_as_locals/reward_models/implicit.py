@@ -47,6 +47,7 @@ class ImplicitRM(BatchScorer):
         *,
         dtype: str = "auto",
         max_length: int | None = None,
+        device_map: str | None = None,
         revision: str | None = None,
         reference_revision: str | None = None,
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
@@ -59,14 +60,14 @@ class ImplicitRM(BatchScorer):
             reference: Directory or Hub id of the reference; `None` for none.
             max_length: Maximum number of tokens of prompt and response together; `None` for that of both models.
             revision, reference_revision: Commit, tag or branch on the Hub.
-            dtype, template_kwargs: As for `ScalarRM.load`.
+            dtype, device_map, template_kwargs: As for `ScalarRM.load`.
             **settings: `beta`, `per_token` and those of `ScalarRM.load`.
         """
-        model, tokenizer, limit = _load(path, dtype, revision, max_length)
+        model, tokenizer, limit = _load(path, dtype, device_map, revision, max_length)
         require_chat_template(path, tokenizer)
         other = None
         if reference is not None:
-            other, its_tokenizer, its_limit = _load(reference, dtype, reference_revision, max_length)
+            other, its_tokenizer, its_limit = _load(reference, dtype, device_map, reference_revision, max_length)
             _require_same_tokens(path, tokenizer, reference, its_tokenizer)
             limit = min(limit, its_limit)
         settings |= {"reference_path": reference, "reference": other}
@@ -122,8 +123,10 @@ def _log_probs(model: Any, batch: Mapping[str, torch.Tensor], labels: torch.Tens
     return -losses.view_as(targets).double().sum(dim=1)
 
 
-def _load(path: str, dtype: str, revision: str | None, max_length: int | None) -> tuple[Any, Any, int]:
-    model = load_language_model(path, dtype, revision)
+def _load(
+    path: str, dtype: str, device_map: str | None, revision: str | None, max_length: int | None
+) -> tuple[Any, Any, int]:
+    model = load_language_model(path, dtype, revision, device_map)
     model.config.get_text_config().use_cache = False  # keys and values that no later token would read
     tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
     return model, tokenizer, resolve_max_length(path, model, tokenizer, max_length)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, overload
 
 import yaml
@@ -124,6 +125,7 @@ class Judge:
         base_url: str | None = None,
         served_name: str | None = None,
         key_variable: str | None = None,
+        vllm: Mapping[str, Any] = MappingProxyType({}),
         **changes: Any,
     ) -> Judge:
         """Load a judge from a directory or the Hub, or connect to a server that has loaded one; that needs no torch.
@@ -142,6 +144,8 @@ class Judge:
             base_url: Of an OpenAI-compatible server that has the model, e.g. `http://127.0.0.1:8000/v1`.
             served_name: What the server calls the model, if not `path`.
             key_variable: Name of the environment variable that holds the server's key; `None` sends none.
+            vllm: With that backend: `tensor_parallel_size`, `max_model_length` (tokens), `gpu_memory_utilization` (a
+                share), `quantization`.
             **changes: Fields of `JudgeSettings` that differ from the saved ones.
 
         Raises:
@@ -157,12 +161,13 @@ class Judge:
         dtype, template_kwargs = settings.dtype, dict(settings.chat_template_kwargs)
         loading: dict[str, Any] = {"dtype": dtype, "template_kwargs": template_kwargs, "revision": revision}
         try:
-            engine = load_engine(path, backend, batch_size=batch_size, **loading)
+            engine = load_engine(path, backend, batch_size=batch_size, vllm=vllm, **loading)
         except ModuleNotFoundError as error:
             extras = "train,vllm" if backend == "vllm" else "train"
             error.add_note(f"pip install 'think-as-locals[{extras}]', or give base_url for a judge behind a server")
             raise
         loaded = {"dtype": dtype, "backend": backend, "chat_template_kwargs": template_kwargs}
+        loaded |= {"quantization": vllm["quantization"]} if "quantization" in vllm else {}
         model = identify_weights(path, revision) | loaded
         asked: dict[str, Any] = {"settings": settings, "protocol": protocol, "margins": margins}
         return cls(engine=engine, chunk_size=chunk_size, model=model, **asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from think_as_locals.config.schema import (
+    VLLM_OPTIONS,
     AskedSection,
     ClassifierSection,
     ConstantSection,
@@ -45,8 +46,9 @@ def load_reward_model(section: RewardModelSection, seed: int) -> RewardModel:
 def load_judge(section: JudgeSection | ServerSection, seed: int) -> Judge:
     """As `load_reward_model`, for a judge in this process or behind a server."""
     if isinstance(section, JudgeSection):
-        options = _given(section, "path", "backend", "protocol", "orders", "convention")
-        return Judge.load(section.path, section.backend, protocol=_protocol(section), seed=seed, **options)
+        options = _given(section, "path", "backend", "protocol", "orders", "convention", *VLLM_OPTIONS)
+        options |= {"vllm": section.vllm, "seed": seed}
+        return Judge.load(section.path, section.backend, protocol=_protocol(section), **options)
     of_server = {"url", "model", "key_variable", "concurrency", "deadline_s", "timeout_s", "fields"}
     of_settings = {"prompt", "max_completion_length"}
     return Judge(

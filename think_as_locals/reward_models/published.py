@@ -143,24 +143,24 @@ def architecture(settings: dict[str, Any]) -> str | None:
     return name if gated or name in ("INFORMForSequenceClassification", "InternLM2ForRewardModel") else None
 
 
-def load_published(path: str, revision: str | None, dtype: str) -> Any:
+def load_published(path: str, revision: str | None, dtype: str, device_map: str | None = None) -> Any:
     """Load a reward model with a head of its own; a ModelError says what its weights or its revision lack.
 
     Args:
         path: Directory or Hub id.
         revision: Commit on the Hub, in full: the head is read as this commit stores it.
         dtype: Type of the weights below the head; the heads of ArmoRM and QRM are computed in float32.
+        device_map: As for `ScalarRM.load`.
     """
     folder = _folder(path, revision)
     settings, _ = PreTrainedConfig.get_config_dict(folder)
     name = architecture(settings)
     settings.pop("auto_map", None)
+    options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "output_loading_info": True}
     if name == "InternLM2ForRewardModel":
         config = _llama_config(settings)
         state = dict(_as_llama(_tensors(path, folder), config))
-        model, info = LlamaForSequenceClassification.from_pretrained(
-            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
-        )
+        model, info = LlamaForSequenceClassification.from_pretrained(None, config=config, state_dict=state, **options)
     else:
         kind: Any = MLPClassifier
         config = (Gemma2Config if settings["model_type"] == "gemma2" else LlamaConfig).from_dict(settings)
@@ -169,7 +169,7 @@ def load_published(path: str, revision: str | None, dtype: str) -> Any:
             kind = GatedGemma2 if isinstance(config, Gemma2Config) else GatedLlama
             config.gating_temperature = settings.get("gating_temperature", _GATE_TEMPERATURE[config.model_type])
             config.head_shapes = _head_shapes(path, folder)
-        model, info = kind.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+        model, info = kind.from_pretrained(folder, config=config, **options)
     if lost := sorted({*info["missing_keys"], *info["unexpected_keys"]}):
         raise ModelError(
             f"{path}: weights that {name} lacks or does not have: {', '.join(lost[:5])}{', ...' if lost[5:] else ''}; "

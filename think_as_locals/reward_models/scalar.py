@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
 
 from think_as_locals.engines import Chat, Messages, packing
+from think_as_locals.engines.transformers_engine import on_device
 from think_as_locals.judging import reorder_responses
 from think_as_locals.judging.prompt import break_tokens, shuffled_order
 from think_as_locals.reward_models import published
@@ -219,6 +220,7 @@ class ScalarRM(BatchScorer):
         *,
         dtype: str = "auto",
         max_length: int | None = None,
+        device_map: str | None = None,
         revision: str | None = None,
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
         new_head_seed: int | None = None,
@@ -230,12 +232,13 @@ class ScalarRM(BatchScorer):
             path: Directory or Hub id.
             dtype: Type of the weights.
             max_length: Maximum number of tokens of prompt and response together; `None` for the model's.
+            device_map: `auto` spreads the layers over all GPUs that the process sees; `None` takes one device.
             revision: Commit, tag or branch on the Hub; a commit for those of `published`.
             template_kwargs: Passed to the chat template.
             new_head_seed: Adds a random head to a model without one: a baseline, not a reward model.
             **settings: `batch_size` (responses at a time), `chunk_size` (of `RewardModel`), `seed` (`ResponseScorer`).
         """
-        model = _load(path, dtype, revision, new_head_seed)
+        model = _load(path, dtype, device_map, revision, new_head_seed)
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         config = model.config.get_text_config()
         declared = config.pad_token_id  # one outside the vocabulary (-1 is common) is in no text
@@ -317,11 +320,12 @@ def _share_prompts(path: str, model: Any, tokenizer: Any, pad_id: int | None) ->
     return reason
 
 
-def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None) -> Any:
+def _load(path: str, dtype: str, device_map: str | None, revision: str | None, new_head_seed: int | None) -> Any:
+    options: dict[str, Any] = {"dtype": dtype, "device_map": device_map}
     if published.architecture(PreTrainedConfig.get_config_dict(path, revision=revision)[0]):
         if new_head_seed is not None:
             raise ModelError(f"{path} has a head for scores, and a new one was asked for: leave new_head_seed out")
-        return _ready(published.load_published(path, revision, dtype))
+        return _ready(published.load_published(path, revision, **options))
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     if new_head_seed is not None:
         config.num_labels = 1
@@ -334,7 +338,7 @@ def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None
         if new_head_seed is not None:
             torch.manual_seed(new_head_seed)
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            path, config=config, revision=revision, dtype=dtype, output_loading_info=True, trust_remote_code=False
+            path, config=config, revision=revision, output_loading_info=True, trust_remote_code=False, **options
         )
     missing = sorted(info["missing_keys"])
     if new_head_seed is not None and not missing:
@@ -351,7 +355,7 @@ def _load(path: str, dtype: str, revision: str | None, new_head_seed: int | None
 
 def _ready(model: Any) -> Any:
     model.config.get_text_config().use_cache = False  # keys and values that no later token would read
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return on_device(model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

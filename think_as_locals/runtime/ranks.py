@@ -8,21 +8,29 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from think_as_locals.config.compose import Launch, find_launch, read_launch
 from think_as_locals.config.schema import RunConfig, ScpoConfig
 from think_as_locals.config.trl_fields import micro_batches
-from think_as_locals.types import ConfigError, PreflightError
+from think_as_locals.types import ConfigError, ModelError, PreflightError
+
+T = TypeVar("T")
 
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _DRIVERS = tuple(map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
 _MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16"}
 _AFTER_SERVER_S = 60.0  # how much longer ranks wait for the main process than it waits for the vLLM server
+
+
+class PeerError(ModelError):
+    """Another process of this launch failed, and said so."""
 
 
 def has_gpu() -> bool:
@@ -202,6 +210,63 @@ def rank_timeout_s(config: RunConfig | ScpoConfig) -> float:
     if config.rollout.backend != "vllm_server":
         return config.grpo.ddp_timeout
     return max(config.grpo.ddp_timeout, config.rollout.timeout_s + _AFTER_SERVER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The processes of a launch that each hold models of their own and share the questions put to them.
+
+    All call `exchange` and `together` equally often; what fails in one fails in all, so that none waits for another.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def join(cls) -> Peers:
+        """Join the other processes of this launch, if it started any; they exchange Python objects alone."""
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls()
+        from torch.distributed import get_rank, get_world_size, init_process_group
+
+        init_process_group("gloo", timeout=timedelta(days=7))  # the launcher ends those who wait for one that died
+        return cls(get_rank(), get_world_size())
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes results, and what people read."""
+        return self.rank == 0
+
+    def exchange(self, value: T) -> list[T]:
+        """Return the value of every process, by rank; a ModelError says in which of them something failed."""
+        return self._gather(None, value)
+
+    def together(self, action: Callable[[], T]) -> T:
+        """Do something in every process and return what it returns here; what fails in one fails in all."""
+        try:
+            done = action()
+        except PeerError:
+            raise
+        except Exception as error:
+            with suppress(PeerError):
+                self._gather(f"{type(error).__name__}: {error}", None)
+            raise
+        self.exchange(None)
+        return done
+
+    def _gather(self, fault: str | None, value: Any) -> list[Any]:
+        if self.size == 1:
+            return [value]
+        from torch.distributed import all_gather_object
+
+        everyones: list[Any] = [None] * self.size
+        all_gather_object(everyones, (fault, value))
+        if faults := [f"process {rank}: {fault}" for rank, (fault, _) in enumerate(everyones) if fault]:
+            raise PeerError("; ".join(faults))
+        return [value for _, value in everyones]
+
+
+ALONE = Peers()
 
 
 def uses_deepspeed() -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from think_as_locals.config.checks import prompt_faults, validate_as
+from think_as_locals.config.checks import local_faults, prompt_faults, validate_as
 from think_as_locals.config.compose import ASSETS, compose_recipe, quoted
 from think_as_locals.config.schema import LimitsSection, ServeConfig
 from think_as_locals.reward_models.load import load_judge
@@ -37,6 +37,7 @@ def _faults(config: ServeConfig) -> list[str]:
     """Return what several keys get wrong together."""
     judge, score, limits = config.judge, config.score, config.limits
     faults = prompt_faults("judge.prompt", judge.prompt) + prompt_faults("score.prompt", score.prompt)
+    faults += local_faults("judge", judge)
     if (judge.protocol, judge.orders) != ("listwise", 1):
         faults.append(f"judge.protocol: got {judge.protocol} in {judge.orders} orders, expected listwise in one")
     if score.protocol == "pointwise" and (score.orders != 1 or score.prompt is None):

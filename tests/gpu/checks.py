@@ -1,0 +1,192 @@
+"""What the kit checks: the claims of each check with their limits, what it needs, and how long it may take.
+
+The check NAME of module M is `RUN["NAME"]` there: a function of a `Scale` and a `Report`, which it calls for each claim
+as soon as it is measured. The comment above a limit says where it is from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
+
+PYTHON = os.environ.get("PYTHON_EXEC", sys.executable)
+"""What starts Python, as torchrun has it."""
+
+Need = Literal["a GPU", "two GPUs", "vLLM", "DeepSpeed"]
+Report = Callable[[str, float, str], None]
+"""Takes the key of a claim, the measured value, and details in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large the models of a check are: toys on a CPU, or those of a 7B model on a GPU."""
+
+    toy: bool
+    folder: Path  # of files that checks share, such as a trained judge
+
+    @property
+    def device(self) -> str:
+        """Where tensors go."""
+        return "cpu" if self.toy else "cuda"
+
+    def pick(self, toy: T, full: T) -> T:
+        """Return the value for this scale."""
+        return toy if self.toy else full
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A statement that holds where one number is within a limit."""
+
+    key: str
+    text: str
+    limit: float
+    unit: str = ""
+    at_least: bool = False
+    on_gpu: bool = False  # toy models on a CPU are measured as well, but do not decide it
+
+    @property
+    def bound(self) -> str:
+        """The limit in words."""
+        return f"{'>=' if self.at_least else '<='} {self.number(self.limit)}"
+
+    def number(self, value: float) -> str:
+        """A value with its unit."""
+        return f"{value:.3g} {self.unit}".rstrip()
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is within the limit; NaN never is."""
+        return value >= self.limit if self.at_least else value <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Claims that are measured together, in a process of their own."""
+
+    name: str
+    module: str
+    seconds: int  # its deadline
+    claims: tuple[Claim, ...]
+    needs: tuple[Need, ...] = ()
+
+    def lacks(self, gpus: int) -> str | None:
+        """Return what a machine with so many GPUs lacks for it, or `None`."""
+        there: dict[Need, bool] = {
+            "a GPU": gpus >= 1,
+            "two GPUs": gpus >= 2,
+            "vLLM": find_spec("vllm") is not None,
+            "DeepSpeed": find_spec("deepspeed") is not None,
+        }
+        missing = [need for need in self.needs if not there[need]]
+        return f"needs {' and '.join(missing)}" if missing else None
+
+
+def sharding(way: str, *needs: Need) -> Check:
+    """One way to shard a run."""
+    claims = (
+        Claim("steps", "one rank evaluates, trains two steps and saves (files there)", 4, "files", at_least=True),
+        Claim("dtype", "the model is saved in the run's type (share of tensors)", 1, at_least=True),
+        # On a GPU kernels add in any order.
+        Claim("resume", "a run that continues from its checkpoint ends with other weights", 0.1),
+    )
+    return Check(way, "programs", 150, claims, needs)
+
+
+CHECKS = (
+    Check("machine", "programs", 60, (Claim("faults", "driver, CUDA and packages lack nothing", 0, "faults"),)),
+    Check(
+        "attention",
+        "attention",
+        60,
+        (
+            # `training/shared_prefix.py` gives sharing up where packed rows are this much further from float32.
+            Claim("error", "packed attention is as exact as that of separate rows (error in float64)", 2.0, "times"),
+            Claim("fused", "it runs in fused kernels, forward and backward", 2, "kernels", at_least=True, on_gpu=True),
+            Claim("math", "no kernel writes all scores to memory", 0, "calls", on_gpu=True),
+            Claim("memory", "it takes no more memory than separate rows", 1.0, "times", on_gpu=True),
+            Claim("speed", "it is faster than separate rows", 1.0, "times", at_least=True, on_gpu=True),
+        ),
+    ),
+    Check(
+        "flex",
+        "attention",
+        90,
+        (Claim("speed", "FlexAttention is no faster (its time)", 1.0, "times", at_least=True, on_gpu=True),),
+    ),
+    Check(
+        "log_probs",
+        "attention",
+        60,
+        (
+            Claim("error", "log-probabilities of packed rows are as exact as TRL's (error in float32)", 2.0, "times"),
+            # verl#6280, trl#6789: the shape of a batch alone moves them by .04 to .055 nats.
+            Claim("noise", "the shape of a batch alone moves log-probabilities (batch 1 and 8)", 0.06, "nats"),
+        ),
+    ),
+    *(
+        Check(
+            f"update_{prompt}",
+            "updates",
+            120,
+            (
+                # tests/benchmarks/README.md: 5.8 times and more on a CPU.
+                Claim(
+                    "speed", f"an update at P {prompt} is faster than TRL's", 2.0, "times", at_least=True, on_gpu=True
+                ),
+                # `machine/hours.py` assumes it.
+                Claim("mfu", "it reaches this share of the card's operations", 0.35, at_least=True, on_gpu=True),
+            ),
+        )
+        for prompt in ("1k", "4k")
+    ),
+    Check(
+        "doctor_memory",
+        "updates",
+        60,
+        (Claim("peak", "doctor's estimate of an update's memory is this far off", 15, "%", on_gpu=True),),
+    ),
+    Check(
+        "weights",
+        "updates",
+        90,
+        (
+            # launch/README.md: in bfloat16 itself an update of 1e-6 is rounded away.
+            Claim("bf16", "of weights held in bfloat16, 20 steps at 1e-6 move", 10, "%"),
+            Claim("fp32", "of weights held in float32, 20 steps at 1e-6 move", 90, "%", at_least=True),
+            Claim("lora", "an adapter moves them further at 1e-5 than at 1e-6", 5, "times", at_least=True),
+        ),
+    ),
+    sharding("ddp"),
+    sharding("zero2", "DeepSpeed"),
+    sharding("zero3", "DeepSpeed"),
+    sharding("fsdp2", "a GPU", "vLLM"),  # accelerate shards nothing without a GPU
+    *(
+        Check(
+            f"scpo_{shape}",
+            "programs",
+            120,
+            (
+                Claim("legs", "SCPO steers to ten countries in one process", 10, "countries", at_least=True),
+                Claim("flat", "memory grows from the second to the tenth", 5, "%"),
+            ),
+        )
+        for shape in ("deberta", "llama")
+    ),
+    Check(
+        "quick_start",
+        "programs",
+        240,
+        (
+            Claim("done", "the quick start leaves a report and a judge (files there)", 3, "files", at_least=True),
+            # README.md: 58 to 87 % in the mean of seeds.
+            Claim("gain", "GRPO raises Best-of-4", 15, "points", at_least=True, on_gpu=True),
+        ),
+    ),
+)
