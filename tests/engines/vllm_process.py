@@ -47,11 +47,7 @@ def compare(model: str, items: str) -> dict[str, Any]:
     names = [process.name() for process in processes_in(Path.cwd())]
     if task == "compare":
         judges["vllm"].close()
-<<<<<<< HEAD
-    return {"texts": texts, "labels": labels, "processes": names}
-=======
-    return {"texts": texts, "labels": labels, "processes": children, "positions": engines["vllm"].chat.positions}
->>>>>>> main
+    return {"texts": texts, "labels": labels, "processes": names, "positions": engines["vllm"].chat.positions}
 
 
 def sync(run: str, scratch: str) -> dict[str, Any]:
