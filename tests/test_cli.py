@@ -162,6 +162,20 @@ def test_rows_need_no_more_than_prompt_responses_and_a_culture(tal: Tal, judge: 
     assert (done.status, "mine.jsonl:1: missing culture; fields: " in done.err) == (2, True)
 
 
+def test_rows_to_train_on_can_be_judged(tal: Tal, judge: str, tmp_path: Path) -> None:
+    pairs = "prompt,chosen,rejected,country\nGreeting?,A wai.,A bow.,Thailand\nFarewell?,A wai.,A kiss.,\n"
+    (tmp_path / "pairs.csv").write_text(pairs)
+    lines = tal("judge", judge, str(tmp_path / "pairs.csv"), "--culture", "JP").out.splitlines()
+    assert [line for line in lines if line in ("Thailand", "Japan")] == ["Thailand", "Japan"]
+
+
+def test_rows_come_through_a_pipe(tal: Tal, judge: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    row = json.dumps({"prompt": "Greeting?", "responses": ["A bow.", "A wai."], "culture": None})
+    with subprocess.Popen(["sh", "-c", f"echo '{row}' > {tmp_path}/pipe"]):
+        assert len(records(tal, judge, str(tmp_path / "pipe"))) == 1
+
+
 def test_a_wrong_code_of_a_culture_is_named_with_the_right_one(tal: Tal, judge: str) -> None:
     for given, meant in (("UK", "GB"), ("th", "TH"), ("Thialand", "TH")):
         done = tal("judge", judge, *ONE, "--culture", given)
@@ -303,6 +317,25 @@ def test_what_libraries_deprecate_in_one_another_is_shown_with_verbose_alone(
         assert len(given) == shown
 
 
+def test_processes_that_vllm_spawns_are_as_quiet(tmp_path: Path) -> None:
+    (tmp_path / "tal.py").write_text(
+        "import logging, multiprocessing, warnings\n"
+        "from think_as_locals.cli import main\n"
+        "def log():\n"
+        "    logging.getLogger('vllm.triton_utils').warning('Disabling Triton.')\n"
+        "    warnings.warn('`torch.distributed.reduce_op` is deprecated', FutureWarning)\n"
+        "    logging.getLogger('vllm').error('gone')\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=log)\n"
+        "    process.start()\n"
+        "    process.join()\n"
+    )
+    for level, lines in (("normal", 1), ("verbose", 4)):  # a warning has a line of code below it
+        done = launch(sys.executable, str(tmp_path / "tal.py"), TAL_OUTPUT=level)
+        assert len(done.stderr.splitlines()) == lines, done.stderr
+        assert done.stderr.endswith("gone\n")
+
+
 def test_output_that_is_no_terminal_or_has_no_color_has_no_escape_codes(tmp_path: Path) -> None:
     words = [command("tal"), "recipes"]
     assert "\x1b" not in launch(*words).stdout
@@ -362,6 +395,13 @@ def test_a_dry_run_reads_the_data_and_makes_nothing(
     for text in expected:
         assert text in done.out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_is_json_too(tal: Tal) -> None:
+    words = ["carb", "data=quickstart_cards", "data.languages=[en]", "eval.items=test"]
+    assert ["evaluates", "constant"] in json.loads(tal("run", *words, "--dry-run", "--json").out)["plan"]
+    done = tal("run", *words, "--print-config", "--json")
+    assert (done.status, "--print-config prints YAML" in done.err) == (2, True)
 
 
 def test_no_control_character_of_a_name_reaches_the_terminal(

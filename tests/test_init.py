@@ -108,6 +108,10 @@ RENAMED = [
         "preference): rename 'answer_a' to 'response_a'",
     ),
     ({"prompt": "a?", "chosen": "", "rejected": "c"}, "no row can be imported"),
+    (
+        {"Question": "a?", "Preferred Answer": "b", "Other Answer": "c"},
+        "rename 'Question' to 'prompt'; rename 'Preferred Answer' to 'chosen'; rename 'Other Answer' to 'rejected'",
+    ),
 ]
 
 
@@ -120,6 +124,17 @@ def test_rows_it_cannot_use_are_named_and_nothing_is_left(
     done = tal("init", "mine", "--from", "my.jsonl")
     assert (done.status, message in done.err) == (2, True), done.err
     assert [path.name for path in tmp_path.iterdir()] == ["my.jsonl"]
+
+
+def test_texts_in_another_language_than_english_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pair = {"chosen": "ไหว้ด้วยการพนมมือ", "rejected": "จับมือแน่น ๆ", "culture": "ประเทศไทย"}
+    write(Path("thai.csv"), [{"prompt": f"คนไทยทักทายผู้ใหญ่คนที่ {i} อย่างไร"} | pair for i in range(3)])
+    done = tal("init", "mine", "--from", "thai.csv")
+    assert (done.status, "cultures: TH 3\nlanguages: en 3" in done.out) == (0, True), done
+    assert "some texts are in another language than their row says (where it says none: English)" in done.out
 
 
 @pytest.mark.parametrize(

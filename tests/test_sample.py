@@ -88,6 +88,7 @@ def test_candidates_are_scored_and_kept_with_their_provenance_and_nothing_is_dra
     assert (drawn.total(), set(drawn.values())) == (18, {1})
     found = json.loads(done.out)
     assert (found["mean"]["n"], found["mean"]["quality"], found["best"]["quality"]) == (6, pytest.approx(1 / 3), 1.0)
+    assert all(0 <= end <= 1 for part in found["by_culture"].values() for end in part["mean"]["ci95"])
     assert {*found["by_culture"]} == {"TH", "JP"}
     rows = [json.loads(line) for line in (tmp_path / "drawn" / "candidates.jsonl").read_text().splitlines()]
     assert [row["qualities"] for row in rows] == [[0.0, 0.0, 1.0]] * 6

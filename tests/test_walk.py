@@ -33,8 +33,9 @@ def test_a_judge_teaches_a_fresh_one_and_both_select_answers_of_a_policy(
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(rows) == found["right"] > 0
 
-    taught = tal("run", "quickstart", *SMALL, *QUICK, f"sft.data={file}", runs, "run.name=fresh")
+    taught = tal("run", "quickstart", *SMALL, *QUICK, f"sft.data={file}", runs, "run.name=fresh", "--json")
     assert taught.status == 0, taught.err
+    assert (json.loads(taught.out)["step"], json.loads(taught.out)["n"]) == (2, 4)
     fresh = RunFolder(tmp_path / "fresh")
     assert carb.read(fresh.measured("test", 2))["n"] == 4
     hashes = read_training_items(str(fresh.model))
@@ -46,8 +47,21 @@ def test_a_judge_teaches_a_fresh_one_and_both_select_answers_of_a_policy(
     scorer = ["sample.scorer=classifier", f"sample.scorer.path={model}", "sample.scorer.new_head_seed=0"]
     task = ["sample=prompts", "sample.policy=model", "sample.data=quickstart_cards", "sample.data.max_items=8", *scorer]
     measured = ["data=quickstart_cards", *data, "eval.items=test", "eval.max_items=16", "eval.bootstrap_samples=50"]
-    done = tal("run", "downstream", *task, *policy, *judges, *measured, "~rms.deberta", "~rms.tulu", runs, "run.name=v")
+    done = tal(
+        "run",
+        "downstream",
+        *task,
+        *policy,
+        *judges,
+        *measured,
+        "~rms.deberta",
+        "~rms.tulu",
+        runs,
+        "run.name=v",
+        "--json",
+    )
     assert done.status == 0, done.err
+    assert json.loads(done.out)["boards"]
     selections = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "v" / "selections").glob("*.json")}
     assert selections.keys() == {"old", "new", "constant"}
     for each in selections.values():

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 
 from think_as_locals.config.schema import DemonstrationConfig, ServerSection
 from think_as_locals.data import load, read
 from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.engines import Messages, Sampling
-from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.journal import Journal, collect
-from think_as_locals.evaluation.scored import grouped
-from think_as_locals.evaluation.statistics import accuracy
-from think_as_locals.evaluation.tables import Cell, Table, figure
+from think_as_locals.evaluation.journal import Journal
+from think_as_locals.evaluation.tables import Table
+from think_as_locals.evaluation.tries import Sampler, Tally, yield_table
 from think_as_locals.judging import RULES
 from think_as_locals.judging.prompt import hint, shuffled_order
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.load import load_judge
-from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Keep, Request
+from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
 from think_as_locals.runtime.files import read_json, write_json
 from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import LABELS, DataError, Item, Judgement, Rollout
+from think_as_locals.types import LABELS, DataError, Item, Judgement
+
+_OUTCOMES = ("right", "wrong", "parse_failures", "too_long")
 
 
 def items_of(config: DemonstrationConfig) -> Sequence[Item]:
@@ -48,13 +46,13 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
     killed asks for none of them again.
     """
     quiet_transformers()
-    console, tally = progress_console(), Tally(items)
+    console, tally = progress_console(), Tally(items, _OUTCOMES, marks=["hinted"])
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})", highlight=False)
     if not folder.demonstrations.is_file():
         with load_judge(config.teacher, config.seed) as teacher, progress_bar(console) as bar:
             rows = [row for spec in tries(config) for row in Try(config, teacher, spec, folder, bar).run(tally)]
         summary = tally.summary()
-        write_json(folder.demonstrations_yield, summary)
+        write_json(folder.yields, summary)
         if not rows:
             most = next(iter(summary["broken"]), None)
             why = f"broken most: {RULES.get(most, most)}" if most else "none chose the best response"
@@ -65,7 +63,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
         with new_file(folder.demonstrations) as file:
             for row in sorted(rows, key=lambda row: tally.place(row["item"]["id"])):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    Console(markup=False, highlight=False).print(table(read_json(folder.demonstrations_yield)).terminal())
+    Console(markup=False, highlight=False).print(table(read_json(folder.yields)).terminal())
     print(f"demonstrations  {folder.demonstrations}")
 
 
@@ -91,7 +89,7 @@ def tries(config: DemonstrationConfig) -> Iterator[TrySpec]:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """One try at the items that are left, as `collect` asks for it."""
+    """One try at the items that are left."""
 
     config: DemonstrationConfig
     teacher: Judge
@@ -99,24 +97,32 @@ class Try:
     folder: RunFolder
     bar: Progress
 
-    @property
-    def chunk_size(self) -> int | None:
-        """As `Asker.chunk_size`."""
-        return self.teacher.chunk_size
+    def run(self, tally: Tally) -> list[dict[str, Any]]:
+        """Ask about the items that are left; return a row for each right completion, of both orders where asked."""
+        left, rows = tally.left(), dict[str, list[dict[str, Any]]]()
+        self.teacher.engine.check_texts(left)
+        sampling = {"temperature": self.config.temperature, "seed": self.spec.seed, "hint": self.spec.hint}
+        with Journal(self.folder.journal(self.spec.name), {"teacher": self.teacher.identity, **sampling}) as journal:
+            for reverse in (False, True) if self.config.both_orders else (False,):
+                seed = self.teacher.settings.seed
+                requests = [
+                    Request(item, tuple(shuffled_order(item.responses, seed, reverse=reverse))) for item in left
+                ]
+                title = f"{self.spec.name}{', reversed' if reverse else ''}"
+                self._sampler().collect(journal, requests, self.bar, title)
+                left = []
+                for request in requests:
+                    if self._is_right(request, self._read(request, journal[request]), tally):
+                        rows.setdefault(request.item.id, []).append(self._row(request, journal[request], sampling))
+                        left.append(request.item)
+        tally.keep(left, "hinted" if self.spec.hint else None)
+        return [row for item in left for row in rows[item.id]]
 
-    def sort_key(self, request: Request) -> str:
-        return self.teacher.sort_key(request)
-
-    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
-        """As `Asker.ask`: answers hold `text` and `finish_reason`."""
-
-        def deliver(place: int, rollout: Rollout) -> None:
-            keep(place, {"text": rollout.text, "finish_reason": rollout.finish_reason, "label_log_probs": {}})
-
+    def _sampler(self) -> Sampler:
         length = self.teacher.settings.max_completion_length
         sampling = Sampling(max_completion_length=length, temperature=self.config.temperature, seed=self.spec.seed)
-        self.teacher.engine.check_texts(dict.fromkeys(request.item for request in requests))
-        self.teacher.engine.sample([self._conversation(request) for request in requests], sampling, deliver)
+        teacher = self.teacher
+        return Sampler(teacher.engine, sampling, teacher.chunk_size, self._conversation, teacher.sort_key)
 
     def _conversation(self, request: Request) -> Messages:
         *before, user = self.teacher.conversation(request)
@@ -125,33 +131,17 @@ class Try:
         shown = hint(LABELS[request.order.index(request.item.best)])
         return [*before, {**user, "content": f"{user['content']}\n\n{shown}"}]
 
-    def run(self, tally: Tally) -> list[dict[str, Any]]:
-        """Ask about the items that are left; return a row for each right completion, of both orders where asked."""
-        left, rows = tally.left(), dict[str, list[dict[str, Any]]]()
-        sampling = {"temperature": self.config.temperature, "seed": self.spec.seed, "hint": self.spec.hint}
-        with Journal(self.folder.journal(self.spec.name), {"teacher": self.teacher.identity, **sampling}) as journal:
-            for reverse in (False, True) if self.config.both_orders else (False,):
-                seed = self.teacher.settings.seed
-                requests = [
-                    Request(item, tuple(shuffled_order(item.responses, seed, reverse=reverse))) for item in left
-                ]
-                task = self.bar.add_task(f"{self.spec.name}{', reversed' if reverse else ''}", total=None)
-                collect(self, journal, partial(self._advance, task), requests, too_long="wrong")
-                left = []
-                for request in requests:
-                    if tally.is_right(request, self._read(request, journal[request])):
-                        rows.setdefault(request.item.id, []).append(self._row(request, journal[request], sampling))
-                        left.append(request.item)
-        tally.demonstrated.update({item.id: self.spec for item in left})
-        return [row for item in left for row in rows[item.id]]
-
-    def _advance(self, task: TaskID, more: int, total: int) -> None:
-        self.bar.update(task, advance=more, total=total)
-
     def _read(self, request: Request, answer: Answer) -> Judgement:
         if TOO_LONG in answer:
             return Judgement(verdict=None, rubric=None, analysis=None, issues=(TOO_LONG,), completion="")
-        return self.teacher.read(request, answer)
+        return self.teacher.read(request, {**answer, "label_log_probs": {}})
+
+    def _is_right(self, request: Request, judgement: Judgement, tally: Tally) -> bool:
+        """Count a completion, and return whether it holds the format and chooses the best response."""
+        right = judgement.verdict == request.order.index(request.item.best)
+        outcome = "too_long" if TOO_LONG in judgement.issues else "parse_failures" if judgement.issues else "wrong"
+        tally.add(request.item, "right" if right else outcome, judgement.issues)
+        return right
 
     def _row(self, request: Request, answer: Answer, sampling: Mapping[str, Any]) -> dict[str, Any]:
         section = self.config.teacher
@@ -166,57 +156,9 @@ class Try:
         }
 
 
-class Tally:
-    """What became of every item and completion."""
-
-    def __init__(self, items: Sequence[Item]) -> None:
-        self._items = {item.id: item for item in items}
-        self._places = {name: place for place, name in enumerate(self._items)}
-        self._counts: dict[str, Counter[str]] = {name: Counter() for name in self._items}
-        self._broken: Counter[str] = Counter()
-        self.demonstrated: dict[str, TrySpec] = {}
-
-    def place(self, name: str) -> int:
-        """Return which of the items is called so."""
-        return self._places[name]
-
-    def left(self) -> list[Item]:
-        """Return the items without a demonstration."""
-        return [item for name, item in self._items.items() if name not in self.demonstrated]
-
-    def is_right(self, request: Request, judgement: Judgement) -> bool:
-        """Count a completion, and return whether it holds the format and chooses the best response."""
-        right = judgement.verdict == request.order.index(request.item.best)
-        outcome = "too_long" if TOO_LONG in judgement.issues else "parse_failures" if judgement.issues else "wrong"
-        self._counts[request.item.id]["right" if right else outcome] += 1
-        self._broken.update(judgement.issues)
-        return right
-
-    def summary(self) -> dict[str, Any]:
-        """Return counts and the share of the items with a demonstration, of all and by culture, as JSON."""
-        by_culture = grouped(self._items.values(), BREAKDOWNS["culture"])
-        return {
-            **self._part(list(self._items.values())),
-            "by_culture": {culture: self._part(items) for culture, items in sorted(by_culture.items())},
-            "broken": dict(self._broken.most_common()),
-        }
-
-    def _part(self, items: Sequence[Item]) -> dict[str, Any]:
-        kept = [float(item.id in self.demonstrated) for item in items]
-        counts = sum((self._counts[item.id] for item in items), Counter[str]())
-        return {
-            **accuracy(kept, [item.group for item in items]).as_dict("yield"),
-            "completions": counts.total(),
-            **{outcome: counts[outcome] for outcome in ("right", "wrong", "parse_failures", "too_long")},
-            "hinted": sum(self.demonstrated[item.id].hint for item in items if item.id in self.demonstrated),
-        }
-
-
 def table(summary: Mapping[str, Any]) -> Table:
     """Return the yield by culture as a table, and of all items in its last row."""
     counted = {"completions": "asked", "right": "right", "wrong": "wrong", "parse_failures": "parse failures"}
     counted |= {"hinted": "by hint"} if summary["hinted"] else {}
-    rows: list[list[Cell]] = []
-    for name, part in [*summary["by_culture"].items(), ("all", summary)]:
-        rows.append([name, figure(part, "yield", show_n=True), *(f"{part[key]:,}" for key in counted)])
-    return Table(["culture", "items demonstrated, %", *counted.values()], rows, sections=[len(rows) - 1])
+    parts = {**summary["by_culture"], "all": summary}
+    return yield_table("culture", "items demonstrated, %", parts, counted)

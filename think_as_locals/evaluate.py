@@ -12,12 +12,11 @@ from typing import Any
 
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
-from rich.progress import Progress, TaskID
 
 from think_as_locals.config.schema import AskedSection, EvaluationConfig
 from think_as_locals.data import load, read
 from think_as_locals.data.edited import of_items, read_edits
-from think_as_locals.data.edits import Edits
+from think_as_locals.data.edits import Edits, Pair, edited_pairs, why_not
 from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
@@ -37,6 +36,7 @@ from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboar
 from think_as_locals.evaluation.probes import applied, probe
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.evaluation.tasks import Question
+from think_as_locals.evaluation.tries import advance
 from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.machine.preflight import reward_model_faults
@@ -62,22 +62,24 @@ def candidates_of(config: EvaluationConfig) -> Sequence[Candidates]:
 
 
 def edits_of(config: EvaluationConfig, items: Sequence[Item]) -> Edits | None:
-    """Load the edited pairs of the probes, of the items to evaluate on; `None` where no file has them.
+    """Return the edited pairs of the probes, ours or those of a file, of the items to evaluate on; `None` without any.
 
     Responses of both sides are in the order in which the item's are presented.
     """
-    if not isinstance(config.eval.probes, str):
+    if not config.eval.probes:
         return None
     known = tuple(read(config.data, config.seed))
-    pairs = of_items(read_edits(Path(config.eval.probes).expanduser(), known), items, known)
-    orders = {before: shuffled_order(before.responses, config.seed) for part in pairs.values() for before, _ in part}
-    return {
-        edit: [
-            (reorder_responses(before, orders[before]), reorder_responses(after, orders[before]))
-            for before, after in part
-        ]
-        for edit, part in pairs.items()
-    }
+    pairs: Edits
+    if isinstance(config.eval.probes, str):
+        pairs = of_items(read_edits(Path(config.eval.probes).expanduser(), known), items, known)
+    else:
+        pairs = edited_pairs(items, known)
+    return {edit: [_presented(pair, config.seed) for pair in part] for edit, part in pairs.items()}
+
+
+def _presented(pair: Pair, seed: int) -> Pair:
+    order = shuffled_order(pair.before.responses, seed)
+    return pair._replace(before=reorder_responses(pair.before, order), after=reorder_responses(pair.after, order))
 
 
 def run(
@@ -169,7 +171,7 @@ class RewardModelEvaluation:
     def run(self, items: Sequence[Item], candidates: Sequence[Candidates], edits: Edits | None) -> None:
         """Do the stages that are not done; the model is loaded only if there are any."""
         stages: dict[str, Callable[[AnswerCollector], None]] = {"carb": partial(self._carb, items=items)}
-        if self.config.eval.probes:
+        if edits is not None:
             stages["probes"] = partial(self._probe, items=items, edits=edits)
         if candidates:
             stages["selections"] = partial(self._select, rows=candidates)
@@ -189,10 +191,9 @@ class RewardModelEvaluation:
             rm, journal = self.peers.together(load)
             bar = stack.enter_context(progress_bar(self.console))
             for stage in missing:
-                task = bar.add_task(f"{self.name}: {stage}", total=None)
                 self._result(stage).parent.mkdir(exist_ok=True)
-                advance, too_long = partial(_advance, bar, task), self.config.eval.too_long
-                collector = AnswerCollector(rm, journal, advance, too_long, self.peers)
+                shown, too_long = advance(bar, f"{self.name}: {stage}"), self.config.eval.too_long
+                collector = AnswerCollector(rm, journal, shown, too_long, self.peers)
                 self.peers.together(partial(stages[stage], collector))
 
     def _done(self, stage: str) -> bool:
@@ -230,18 +231,19 @@ class RewardModelEvaluation:
         for line in carb.lines(self.name, summary):
             self.console.print(escape_terminal(line))
 
-    def _probe(self, collector: AnswerCollector, items: Sequence[Item], edits: Edits | None) -> None:
+    def _probe(self, collector: AnswerCollector, items: Sequence[Item], edits: Edits) -> None:
         """Measure how far its scores move with edits of the items, if it gives scores."""
         config = self.config
         found: dict[str, Any] = {"scores": None}
         if collector.rm.score_requests(items[0]):
             found = probe(
                 [shuffle_responses(item, config.seed) for item in items],
+                edits,
                 collector.scores,
                 k=config.eval.consistency_k,
                 samples=config.eval.bootstrap_samples,
                 seed=config.seed,
-                edits=edits,
+                reason=why_not if config.eval.probes is True else lambda *_: "the file has no such edit of it",
             )
             for line in applied(found):
                 self.console.print(escape_terminal(f"{self.name}: {line}"))
@@ -264,7 +266,3 @@ class RewardModelEvaluation:
         if rows[0].qualities is not None:
             found |= selection_quality(rows, chosen, config.eval.bootstrap_samples, config.seed)
         write_json(self._result("selections"), found)
-
-
-def _advance(bar: Progress, task: TaskID, more: int, total: int) -> None:
-    bar.update(task, advance=more, total=total)

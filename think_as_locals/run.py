@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from think_as_locals.config.schema import (
     DemonstrationConfig,
+    EditConfig,
     EvaluationConfig,
+    PolicySection,
+    PolicyServerSection,
     RunConfig,
     SampleConfig,
     SampleSection,
@@ -66,6 +69,14 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         ]
     elif isinstance(config, SampleConfig):
         rows = _planned(config.sample, config.seed)
+    elif isinstance(config, EditConfig):
+        from think_as_locals import edit
+
+        rows = [
+            ("asks", _chat_name(config.editor)),
+            ("about", f"{_described(edit.items_of(config))} ({config.data.source}, {config.items})"),
+            ("edits", f"{', '.join(config.probes)}, each tried {config.tries} times"),
+        ]
     elif isinstance(config, DemonstrationConfig):
         from think_as_locals import demonstrate
 
@@ -150,8 +161,12 @@ def _planned(sample: SampleSection, seed: int) -> list[tuple[str, str]]:
     from think_as_locals.evaluation.tasks import questions_of
 
     items = [question.item for question in questions_of(sample, seed)]
-    name = sample.policy.path if sample.policy.kind == "model" else sample.policy.model
-    return [("samples", f"{sample.num_candidates} candidates of {name} ({sample.task})"), ("for", _described(items))]
+    drawn = f"{sample.num_candidates} candidates of {_chat_name(sample.policy)} ({sample.task})"
+    return [("samples", drawn), ("for", _described(items))]
+
+
+def _chat_name(model: PolicySection | PolicyServerSection) -> str:
+    return model.path if isinstance(model, PolicySection) else model.model
 
 
 def _described(items: Sequence[Item]) -> str:
@@ -231,13 +246,13 @@ def _composed(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _without_training(
-    config: EvaluationConfig | DemonstrationConfig | SampleConfig | None, lock: ExitStack
+    config: EvaluationConfig | DemonstrationConfig | SampleConfig | EditConfig | None, lock: ExitStack
 ) -> tuple[Callable[[], None], RunFolder]:
     """As `_prepare`, for what shards no model; a fault in the data ends it before there is a folder.
 
     Of the processes that share an evaluation only the main one has a configuration, and sends it to the others.
     """
-    from think_as_locals import demonstrate, sample
+    from think_as_locals import demonstrate, edit, sample
     from think_as_locals.evaluation.tasks import questions_of
     from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run
 
@@ -251,6 +266,8 @@ def _without_training(
     program: Callable[[RunFolder], None]
     if isinstance(config, DemonstrationConfig):
         program = partial(demonstrate.run, config, demonstrate.items_of(config))
+    elif isinstance(config, EditConfig):
+        program = partial(edit.run, config, edit.items_of(config))
     elif isinstance(config, SampleConfig):
         program = partial(sample.run, config, questions_of(config.sample, config.seed))
     else:

@@ -14,6 +14,7 @@ from config.messages import (
     CARB,
     DEMONSTRATE,
     DOWNSTREAM,
+    EDIT,
     GRPO,
     HEAD,
     OPINIONS,
@@ -32,6 +33,7 @@ from think_as_locals.config.checks import Config, load_config, load_items, load_
 from think_as_locals.config.compose import group_options, recipes
 from think_as_locals.config.schema import (
     DemonstrationConfig,
+    EditConfig,
     EvaluationConfig,
     RunConfig,
     SampleConfig,
@@ -140,6 +142,35 @@ TEACHER = ["teacher.path=x"]
 )
 def test_a_demonstration_that_cannot_be_is_named_with_the_remedy(overrides: list[str], expected: str) -> None:
     assert expected in message(DEMONSTRATE, *overrides)
+
+
+EDITOR = ["editor.url=http://127.0.0.1:8000/v1", "editor.model=x"]
+
+
+def test_an_editor_is_a_server_or_a_model_in_this_process() -> None:
+    served = load_config(EDIT, EDITOR)
+    local = load_config(EDIT, ["editor=model", "editor.path=x", "probes=[CL]", "temperature=0", "tries=1"])
+    assert isinstance(served, EditConfig)
+    assert isinstance(local, EditConfig)
+    assert (served.editor.kind, local.editor.kind, local.probes) == ("server", "model", ["CL"])
+    assert (reloaded(served), reloaded(local)) == (served, local)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "no default for editor.model, editor.url"),
+        ([*EDITOR, "editor.modell=x"], "editor.modell: no such key; did you mean 'editor.model'?"),
+        (["editor=serv"], "editor=serv: no such option; did you mean 'server'?"),
+        ([*EDITOR, "probes=[XX]"], "probes.0: got 'XX', expected 'CC', 'RC', 'CL' or 'RP'"),
+        ([*EDITOR, "probes=[]"], "probes: got [], expected"),
+        ([*EDITOR, "temperature=0"], "tries: got 3, but at temperature 0 all are the same"),
+        ([*EDITOR, "items=validation", "data.validation_share=null"], "items: no validation items are held out"),
+        ([*EDITOR, "rms.x=constant"], "editor.* belongs to a recipe that has a model edit items"),
+    ],
+)
+def test_an_edit_that_cannot_be_is_named_with_the_remedy(overrides: list[str], expected: str) -> None:
+    assert expected in message(EDIT, *overrides)
 
 
 POLICY_NEEDS = {"model": ["path=x"], "server": ["url=http://127.0.0.1:8000/v1", "model=x"], "qwen2_5_7b": []}
@@ -615,6 +646,15 @@ def test_a_key_of_a_section_that_is_off_says_what_turns_it_on(recipe: Path, over
         (["rms.mine.kind=jud"], "rms.mine: got .*each added by rms.NAME=KIND: judge, server"),
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.ordes=3"], "did you mean 'rms.mine.orders'"),
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.prompt=lstwise"], "did you mean 'listwise'"),
+        (
+            ["rms.mine=judge", "rms.mine.path=x", "rms.mine.prompt=rm_r1", "rms.mine.culture=inferred"],
+            "rms.mine.culture: got inferred, but rm_r1 says nothing of culture: set it to hidden",
+        ),
+        (
+            ["rms.mine=judge", "rms.mine.path=x", "rms.mine.prompt=compact", "rms.mine.rubric_language=en"],
+            "rms.mine.rubric_language: got en, but compact asks for none: set it to any",
+        ),
+        (["rms.mine=judge", "rms.mine.path=x", "rms.mine.culture=shown"], "expected 'stated', 'inferred' or 'hidden'"),
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.protocol=pairwise", "rms.mine.orders=3"], "at most 2"),
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.orders=nan"], "rms.mine.orders: got nan"),
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.protocol=pairwise", "eval.candidates=y"], "needs listwise"),

@@ -46,11 +46,13 @@ def test_an_edit_changes_what_its_row_names_and_nothing_else(tmp_path: Path) -> 
     ]
     found = read(tmp_path, *rows)
     zero, one = ITEMS
-    assert found["RC"] == [(one, dataclasses.replace(one, id="jp-1#RC", prompt="What do people eat, 1?", culture=None))]
-    assert found["CL"] == [(zero, dataclasses.replace(zero, id="jp-0#CL", responses=tuple(responses), language="ja"))]
+    unlabelled = dataclasses.replace(one, id="jp-1#RC", prompt="What do people eat, 1?", culture=None)
+    assert found["RC"] == [(one, unlabelled, "en")]
+    # The prompt stays, and so does its language, in which a judge is to write its rubric.
+    assert found["CL"] == [(zero, dataclasses.replace(zero, id="jp-0#CL", responses=tuple(responses)), "ja")]
     cc = dataclasses.replace(zero, id="jp-0#CC", responses=("rice", "pita", "soup"), origins=())
-    assert found["CC"] == [(zero, cc)]
-    assert [(after.prompt, after.best, after.culture) for _, after in found["RP"]] == [(rows[3]["prompt"], 1, "JP")]
+    assert found["CC"] == [(zero, cc, "en")]
+    assert [(after.prompt, after.best, after.culture) for _, after, _ in found["RP"]] == [(rows[3]["prompt"], 1, "JP")]
 
 
 def test_a_row_may_bring_its_item_which_is_measured_whatever_is_evaluated(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_a_row_may_bring_its_item_which_is_measured_whatever_is_evaluated(tmp_pa
         {"item": "jp-1", "probe": "RC", "prompt": "What do people eat?"},
     )
     left = of_items(found, ITEMS[:1], ITEMS)
-    assert [before.id for before, _ in left["RC"]] == ["elsewhere", "jp-0"]
+    assert [pair.before.id for pair in left["RC"]] == ["elsewhere", "jp-0"]
     assert found["RC"][0][0] == own
 
 

@@ -14,7 +14,6 @@ from items import make_item
 from think_as_locals.data import cards as culture_cards
 from think_as_locals.data import edits, flip_sets
 from think_as_locals.data.sources import blend
-from think_as_locals.judging.prompt import reorder_responses
 from think_as_locals.types import Item
 
 REGIONS = {  # region -> its prompt and its answer
@@ -98,6 +97,10 @@ def test_concepts_are_of_the_same_question_culture_language_and_source(change: d
     assert edits.change_concept(an_item(), concepts) is not None
     assert edits.change_concept(an_item(**change), concepts) is None
     assert edits.other_concepts([an_item(origins=())]) == {}
+    # Of the items that are evaluated none offers another answer, but one beside them does.
+    beside = an_item(id="3", responses=("rice", "cheese"), origins=("JP", "NL"))
+    assert edits.edited_pairs([an_item()])["CC"] == []
+    assert [pair.after.responses[0] for pair in edits.edited_pairs([an_item()], [beside])["CC"]] == ["cheese"]
 
 
 def test_the_place_of_the_other_answers_in_the_data_does_not_decide_which_is_taken() -> None:
@@ -222,22 +225,26 @@ def test_a_text_that_looks_like_a_slot_stays_as_it_is_and_a_language_without_fra
     assert edits.rephrase(an_item(language="xx")) is None
 
 
-# --- CL: the same in another language ---
+# --- CL: the responses in another language ---
 
 
-def test_blends_items_are_paired_with_their_other_language_in_the_order_of_the_english_item(
-    blend_items: list[Item],
-) -> None:
-    pairs = edits.language_pairs(blend_items)
-    own = [item for item in blend_items if item.language != "en"]
-    assert len(pairs) == len(own) > 0
-    for english, other in pairs:
-        assert changed(english, other) == {"id", "prompt", "language"}
-        assert english.language == "en"
-        assert other.id.endswith("#CL")
-    turned = [reorder_responses(item, range(len(item.responses))[::-1]) for item in own]
-    assert edits.language_pairs([item for item in blend_items if item.language == "en"] + turned) == pairs
-    assert edits.language_pairs([an_item(), an_item(id="2", language="ja", group="lunch")]) == []  # of two questions
+def test_an_item_gets_the_responses_of_the_item_that_asks_the_same_in_another_language() -> None:
+    english = an_item()
+    german = an_item(id="2", language="de", responses=("Tortillas", "Reis", "Brot"), origins=("MX", "JP", "DE"), best=1)
+    arabic = an_item(id="3", language="ar", responses=("أرز", "خبز", "تورتيلا"))
+    pairs = edits.language_pairs([arabic, english, german, an_item(id="4", language="ja", group="lunch")])
+    assert [(pair.before.id, pair.after.responses, pair.language) for pair in pairs] == [
+        ("3", english.responses, "en"),
+        ("1", arabic.responses, "ar"),
+        ("2", ("tortillas", "rice", "bread"), "en"),
+    ]
+    for before, after, _ in pairs:
+        assert (changed(before, after), after.id) == ({"id", "responses"}, f"{before.id}#CL")
+
+
+def test_blends_responses_are_in_english_in_every_language(blend_items: list[Item]) -> None:
+    assert edits.language_pairs(blend_items) == []
+    assert edits.why_not("CL", blend_items[0]) == "its responses are in English, whatever the language of the prompt"
 
 
 def test_the_other_side_of_a_card_is_read_from_the_card() -> None:
@@ -245,17 +252,17 @@ def test_the_other_side_of_a_card_is_read_from_the_card() -> None:
     assert len(english) == sum(item.culture != "US" for item in cards("en"))
     assert len(own) == sum(item.language != "en" for item in cards("own"))
     by_name = {card.group: card for card in culture_cards.cards()}
-    for base, other in english + own:
-        card = by_name[base.group]
-        assert (base.culture, base.best, base.origins) == (other.culture, other.best, other.origins)
-        assert other.language == culture_cards.cultures()[str(base.culture)]["language"]
-        for item in (base, other):
-            assert item.responses == tuple(card.facts[origin][item.language] for origin in item.origins)
+    for before, after, language in english + own:
+        card = by_name[before.group]
+        spoken = culture_cards.cultures()[str(before.culture)]["language"]
+        assert {before.language, language} == {"en", spoken}
+        assert after.responses == tuple(card.facts[origin][language] for origin in after.origins)
+        assert changed(before, after) == {"id", "responses"}
 
 
 def test_all_edits_of_items_come_in_their_order(blend_items: list[Item]) -> None:
     found = edits.edited_pairs(blend_items)
     assert list(found) == ["CC", "RC", "CL", "RP"]
     for name in ("CC", "RC", "RP"):
-        assert [before for before, _ in found[name]] == blend_items
-        assert [after.id for _, after in found[name]] == [f"{item.id}#{name}" for item in blend_items]
+        assert [pair.before for pair in found[name]] == blend_items
+        assert [pair.after.id for pair in found[name]] == [f"{item.id}#{name}" for item in blend_items]

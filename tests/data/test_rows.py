@@ -176,6 +176,14 @@ def test_a_row_with_more_cells_than_columns_has_a_fault_and_loses_none(tmp_path:
     assert json.loads(bad.text) == ["p", "a", "b"]
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_csv_is_read_with_the_delimiter_between_the_names_of_its_columns(tmp_path: Path, delimiter: str) -> None:
+    lines = (("prompt", "chosen", "rejected"), ('"Hello, you;\tthere?"', "Yes", ""))
+    (tmp_path / "r.csv").write_text("".join(delimiter.join(cells) + "\r\n" for cells in lines))
+    (row,) = read_rows(str(tmp_path / "r.csv"))
+    assert row.value == {"prompt": "Hello, you;\tthere?", "chosen": "Yes", "rejected": None}
+
+
 # --- the Hub: what is not on this machine is the one thing that a test stands in for ---
 
 
@@ -194,6 +202,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return splits if split is None else splits[split]
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    monkeypatch.setattr("think_as_locals.data.rows.unreachable", lambda: None)
     return calls
 
 
@@ -215,6 +224,19 @@ def test_a_hub_id_names_revision_config_and_split_and_one_that_cannot_be_loaded_
     assert rows[-1].value == VALUES[2]
     with pytest.raises(DataError, match=r"owner/other: no such file, and .* Hub .*ConnectionError: offline"):
         list(read_rows("owner/other"))
+
+
+def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """datasets would retry five times, for 23 s."""
+    from datasets import config
+
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: pytest.fail("it waits to retry"))
+    with pytest.raises(DataError, match=r"owner/set: no such file, .* Hub .*: it cannot be reached \(.*refused"):
+        list(read_rows("owner/set"))
+    assert config.HF_HUB_OFFLINE is False
 
 
 def test_a_folder_of_that_name_goes_before_the_hub(

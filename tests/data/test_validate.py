@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from conftest import Tal
 from data.carb_rows import carb_rows
 from data.tables import defects, write
 
-from think_as_locals.data.rows import Outcome, Row
-from think_as_locals.data.sources import jsonl, recognise
+from think_as_locals.data import validate
+from think_as_locals.data.rows import Outcome, Row, read_rows
+from think_as_locals.data.sources import carb, jsonl, recognise
 from think_as_locals.data.validate import examine
 from think_as_locals.types import DataError, Item
 
@@ -86,6 +88,19 @@ def test_the_same_as_one_json_document(planted: Path, tal: Tal) -> None:
     assert found["faults"][0].startswith(f"{planted}:3: error: empty_prompt: ")
 
 
+def test_several_processes_name_the_same_faults_in_the_same_order_and_none_is_left_when_reading_stops(
+    planted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = [carb.outcome(row) for row in read_rows(str(planted))]
+    alone = list(examine(outcomes))
+    monkeypatch.setattr(validate, "_CHUNK", 4)
+    assert list(examine(outcomes)) == alone
+    found = examine(outcomes)
+    assert [next(found) for _ in range(20)] == alone[:20]
+    found.close()
+    assert not multiprocessing.active_children()
+
+
 def test_strict_stops_at_the_first_fault(planted: Path, tal: Tal) -> None:
     status, output, _ = tal("data", "validate", str(planted), "--strict")
     assert status == 1
@@ -140,7 +155,7 @@ def test_where_a_build_fails_nothing_is_written(
 def test_files_of_a_folder_that_are_not_read_are_named_once_in_one_line(planted: Path) -> None:
     (planted.parent / "LICENSE").write_text("MIT")
     done = subprocess.run([*VALIDATE, str(planted.parent)], capture_output=True, text=True, check=False)
-    (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
+    (warning,) = done.stderr.splitlines()
     assert warning.startswith(f"tal: warning: {planted.parent}: not read: LICENSE (rows are in .jsonl, ")
     assert done.stdout.splitlines()[-1] == "30 rows = 25 imported (25 items) + 5 set aside"
 

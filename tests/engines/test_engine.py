@@ -149,6 +149,15 @@ def test_a_hub_that_cannot_be_asked_is_no_model_without_settings(tmp_path: Path)
     assert "(LocalEntryNotFoundError)" in load_judges(tmp_path, HF_HUB_OFFLINE="1")[0]
 
 
+def test_a_hub_that_cannot_be_reached_is_not_asked_again(tmp_path: Path) -> None:
+    """Its client would retry each file five times, for 23 s."""
+    done = launch(
+        sys.executable, "-c", PROGRAM, HF_HOME=str(tmp_path), HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0"
+    )
+    assert "(LocalEntryNotFoundError)" in json.loads(done.stdout)[0]
+    assert "Retrying" not in done.stderr
+
+
 def test_files_of_a_directory(tmp_path: Path) -> None:
     assert model_file(str(tmp_path), "tal_judge.json") is None
     (tmp_path / "tokenizer.json").write_text(FILES["/owner/judge/resolve/main/tokenizer.json"])

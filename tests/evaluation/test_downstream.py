@@ -362,12 +362,13 @@ def test_the_plot_is_well_formed_holds_every_name_and_escapes_it() -> None:
     root = ElementTree.fromstring(drawn)  # noqa: S314
     points = root.findall(".//{*}circle")
     assert len(points) == 13
-    assert all(70 <= float(p.attrib["cx"]) <= 420 and 40 <= float(p.attrib["cy"]) <= 350 for p in points)
+    assert all(70 <= float(p.attrib["cx"]) <= 600 and 40 <= float(p.attrib["cy"]) <= 350 for p in points)
     text = "".join(root.itertext())
     assert all(result.name in text for result in results[:-1])
     assert "n = 13" in text
     assert "a\ufffd\ufffd\ufffdb" in text
     assert "<script" not in drawn
+    assert "prefers-color-scheme: dark" in drawn
     check_texts(drawn)
     # A better result stands higher and further to the right.
     best, worst = points[5].attrib, points[7].attrib
@@ -389,7 +390,7 @@ def test_names_lie_on_nothing_and_the_line_within_the_plot(results: list[Result]
     assert line is not None
     top, foot = 40.0, float(root.attrib["viewBox"].split()[3]) - 60
     for x, y in (map(float, pair.split(",")) for pair in line.attrib["points"].split()):
-        assert 70 <= x <= 420
+        assert 70 <= x <= 600
         assert top <= y <= foot
 
 

@@ -104,11 +104,11 @@ def test_an_answer_for_which_there_is_no_room_is_not_taken_for_kept(tmp_path: Pa
     first, second = (Request(item, (0,)) for item in ITEMS[:2])
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with Journal(tmp_path / "answers.jsonl", {}) as journal:
-        journal.add(first, {"text": "there"})
+        journal.add(journal.key(first), {"text": "there"})
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "answers.jsonl").stat().st_size + 50, limits[1]))
             with pytest.raises(OSError, match="too large"):
-                journal.add(second, {"text": "not there" * 100})
+                journal.add(journal.key(second), {"text": "not there" * 100})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, handler)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,13 +16,18 @@ from hypothesis import strategies as st
 from items import make_item
 
 from think_as_locals.data import cards as culture_cards
+from think_as_locals.data.edits import Edits, Pair, edited_pairs
 from think_as_locals.evaluation import probes
 from think_as_locals.evaluation.probes import Scorer
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.types import DataError, Item
 
 NAMES = ("CC", "RC", "CL", "RP")
-probe = partial(probes.probe, k=1.0, samples=300, seed=0)
+
+
+def probe(items: Sequence[Item], scorer: Scorer, edits: Edits | None = None, k: float = 1.0) -> dict[str, Any]:
+    """With our own edits, where none are given."""
+    return probes.probe(items, edits or edited_pairs(items), scorer, k=k, samples=300, seed=0)
 
 
 @cache
@@ -151,13 +156,16 @@ def test_over_a_score_or_a_spread_of_0_there_is_no_change_but_0() -> None:
 
 @pytest.mark.parametrize("k", [0.5, 2.0])
 def test_consistency_falls_with_k_and_names_it(k: float) -> None:
-    items = [an_item(0), an_item(1, language="ja", prompt="日本では、何を食べますか。", group="breakfast 0")]
+    known = {"group": "breakfast 0", "origins": ("JP", "DE")}
+    german = {"language": "de", "prompt": "Was isst man in Japan?", "responses": ("Reis", "Brot")}
+    items = [an_item(0, **known), an_item(1, **known, **german)]
     scores = {f"{i}{edit}": (3.0, 1.0) for i in (0, 1) for edit in ("", "#RC", "#RP", "#CL")} | {"1#CL": (4.0, 1.0)}
     found = probe(items, by_id(scores), k=k)["CL"]
-    assert (found["n"], found["applicable"], found["consistency"]["k"]) == (1, 1.0, k)
-    assert found["consistency"]["relative"]["mean"] == pytest.approx(math.exp(-k * 1.0))
-    assert found["consistency"]["paper"]["mean"] == pytest.approx(math.exp(-k / 3))
-    assert list(found["by_language"]) == ["ja"]
+    assert (found["n"], found["applicable"], found["consistency"]["k"]) == (2, 1.0, k)
+    # One of them does not move, the other by one spread, which is 1, and by a third of its score.
+    assert found["consistency"]["relative"]["mean"] == pytest.approx((1 + math.exp(-k * 1.0)) / 2)
+    assert found["consistency"]["paper"]["mean"] == pytest.approx((1 + math.exp(-k / 3)) / 2)
+    assert {language: part["signed"]["mean"] for language, part in found["by_language"].items()} == {"de": 0, "en": 100}
 
 
 # --- the form of it ---
@@ -249,8 +257,8 @@ def test_pairs_that_are_given_are_scored_and_no_others() -> None:
     items = [an_item(number) for number in range(4)]
     after = replace(items[1], id="1#RC", prompt="What is eaten?", culture=None)
     scorer = by_response(lambda item, text: 5.0 if item.culture is None and text == "rice" else float(text == "rice"))
-    found = probe(items, scorer, edits={"CC": [], "RC": [(items[1], after)], "CL": [], "RP": []})
+    found = probe(items, scorer, edits={"CC": [], "RC": [Pair(items[1], after, "en")], "CL": [], "RP": []})
     assert (found["RC"]["n"], found["RC"]["applicable"]) == (1, 0.25)
-    assert found["RC"]["not_applicable"] == {"the file has no such edit of it": 3}
+    assert found["RC"]["not_applicable"] == {"no phrase of its prompt that can be cut names the culture": 3}
     assert means(found, "RC", "paper") == (400.0, 400.0)
     assert (found["CL"]["n"], found["CL"]["applicable"]) == (0, 0)

@@ -33,7 +33,7 @@ def test_a_page_escapes_names_and_explains_marks_and_methods() -> None:
     page = TABLE.html('Models "of" <b>', "board")
     assert 'aria-label="Models &#34;of&#34; &lt;b&gt;"' in page
     assert page.count("<tbody>") == 2
-    assert '<td class="number"><b>50.0</b> <small title="Wilson by item">25.0–75.0, n 40</small></td>' in page
+    assert '<td class="number"><b>50.0</b> <small title="Wilson by item">25.0–75.0, n\u00a040</small></td>' in page
     assert "<svg></svg>" in page
     assert "<b>|" not in page
     assert "\u202e" not in page

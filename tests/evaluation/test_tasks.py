@@ -36,7 +36,7 @@ def test_an_option_is_chosen_by_a_mark_and_never_guessed(text: str, chosen: int 
     assert chosen_option(text, 4) == chosen
 
 
-VOTES = [(["rice and fish", "fish rice"], 4), (["noodles"], 3), (["ข้าวต้ม"], 2), (["U.S."], 1)]
+VOTES = [(["rice and fish", "fish rice"], 4), (["noodles"], 3), (["ข้าวต้ม"], 2), (["U.S.", "America\nthe States"], 1)]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,7 @@ VOTES = [(["rice and fish", "fish rice"], 4), (["noodles"], 3), (["ข้าว�
         ("noodlesoup", 0.0),
         ("กินข้าวต้ม", 0.5),
         ("u.s", 0.25),
+        ("The States", 0.25),  # one of two answers in one
         ("", 0.0),
         ("\n \n", 0.0),
     ],

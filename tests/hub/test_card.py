@@ -98,6 +98,7 @@ def steered_run(
 
 DEMONSTRATED = ("trainer=demonstrated_grpo", "sft.data=demonstrations.jsonl")
 HUB_DATA = ("reward=j1", "data=helpsteer3", "data.path=nvidia/HelpSteer3:preference", "model=qwen2_5_7b", *DEMONSTRATED)
+OWN_DATA = ("data=pairs", "data.path=my.csv")
 MIX = ("data=mix", "data.weights={cards: 2, survey: 0.5}")
 MIX += ("data.mix.cards=quickstart_cards", "data.mix.survey=globalopinionqa", "data.mix.survey.path=mine.csv")
 UNKNOWN = {"environment": {}, "results": (), "hours": None, "device": None, "parameters": None, "steps": None}
@@ -106,6 +107,7 @@ CARDS: dict[str, Callable[[Path], JudgeRun | SteeredRun]] = {
     "judge": judge_run,
     "judge_of_which_little_is_known": lambda folder: judge_run(folder, **UNKNOWN),
     "judge_on_gpus": lambda folder: judge_run(folder, *HUB_DATA, device="NVIDIA H100 80GB HBM3"),
+    "judge_on_own_pairs": lambda folder: judge_run(folder, *OWN_DATA, stated_licence="cc-by-4.0"),
     "judge_of_a_mix": lambda folder: judge_run(folder, *MIX),
     "steered": lambda folder: steered_run(folder, "scpo_quickstart"),
     "steered_with_template_arguments": lambda folder: steered_run(

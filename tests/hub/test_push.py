@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import Tal, command, launch
 from hub.fake_hub import TOKEN, FakeHub, Fault, Repository, sha256
-from hub.small_runs import REPO, download, shard
+from hub.small_runs import REPO, content_of, download, shard
 from huggingface_hub import HfApi
 from safetensors.torch import save_file
 
@@ -58,6 +58,28 @@ def test_exactly_the_allowed_files_arrive(run: Path, hub: FakeHub, api: HfApi, t
     sent = b"".join([*files.values(), *hub.stored.values(), *(body for *_, body in hub.requests)])
     for never in (PLANTED, b"root:", b"training_args.bin", b"optimizer.pt", b"vocab.json", b"merges.txt"):
         assert never not in sent, never
+
+
+@pytest.mark.parametrize(
+    ("licence", "message"),
+    [
+        ("Apache 2.0", "got 'Apache 2.0', expected an id of .*repositories-licenses.*; perhaps apache-2.0"),
+        ("", "got ''.* or other$"),
+        ("other", "put its text into .*model/LICENSE"),
+    ],
+)
+def test_a_licence_is_one_that_the_hub_may_know(run: Path, licence: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"--license.*{message}"):
+        prepare(run, REPO, licence=licence)
+
+
+def test_a_licence_of_ones_own_comes_with_its_text(run: Path) -> None:
+    (run / "model" / "LICENSE").write_text("Free.\n")
+    content = content_of(prepare(run, REPO, licence="other"))
+    assert content["LICENSE"] == b"Free.\n"
+    card = content["README.md"].decode()
+    assert "\nlicense: other\nlicense_link: LICENSE\n" in card
+    assert "- **Licence of these weights**: other; the terms of the base model and the data apply\n" in card
 
 
 def test_the_token_goes_to_the_hub_and_nowhere_else(run: Path, hub: FakeHub, api: HfApi) -> None:

@@ -100,6 +100,8 @@ def test_metrics_equal_ours(log: EvalLog) -> None:
     assert correct["accuracy"] == pytest.approx(summary["accuracy"])
     assert correct["macro"] == pytest.approx(summary["macro"]["accuracy"])
     assert metrics(log, "parse_failure")["accuracy"] == pytest.approx(summary["parse_failure"]) == 11 / 80
+    tagged = sum(each.judgement.verdict_only == each.presented.best for each in predictions) / N
+    assert metrics(log, "verdict_only")["accuracy"] == pytest.approx(tagged) == correct["accuracy"] + 1 / N
     for kind in ("culture", "domain"):
         for name, part in summary[f"by_{kind}"].items():
             assert correct[f"{kind} {name}"] == pytest.approx(part["accuracy"])
@@ -131,6 +133,8 @@ def test_a_truncated_completion_has_no_verdict(log: EvalLog) -> None:
     correct, failure = (scores(log, name)[some_items()[1].id] for name in ("correct", "parse_failure"))
     assert (correct.value, correct.answer) == (0.0, None)
     assert (failure.value, failure.answer) == (1.0, "finished")
+    lenient = scores(log, "verdict_only")[some_items()[1].id]
+    assert (lenient.value, lenient.answer) == (1.0, "ABCD"[shuffle_responses(some_items()[1]).best])
 
 
 def test_items_of_a_file_and_of_the_test_split(tmp_path: Path) -> None:

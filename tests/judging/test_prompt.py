@@ -369,10 +369,11 @@ EXAMPLES = sorted(Path(str(files("think_as_locals.judging"))).glob("prompts/list
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_a_worked_example_earns_everything_that_the_prompt_asks_for(path: Path) -> None:
     text, language = path.read_text(encoding="utf-8").strip(), path.stem.rpartition("_")[2]
+    best = 1 if language in ("en", "es", "th") else 0  # no label is favoured over all languages
     asked = re.search(r"<question>\n(.*?)\n</question>", text, re.DOTALL)
     assert asked is not None
     responses = tuple(re.findall(r"<response .>\n(.*?)\n</response>", text, re.DOTALL))
-    item = make_item(prompt=asked[1], responses=responses, best=1, culture="JP", language=language)
+    item = make_item(prompt=asked[1], responses=responses, best=best, culture="JP", language=language)
     judgement = parse(text[text.index("<rubric>") :], 2)
     judgement = replace(judgement, order=(0, 1))
     for rubric_language in ("item", "any"):

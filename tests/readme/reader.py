@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -34,7 +35,7 @@ class Reader:
         """What to type, with all that it names in its place."""
         for name, put in _THINGS.items():
             if re.search(rf"(?<![\w/])(?<!out=){re.escape(name)}(?!\w)", command.text):
-                (self.folder / name).parent.mkdir(exist_ok=True)
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                 put(self, self.folder / name, command.text)
         return [re.sub(r"\bFILE\b", _FILE, word) for word in command.words(optional=optional)]
 
@@ -81,6 +82,11 @@ def _rows(_: Reader, path: Path, text: str) -> None:
         write(path, [opinions_of_countries()] if "globalopinionqa" in text else [CARB])
 
 
+def _edits(_: Reader, path: Path, __: str) -> None:
+    item = json.loads(jsonl.line(ITEMS[0]))
+    write(path, [{"item": item, "probe": "RP", "prompt": f"Say: {item['prompt']}"}])
+
+
 _FILE = "file.jsonl"
 _THINGS: dict[str, Callable[[Reader, Path, str], object]] = {
     "recipes": lambda _, path, __: path.symlink_to(ROOT / "recipes"),
@@ -100,6 +106,7 @@ _THINGS: dict[str, Callable[[Reader, Path, str], object]] = {
     "runs/NAME": lambda reader, path, text: reader.copy(
         path, "steered_run" if "push" in text and "--model" in text else "small_run"
     ),
+    "runs/edited/edits.jsonl": _edits,
     "runs/A": lambda reader, path, _: reader.copy(path, "small_run"),
     "runs/B": lambda reader, path, _: reader.copy(path, "small_run"),
     "runs/ANOTHER": lambda reader, path, _: reader.copy(path, "evaluation"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tomllib
@@ -18,6 +19,7 @@ from readme.reader import Reader
 from reward_models.scripted import first
 from reward_models.scripted import serving as serving_judge
 from serving.judges import Longest, judge_of, settings
+from test_edit import editing
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.compose import compose_recipe
@@ -99,6 +101,23 @@ def _demonstrates(reader: Reader, typed: Command) -> None:
         status, output = reader.tal(*(word.replace("http://HOST:8000/v1", url) for word in words))
     assert status == 0, output
     assert list(reader.folder.glob("runs/*/demonstrations.jsonl"))
+
+
+def _edits(reader: Reader, typed: Command) -> None:
+    """Each text with a letter more: of some probes that is an edit."""
+    reader.monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+
+    def longer(_number: int, _probe: str, shown: dict[str, Any]) -> str:
+        texts = {
+            name: [f"{t} x" for t in text] if isinstance(text, list) else f"{text} x" for name, text in shown.items()
+        }
+        return json.dumps(texts, ensure_ascii=False)
+
+    with editing(longer) as (words, _):
+        url = words[1].removeprefix("editor.url=")
+        status, output = reader.tal(*(word.replace("http://HOST:8000/v1", url) for word in reader.words(typed)[1:]))
+    assert status == 0, output
+    assert (reader.folder / "runs" / "edited" / "edits.jsonl").is_file()
 
 
 def _samples(reader: Reader, typed: Command) -> None:
@@ -248,7 +267,8 @@ def _has_script(_: Reader, typed: Command) -> None:
 
 
 WAYS: dict[str, Callable[[Reader, Command], None]] = {
-    r"tal (data|run|launch|recipes|demonstrate|sample|judge|compare|validity|push|serve)": _helps,
+    r"tal (data( edit)?|run|launch|recipes|demonstrate|sample|judge|compare)": _helps,
+    r"tal (leaderboard|validity|push|serve|doctor)": _helps,
     r"tal run (?!-m |recipes/(carb|downstream)\.yaml|.* --(dry-run|print-config)).+": _trains,
     r"tal run .+ --(dry-run|print-config)": _shows,
     r"tal launch .+": _launches_by_name,
@@ -259,6 +279,7 @@ WAYS: dict[str, Callable[[Reader, Command], None]] = {
     r"tal demonstrate .+": _demonstrates,
     r"tal judge .+": _judges,
     r"tal (compare|leaderboard|validity|data build) .+": _shows,
+    r"tal data edit .+": _edits,
     r"tal data validate .+": _validates,
     r"tal init .+": _starts_a_folder,
     r"tal doctor .+": _examines,

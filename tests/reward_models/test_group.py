@@ -72,6 +72,20 @@ def test_a_verdict_that_cannot_be_parsed_counts_for_nobody() -> None:
     assert scores(judge(picking(one_order)), "a", "ab", "abc") == [0.0, 0.5, 1.0]
 
 
+def test_a_comparison_that_the_order_decides_is_a_tie_and_says_so() -> None:
+    first = judge(picking(lambda presented: 0)).rewards(["p"] * 3, ["a", "ab", "abc"])
+    assert first == [(0.5, 1.0)] * 3
+
+    def by_length_unless_close(presented: list[str]) -> int | None:
+        return 0 if abs(len(presented[0]) - len(presented[1])) < 2 else longest(presented)
+
+    mixed = judge(picking(by_length_unless_close)).rewards(["p"] * 3, ["a", "ab", "abc"])
+    assert mixed == [(0.25, 0.5), (0.5, 1.0), (0.75, 0.5)]
+    assert judge(Scripted()).rewards(["p"] * 2, ["a", "ab"]) == [(0.0, 0.0), (1.0, 0.0)]
+    rated = judge(Scripted(), "pointwise", 1).rewards(["p"] * 2, ["a", "ab"])
+    assert [reward.order_disagreement for reward in rated] == [0.0, 0.0]
+
+
 def test_groups_are_by_prompt_culture_and_language() -> None:
     engine = Scripted()
     prompts = ["p", "q", "p", "p", "q", "p"]

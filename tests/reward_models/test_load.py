@@ -21,7 +21,7 @@ from transformers import Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.schema import EvaluationConfig
-from think_as_locals.judging import CHAT_TOKENS
+from think_as_locals.judging import CHAT_TOKENS, render_presented
 from think_as_locals.machine.preflight import model_fault
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.implicit import ImplicitRM
@@ -85,6 +85,38 @@ def test_a_server_whose_tokenizer_is_unknown_gets_no_turn_from_a_response() -> N
     text = rm.conversation(request)[-1]["content"]
     assert "Mine." in text
     assert not [token for token in CHAT_TOKENS if token in text]
+
+
+def asked(*words: str) -> str:
+    """What a reward model of a recipe is shown of an item, in English and of Japan."""
+    config = load_config(ROOT / "recipes" / "carb.yaml", words)
+    assert isinstance(config, EvaluationConfig)
+    rm: Any = load_reward_model(config.rms["mine"], seed=0)
+    (request, *_) = rm.requests(replace(an_item(0), culture="JP", language="ja"))
+    return "\n".join(message["content"] for message in rm.conversation(request))
+
+
+def test_a_judge_is_asked_as_it_was_trained_unless_its_section_says_otherwise(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model", Qwen3ForCausalLM, 0, a_tokenizer())
+    words = ["rms.mine=judge", f"rms.mine.path={path}"]
+    by_default = asked(*words)
+    JudgeSettings(culture="hidden", rubric_language="en").save(Path(path))
+    as_trained = asked(*words)
+    stated = asked(*words, "rms.mine.culture=stated")
+    own_language = asked(*words, "rms.mine.rubric_language=item")
+    assert "Japan" not in as_trained.partition("Here is a complete example")[0]
+    assert ["履いたまま" in text for text in (by_default, as_trained, stated, own_language)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    hidden = replace(an_item(0), culture="JP", language="ja")
+    written = render_presented(hidden, hidden.responses, culture="hidden", rubric_language="en")
+    assert as_trained.partition("<response")[0] == "\n".join(m["content"] for m in written).partition("<response")[0]
+    server = ["rms.mine=server", "rms.mine.url=http://127.0.0.1:9/v1", "rms.mine.model=x", "rms.mine.key_variable=null"]
+    assert asked(*server) == by_default
+    assert asked(*server, "rms.mine.culture=hidden", "rms.mine.rubric_language=en") == as_trained
 
 
 @pytest.mark.parametrize(

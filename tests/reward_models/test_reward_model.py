@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from items import make_item
+from scipy import special
 from scipy.special import expit
 
 from think_as_locals.reward_models.reward_model import (
@@ -19,6 +23,7 @@ from think_as_locals.reward_models.reward_model import (
     ask_fitting,
     combine,
     favourite,
+    logsumexp,
     margin,
     settle,
     tie_credit,
@@ -118,3 +123,8 @@ def test_the_margin_is_the_log_odds_of_the_softmax_and_of_two_scores_their_diffe
     assert expit(margin([5.0] * 4)) == pytest.approx(1 / 4)
     assert margin([1000.0, -1000.0]) == 2000  # without an overflow
     assert margin([1000.0, 999.0, 998.0]) == pytest.approx(margin([2.0, 1.0, 0.0]))
+
+
+@given(st.lists(st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0, math.inf, -math.inf]), min_size=1, max_size=7))
+def test_the_sum_of_exponentials_has_the_bits_of_scipys(values: list[float]) -> None:
+    assert np.array_equal(logsumexp(values), special.logsumexp(values), equal_nan=True)

@@ -355,7 +355,7 @@ NOWHERE = "helps in 0 of 2 countries: nowhere does accuracy on the minority's vi
         ({}, RESULTS, ["Thailand TH yes", "+50.0 n 1"], ["Accuracy against data", "left out"]),
         (NO_MINORITY, RESULTS, ["no test pair counts as a minority's view"], []),
         ({"left_out": 17}, RESULTS, ["17 training and test pairs are left out"], []),
-        ({}, AS_FULL, ["full fine-tuning helps in"], ["How much a pair counts"]),
+        ({}, AS_FULL, ["Full fine-tuning helps in"], ["How much a pair counts"]),
         ({}, WORSE, [NOWHERE, "Thailand TH no"], []),
     ],
     ids=["by hand", "no minority", "pairs left out", "without SCPO", "it helps nowhere"],

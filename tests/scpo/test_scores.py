@@ -19,6 +19,7 @@ from reward_models.tiny import WORDS, write_classifier
 
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, others_mean
 from think_as_locals.engines import packing
+from think_as_locals.evaluation import journal
 from think_as_locals.evaluation.journal import by_response, content_key
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.scpo.scores import Scores, js_distance, opinion_distances, response_requests, score_responses
@@ -132,7 +133,10 @@ def test_the_order_of_items_changes_no_batch_and_no_bit(rm: ScalarRM, tmp_path: 
         assert again == batches
 
 
-def test_a_killed_scorer_continues_from_its_chunk(rm: ScalarRM, tmp_path: Path) -> None:
+def test_a_killed_scorer_continues_from_its_chunk(
+    rm: ScalarRM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "_SHOW_EVERY", -1.0)  # progress is told of every answer
     undisturbed = scores(rm, tmp_path / "undisturbed")
     done = 0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from reward_models.scripted import judged, longest, shown_in
+from reward_models.scripted import Picks, judged, longest, shown_in
 
 from think_as_locals.config.schema import ServeConfig
 from think_as_locals.engines import Messages, Sampling
@@ -27,10 +27,12 @@ class Longest:
     held: bool = False
     calls: list[int] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
+    samplings: list[Sampling] = field(default_factory=list)
     entered: threading.Event = field(default_factory=threading.Event)
     go_on: threading.Event = field(default_factory=threading.Event)
     finish_reason: str = "stop"
     special_tokens: tuple[str, ...] = ("<|end|>",)
+    picks: Picks = longest
 
     def __post_init__(self) -> None:
         if not self.held:
@@ -44,14 +46,18 @@ class Longest:
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         self.calls.append(len(conversations))
+        self.samplings.append(sampling)
         self.prompts += [messages[-1]["content"] for messages in conversations]
         self.entered.set()
         assert self.go_on.wait(20)
         for place, messages in enumerate(conversations):
             if any("broken" in text for text in shown_in(messages)):
                 raise RuntimeError("out of memory at /a/path/of/the/server")
-            text = judged(messages, lambda texts: None if any("parse failure" in t for t in texts) else longest(texts))
+            text = judged(messages, self._picked)
             deliver(place, Rollout(text=text, finish_reason=self.finish_reason))
+
+    def _picked(self, presented: list[str]) -> int | None:
+        return None if any("parse failure" in text for text in presented) else self.picks(presented)
 
 
 def judge_of(engine: Longest) -> Judge:

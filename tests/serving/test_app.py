@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from reward_models.scripted import first
 from serving.judges import Longest, judge_of, settings
 
 from think_as_locals.serving.app import Rate, create_app
@@ -91,9 +92,19 @@ def test_rewards_are_shares_of_comparisons_within_a_prompt(serve: Serve, longest
     found = serve().post("/score", json=body).json()
     assert found["rewards"] == pytest.approx([2 / 3, 1.0, 1 / 3, 0.0])
     assert found["scores"] == found["rewards"]
-    assert found["extra_logs"] == {"judged": [1.0] * 4, "group_size": [4.0] * 4}
+    expected = {"judged": [1.0] * 4, "group_size": [4.0] * 4, "order_disagreement": [0.0] * 4}
+    assert found["extra_logs"] == expected
     assert longest.calls == [6]  # three pairs of those that say something, both orders
     assert not any("end|>" in prompt for prompt in longest.prompts)
+
+
+def test_a_reward_that_the_order_alone_decides_says_so(serve: Serve, longest: Longest) -> None:
+    longest.picks = first
+    body = {"query": ["Eat?Rice.", "Eat?Fish."], "prompts": ["Eat?"] * 2}
+    found = serve().post("/score", json=body).json()
+    assert (found["rewards"], found["extra_logs"]["order_disagreement"]) == ([0.5, 0.5], [1.0, 1.0])
+    alone = serve("score.orders=1").post("/score", json=body).json()
+    assert (sorted(alone["rewards"]), alone["extra_logs"]["order_disagreement"]) == ([0.0, 1.0], [0.0, 0.0])
 
 
 RATED = ("score.protocol=pointwise", "score.orders=1", "score.prompt=rewardbench2_ratings")

@@ -15,6 +15,7 @@ from served_app import serving
 from serving.judges import Longest, judge_of, settings
 from serving.test_app import BASE, ITEM, KEY
 
+from think_as_locals.engines import Sampling
 from think_as_locals.judging import render
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.serving.app import create_app
@@ -82,6 +83,17 @@ def test_another_conversation_is_completed_as_it_is(client: openai.OpenAI, longe
     assert "<verdict>" in answer.choices[0].message.content
 
 
+def test_a_temperature_and_a_seed_reach_the_engine_and_without_one_it_is_greedy(
+    client: openai.OpenAI, longest: Longest
+) -> None:
+    ask(client, temperature=0.7, seed=5)
+    ask(client, messages=render(Item(**{**ROW, "responses": tuple(ROW["responses"])})), temperature=1.0, top_p=1.0)
+    ask(client, seed=5)
+    drawn, other, greedy = longest.samplings
+    assert (drawn.temperature, drawn.seed, other.temperature) == (0.7, 5, 1.0)
+    assert greedy == Sampling(max_completion_length=64)
+
+
 def test_the_judge_of_this_package_reads_its_own_server(longest: Longest) -> None:
     """`Judge.load(base_url=...)` renders and parses itself; its requests are taken as they are."""
     with serving(create_app(judge_of(longest), settings(), None)) as url:
@@ -97,7 +109,9 @@ def test_the_judge_of_this_package_reads_its_own_server(longest: Longest) -> Non
     [
         ({"stream": True}, "stream"),
         ({"n": 2}, "n"),
-        ({"temperature": 0.7}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": 0.7, "top_p": 0.9}, "top_p"),
+        ({"temperature": 0.7, "seed": -1}, "seed"),
         ({"logprobs": True}, "logprobs"),
         ({"max_tokens": 65}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -116,7 +130,7 @@ def test_the_judge_of_this_package_reads_its_own_server(longest: Longest) -> Non
         ({"content": {**ITEM, "responses": ["a", "a"]}}, "body"),
     ],
 )
-def test_what_a_greedy_judge_cannot_honour_is_refused_in_openais_form(
+def test_what_a_judge_cannot_honour_is_refused_in_openais_form(
     client: openai.OpenAI, longest: Longest, options: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.APIStatusError) as raised:

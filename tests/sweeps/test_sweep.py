@@ -240,7 +240,7 @@ def test_a_job_goes_to_slurm_with_the_launchers_settings(tmp_path: Path, warm_py
         (tmp_path / name).chmod(0o755)
     done = launch(
         *[command("tal", warm_python), "run", "-m", QUICKSTART, "data=jsonl", "data.path=nowhere.jsonl", "sweep=slurm"],
-        *["sweep.launch=single", "hydra.launcher.partition=gpu", f"run.dir={tmp_path}", "run.name=slurm"],
+        *["sweep.launch=single", "hydra.launcher.partition=gpu", f"run.dir={tmp_path}", "run.name=slurm", "--json"],
         PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
         STUB=str(tmp_path),
     )
@@ -248,6 +248,6 @@ def test_a_job_goes_to_slurm_with_the_launchers_settings(tmp_path: Path, warm_py
     submitted = (tmp_path / "submitted.sh").read_text()
     for line in ("--partition=gpu", "--gpus-per-node=8", "--time=1440", "--job-name=tal"):
         assert f"#SBATCH {line}" in submitted
-    (job,) = json.loads((tmp_path / "slurm" / "sweep.json").read_text())["jobs"]
+    (job,) = json.loads(done.stdout)["jobs"]
     assert (job["state"], job["status"]) == ("failed", 1)
     assert "nowhere.jsonl does not exist" in (tmp_path / "slurm" / job["log"]).read_text()

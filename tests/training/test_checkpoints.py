@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from conftest import launch
 from runtime.test_files import file_size_limit
 from training.small_grpo import Code, tiny_trainer
 
-from think_as_locals.training.checkpoints import Checkpoints, step_of
+from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, step_of
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.types import ConfigError, TrainingError
 
@@ -167,6 +168,21 @@ def test_what_a_killed_process_left_is_removed_with_the_next(checkpoints: Checkp
     assert checkpoints.latest() == tmp_path / "step-1"
     commit(checkpoints, 3)
     assert names(tmp_path) == ["LATEST", "step-1", "step-3"]
+
+
+def test_one_rank_writes_a_model_and_takes_the_pickle_of_its_arguments_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers 5.23 calls `_save` on every rank, 5.17 on the first alone."""
+    monkeypatch.setattr("transformers.Trainer._save", lambda *_: None)
+    trainer = object.__new__(CheckpointedTrainer)
+    for writes in (False, True):
+        (tmp_path / "training_args.bin").touch()
+        trainer.args = SimpleNamespace(should_save=writes)
+        trainer._save(str(tmp_path))
+        assert (tmp_path / "training_args.bin").exists() != writes
+    trainer.args.should_save = False
+    trainer._save(str(tmp_path))  # the other rank may have done so
 
 
 def test_another_kind_of_launch_is_refused(checkpoints: Checkpoints) -> None:

@@ -37,7 +37,7 @@ def test_a_base_model_without_system_turn_or_generation_config_is_asked_all_the_
     (tmp_path / "generation_config.json").unlink()
     config = load_recipe(ROOT / "recipes" / "quickstart.yaml", ["prompt=listwise"])
     chat = load_chat(config, path)
-    ((message,),) = prompt_dataset(config, [(an_item(1), False)], chat)["prompt"]
+    ((message,),) = prompt_dataset(config, [(an_item(1), False)], chat)[:]["prompt"]
     assert message["role"] == "user"
     assert chat.text([message], add_generation_prompt=False).startswith("<|user|>")
 

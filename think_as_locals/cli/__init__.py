@@ -157,3 +157,7 @@ def _add_output(parser: ArgumentParser) -> None:
             both.add_argument(
                 *(short, f"--{level}"), dest="output", action="store_const", const=level, default=SUPPRESS, help=shows
             )
+
+
+if "__mp_main__" in sys.modules:  # what multiprocessing calls the main module in processes that vLLM spawns
+    set_output(None)

@@ -1,35 +1,40 @@
-"""`tal demonstrate` and `tal sample`: what a teacher or a policy writes, in a file, with where it comes from."""
+"""`tal demonstrate`, `tal sample`, `tal data edit`: what a model writes, in a file, with where it comes from."""
 
 from __future__ import annotations
 
 import io
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from contextlib import redirect_stdout
 from functools import partial
 from typing import Any
 
+_EXAMPLES = {
+    "demonstrate": "teacher.path=MODEL data=jsonl data.path=FILE tries=8",
+    "sample": "sample=short_answers sample.data.path=DIR sample.policy.path=MODEL",
+    "edit": "data=carb data.path=FILE editor.url=URL editor.model=MODEL",
+}
+
 
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
-    again = "A run that was killed continues with run.name=NAME run.resume=auto."
-    demonstrate = commands.add_parser(
-        "demonstrate", help="have a judge or a server write demonstrations for a cold start (sft.data)", epilog=again
+    demonstrate = add_asking(
+        commands, "demonstrate", "have a judge or a server write demonstrations for a cold start (sft.data)"
     )
-    example = "key=value of conf/demonstrate.yaml, e.g. teacher.path=MODEL data=jsonl data.path=FILE tries=8"
-    demonstrate.add_argument("overrides", nargs="*", default=[], help=example)
     hint = "show the best response of items that no try got right, and try these again (the same as hint=true)"
     demonstrate.add_argument("--hint", action="store_true", help=hint)
-    demonstrate.set_defaults(command=partial(_run, "demonstrate"))
+    add_asking(commands, "sample", "have a policy draw candidates for each prompt, and score them (eval.candidates)")
 
-    sample = commands.add_parser(
-        "sample", help="have a policy draw candidates for each prompt, and score them (eval.candidates)", epilog=again
-    )
-    example = "key=value of conf/sample.yaml, e.g. sample=short_answers sample.data.path=DIR sample.policy.path=MODEL"
-    sample.add_argument("overrides", nargs="*", default=[], help=example)
-    sample.set_defaults(command=partial(_run, "sample"), hint=False)
-    for parser in (demonstrate, sample):
-        parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+
+def add_asking(commands: Any, name: str, does: str) -> ArgumentParser:
+    """Add the parser of a command that has a model write something, by conf/NAME.yaml; return it."""
+    again = "A run that was killed continues with run.name=NAME run.resume=auto."
+    parser: ArgumentParser = commands.add_parser(name, help=does, epilog=again)
+    example = f"key=value of conf/{name}.yaml, e.g. {_EXAMPLES[name]}"
+    parser.add_argument("overrides", nargs="*", default=[], help=example)
+    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+    parser.set_defaults(command=partial(_run, name), hint=False)
+    return parser
 
 
 def _run(name: str, arguments: Namespace) -> None:
@@ -43,5 +48,4 @@ def _run(name: str, arguments: Namespace) -> None:
         return
     with redirect_stdout(io.StringIO()):
         run = start(recipe, overrides)
-    summary = run.demonstrations_yield if name == "demonstrate" else run.candidates_summary
-    sys.stdout.write(summary.read_text(encoding="utf-8"))
+    sys.stdout.write(run.findings.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""`tal data`: rows -> items, and every fault in them."""
+"""`tal data`: rows -> items, every fault in them, and edits of items for the probes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from think_as_locals.cli.ask import add_asking
 from think_as_locals.types import ConfigError
+
+_EDITS = "edits"  # what `--source` calls rows of `tal data edit`, which are no items
 
 
 def add(commands: Any) -> None:
@@ -24,6 +27,7 @@ def add(commands: Any) -> None:
     validate.add_argument("--quarantine", help="a new file for the rows that cannot be imported, with the reasons")
     validate.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     validate.set_defaults(command=_validate)
+    add_asking(data, "edit", "have a model edit items for the probes, and keep what keeps the rules (eval.probes)")
 
 
 def _build(arguments: Namespace) -> None:
@@ -46,15 +50,19 @@ def _build(arguments: Namespace) -> None:
 def _validate(arguments: Namespace) -> None:
     from think_as_locals.config.checks import load_items
     from think_as_locals.config.compose import quoted
+    from think_as_locals.data.edited import are_edits
     from think_as_locals.data.sources import SOURCES, recognise
-    from think_as_locals.data.validate import show, validate
+    from think_as_locals.data.validate import show, validate, validate_edits
 
-    source = arguments.source or recognise(arguments.path)
-    if source not in (known := [name for name in SOURCES if SOURCES[name].outcomes]):
-        raise ConfigError(f"--source {source}: no such format of rows; known: {', '.join(known)}")
-    config = load_items([f"data={source}", f"data.path={quoted(arguments.path)}"])
-    quarantine = Path(arguments.quarantine) if arguments.quarantine else None
-    tally = validate(config.data, strict=arguments.strict, quarantine=quarantine, seed=config.seed)
+    aside = {"strict": arguments.strict, "quarantine": Path(arguments.quarantine) if arguments.quarantine else None}
+    if arguments.source == _EDITS or (arguments.source is None and are_edits(arguments.path)):
+        tally = validate_edits(arguments.path, **aside)
+    else:
+        source = arguments.source or recognise(arguments.path)
+        if source not in (known := [name for name in SOURCES if SOURCES[name].outcomes]):
+            raise ConfigError(f"--source {source}: no such format of rows; known: {', '.join([*known, _EDITS])}")
+        config = load_items([f"data={source}", f"data.path={quoted(arguments.path)}"])
+        tally = validate(config.data, seed=config.seed, **aside)
     if arguments.json:
         print(json.dumps(tally.as_dict()))
     else:

@@ -22,13 +22,13 @@ _PROMPT = ("question", "instruction", "query", "input")
 _OTHER_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "pairs": {
         "prompt": _PROMPT,
-        "chosen": ("preferred", "better", "winner", "response_chosen", "chosen_response"),
-        "rejected": ("dispreferred", "worse", "loser", "response_rejected", "rejected_response"),
+        "chosen": ("preferred", "better", "winner", "response_chosen", "chosen_response", "preferred_answer"),
+        "rejected": ("dispreferred", "worse", "loser", "response_rejected", "rejected_response", "other_answer"),
     },
     "preferences": {
         "prompt": _PROMPT,
-        "response_a": ("answer_a", "completion_a", "output_a", "response_1", "response1"),
-        "response_b": ("answer_b", "completion_b", "output_b", "response_2", "response2"),
+        "response_a": ("answer_a", "completion_a", "output_a", "response_1", "response1", "answer_1", "answer1"),
+        "response_b": ("answer_b", "completion_b", "output_b", "response_2", "response2", "answer_2", "answer2"),
         "preference": ("winner", "preferred", "label", "choice", "better"),
     },
 }
@@ -102,13 +102,18 @@ def _source_of(path: Path) -> str:
         return recognise(str(path))
     except DataError as error:
         row = next(iter(read_rows(str(path))), None)
-        given = {str(name).lower(): str(name) for name in row.value} if row and isinstance(row.value, dict) else {}
+        names = [str(name) for name in row.value] if row and isinstance(row.value, dict) else []
+        given = {"_".join(name.lower().replace("-", " ").split()): name for name in names}
         advice = {name: _renamed(given, columns) for name, columns in _OTHER_NAMES.items()}
         source = min(advice, key=lambda name: len(advice[name][1]))
         renamed, lacking = advice[source]
         changes = [f"rename {got!r} to {wanted!r}" for wanted, got in renamed.items()]
         changes += [f"add {', '.join(map(repr, lacking))}"] if lacking else []
-        raise DataError(f"{error}\nFor {source} ({', '.join(_OTHER_NAMES[source])}): {'; '.join(changes)}") from None
+        other = "tal data validate FILE --source NAME names what another format lacks"
+        raise DataError(
+            f"{path}: no known data set has the columns {', '.join(names) or 'that it has'}.\n"
+            f"For {source} ({', '.join(_OTHER_NAMES[source])}): {'; '.join(changes)}; {other}"
+        ) from error
 
 
 def _renamed(given: dict[str, str], columns: dict[str, tuple[str, ...]]) -> tuple[dict[str, str], list[str]]:
@@ -123,6 +128,7 @@ def _found(source: str, path: Path) -> str:
     """Return what a file of rows holds: rows and faults, cultures and languages."""
     from think_as_locals.config.checks import load_items
     from think_as_locals.config.compose import quoted
+    from think_as_locals.data.rows import Defect
     from think_as_locals.data.sources import row_outcomes
     from think_as_locals.data.validate import validate
 
@@ -133,6 +139,9 @@ def _found(source: str, path: Path) -> str:
     items = [item for outcome in row_outcomes(data) for item in outcome.items]
     faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; tal data validate {path} lists them"
     cultures = _counted(Counter(item.culture or "none given" for item in items))
+    if Defect.WRONG_LANGUAGE in tally.places:
+        faults += "\nsome texts are in another language than their row says (where it says none: English): a column "
+        faults += "`language`, or data.language in the recipe, says which"
     languages = _counted(Counter(item.language for item in items))
     return f"{tally}{faults}\ncultures: {cultures}\nlanguages: {languages}"
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from think_as_locals.types import ConfigError, Item, PreflightError
+from think_as_locals.types import ConfigError, DataError, Item, PreflightError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,7 +26,7 @@ def add(commands: Any) -> None:
     """Add the parsers of these commands."""
     judge = commands.add_parser("judge", help="rubric, analysis and verdict (or scores) on your own items")
     judge.add_argument("model", help="directory or Hub id of a judge, or of a reward model that scores")
-    file = "JSONL file: prompt, responses, culture, and other fields of Item if there are any; or use:"
+    file = "rows of prompt, responses and culture, or of any format that is trained on (chosen, rejected ...); or use:"
     judge.add_argument("items", nargs="?", help=file)
     judge.add_argument("--prompt", help="what the user asked")
     candidate = "a candidate response, 2 to 8 times"
@@ -100,9 +101,35 @@ def _items(arguments: Namespace) -> list[Item]:
     if one:
         asked = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
         rows: Iterable[Row] = [Row("your item", 1, asked | defaults, "")]
+    elif (source := _source_of(arguments.items)) is not None:
+        return [replace(i, culture=i.culture or arguments.culture) for i in _trainable(arguments.items, source)]
     else:
         rows = (replace(row, defaults=defaults) for row in read_rows(arguments.items))
     return list(valid_items(mark_repeats(map(jsonl.asked, rows))))
+
+
+def _source_of(path: str) -> str | None:
+    """Return the format of rows that can be trained on; `None` where they say what to ask, with `responses`."""
+    from think_as_locals.data.rows import read_rows
+    from think_as_locals.data.sources import recognise
+
+    if Path(path).is_fifo():  # is read only once
+        return None
+    first = next(iter(read_rows(path)), None)
+    if first is None or not isinstance(first.value, Mapping) or "responses" in first.value:
+        return None
+    with suppress(DataError):  # what is asked names what its rows lack
+        return recognise(path)
+    return None
+
+
+def _trainable(path: str, source: str) -> Sequence[Item]:
+    from think_as_locals.config.checks import load_items
+    from think_as_locals.config.compose import quoted
+    from think_as_locals.data import read
+
+    config = load_items([f"data={source}", f"data.path={quoted(path)}"])
+    return read(config.data, config.seed)
 
 
 @contextmanager

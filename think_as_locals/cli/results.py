@@ -45,6 +45,8 @@ def add(commands: Any) -> None:
     push.add_argument("--adapter", action="store_true", help="push LoRA's adapter, not merged into the base model")
     of_model = "an evaluation of this model, for the card"
     push.add_argument("--evaluation", action="append", default=[], metavar="RUN", type=Path, help=of_model)
+    licence = "licence of the weights, an id of the Hub such as cc-by-4.0; `other` is that in model/LICENSE"
+    push.add_argument("--license", metavar="ID", help=licence)
     push.add_argument("--public", action="store_true", help="make the repository public")
     push.add_argument("--update", action="store_true", help="replace what the repository holds")
     push.add_argument("--revision", help="branch to commit to, created if needed")
@@ -120,7 +122,7 @@ def _push(arguments: Namespace) -> None:
     from think_as_locals.hub.push import prepare, upload
 
     of_model = {"model": arguments.model, "adapter": arguments.adapter, "evaluations": arguments.evaluation}
-    push = prepare(arguments.run, arguments.repo, **of_model)
+    push = prepare(arguments.run, arguments.repo, **of_model, licence=arguments.license)
     files = [{"path": file.path, "size": file.size, "sha256": file.sha256()} for file in push.files]
     listed = {"repo": push.repo, "files": files, "left_out": push.left_out}
     if arguments.dry_run:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 from argparse import REMAINDER, Namespace
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ def add(commands: Any) -> None:
     run.add_argument("-m", "--multirun", action="store_true", help=sweep)
     run.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML, run nothing")
     run.add_argument("--dry-run", action="store_true", help="read the data and say what would be done; run nothing")
+    found = "print one JSON document with what the run found, and nothing else; with --dry-run, the plan"
+    run.add_argument("--json", action="store_true", help=found)
     run.add_argument("recipe", help=_RECIPE)
     example = "key=value, e.g. model=qwen3_8b grpo.beta=0.001 seed=3"
     run.add_argument("overrides", nargs="*", default=[], help=example)
@@ -62,26 +66,46 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: Namespace) -> None:
-    if arguments.multirun:
-        if arguments.print_config or arguments.dry_run:
-            raise ConfigError("--print-config and --dry-run are for one run: leave out -m and choose one combination")
-        from think_as_locals.sweeps.sweep import sweep
-
-        raise SystemExit(0 if sweep(arguments.recipe, arguments.overrides) else 1)
-    if chosen := [text for text in arguments.overrides if text.startswith("sweep=")]:
-        raise ConfigError(f"{chosen[0]}: for a sweep only: tal run -m {arguments.recipe} ...")
+    recipe, overrides = arguments.recipe, arguments.overrides
+    if arguments.multirun and (arguments.print_config or arguments.dry_run):
+        raise ConfigError("--print-config and --dry-run are for one run: leave out -m and choose one combination")
+    if not arguments.multirun and (chosen := [text for text in overrides if text.startswith("sweep=")]):
+        raise ConfigError(f"{chosen[0]}: for a sweep only: tal run -m {recipe} ...")
     if arguments.print_config:
         from think_as_locals.config.checks import load_config
 
-        sys.stdout.write(load_config(arguments.recipe, arguments.overrides).to_yaml())
+        if arguments.json:
+            raise ConfigError("--print-config prints YAML: leave out --json")
+        sys.stdout.write(load_config(recipe, overrides).to_yaml())
     elif arguments.dry_run:
         from think_as_locals.run import plan
 
-        _print_grid(plan(arguments.recipe, arguments.overrides))
+        rows = plan(recipe, overrides)
+        if arguments.json:
+            print(json.dumps({"plan": rows}))
+        else:
+            _print_grid(rows)
     else:
-        from think_as_locals.run import start
+        _do(recipe, overrides, several=arguments.multirun, as_json=arguments.json)
 
-        start(arguments.recipe, arguments.overrides)
+
+def _do(recipe: str, overrides: list[str], *, several: bool, as_json: bool) -> None:
+    """Run a recipe, or a sweep of it, and print what was found; status 1 if a job of the sweep failed."""
+    from think_as_locals.runtime.run_folder import RunFolder
+
+    with redirect_stdout(io.StringIO()) if as_json else nullcontext():
+        if several:
+            from think_as_locals.sweeps.sweep import sweep
+
+            path, done = sweep(recipe, overrides)
+        else:
+            from think_as_locals.run import start
+
+            path, done = start(recipe, overrides).path, True
+    if as_json:
+        sys.stdout.write(RunFolder(path).findings.read_text(encoding="utf-8"))
+    if not done:
+        raise SystemExit(1)
 
 
 def _launch(arguments: Namespace) -> None:

@@ -12,6 +12,7 @@ from think_as_locals.config.compose import ASSETS, compose_recipe, find_launch, 
 from think_as_locals.config.schema import (
     DataSection,
     DemonstrationConfig,
+    EditConfig,
     EvalSetSection,
     EvaluationConfig,
     GrpoSection,
@@ -20,6 +21,7 @@ from think_as_locals.config.schema import (
     LocalModelSection,
     MixSection,
     ModelSection,
+    PromptSection,
     RewardModelSection,
     RewardSection,
     RunConfig,
@@ -67,10 +69,11 @@ _DOES = {
     "scpo": "steers a reward model",
     "teacher": "asks a teacher for demonstrations",
     "sample": "draws candidates of a policy",
+    "editor": "has a model edit items",
 }
 """The section that only one kind of recipe has, and what recipes of this kind do."""
 
-Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig
+Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig | EditConfig
 """What a recipe becomes, as `_DOES` says."""
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
@@ -129,6 +132,8 @@ def validate(values: Mapping[str, Any]) -> Config:
         return validate_as(ScpoConfig, values, _scpo_faults)
     if "teacher" in values:
         return validate_as(DemonstrationConfig, values, _demonstration_faults)
+    if "editor" in values:
+        return validate_as(EditConfig, values, _edit_faults)
     if "sample" in values:
         return validate_as(SampleConfig, values, lambda config: _sample_faults(config.sample))
     return validate_as(RunConfig, values, _training_faults)
@@ -158,8 +163,8 @@ def _locate(fault: Mapping[str, Any], schema: type[BaseModel]) -> tuple[tuple[st
         loc = (*loc[:2], *loc[3:])
     if loc[:2] in (("sample", "policy"), ("sample", "scorer")):  # the two, a kind, the key
         loc = (*loc[:2], *(loc[3:] or ["kind"]))
-    if loc[0] == "teacher":  # teacher, its kind, the key
-        loc = ("teacher", *(loc[2:] or ["kind"]))
+    if loc[0] in ("teacher", "editor"):  # the one, its kind, the key
+        loc = (loc[0], *(loc[2:] or ["kind"]))
     if loc[0] == "data" and schema is RunConfig:  # data, its source, the key
         loc = ("data", "source") if fault["type"] == "union_tag_invalid" else ("data", *loc[2:])
     if loc[:2] in (("data", "mix"), ("eval", "sets")) and len(loc) > 2:  # the two, a name, the key
@@ -210,7 +215,7 @@ def _missing(loc: tuple[str, ...]) -> str:
 def _added(place: str, fault: Mapping[str, Any]) -> str:
     """Return the error of a section that is one of several kinds, or holds sections by name."""
     got = fault["input"]
-    if place in ("data.source", "teacher.kind", "sample.policy.kind", "sample.scorer.kind"):
+    if place in ("data.source", "teacher.kind", "editor.kind", "sample.policy.kind", "sample.scorer.kind"):
         known, got = fault["ctx"]["expected_tags"].replace("'", "").split(", "), fault["ctx"]["tag"]
         return f"{place}: got {got!r}{nearest(str(got), known)}; available: {', '.join(known)}"
     if place == "data.mix":
@@ -244,11 +249,7 @@ def _prompt_faults(config: RunConfig) -> list[str]:
     prompt = config.prompt.template
     if unknown := prompt_faults("prompt.template", prompt):
         return unknown
-    shown, faults = config.prompt, list[str]()
-    if shown.rubric_language != "any" and not prompt.startswith("listwise"):
-        faults.append(f"prompt.rubric_language: got {shown.rubric_language}, but {prompt} asks for none: set it to any")
-    if shown.culture != "hidden" and prompt not in GRAMMAR_PROMPTS:
-        faults.append(f"prompt.culture: got {shown.culture}, but {prompt} says nothing of culture: set it to hidden")
+    faults = _shown_faults("prompt", prompt, config.prompt)
     if prompt in GRAMMAR_PROMPTS:
         return faults
     if prompt in RATING_PROMPTS:
@@ -296,9 +297,21 @@ def _demonstration_faults(config: DemonstrationConfig) -> list[str]:
     for key, got, expected in (("protocol", teacher.protocol, "listwise"), ("orders", teacher.orders, 1)):
         if got != expected:
             faults.append(f"teacher.{key}: got {got}, expected {expected}, as judges are trained (see both_orders)")
-    if config.items == "validation" and data.validation_share is None:
-        faults.append("items: no validation items are held out: set data.validation_share, or items to train or all")
-    return faults + _data_faults(data, untrained="a run's own data.max_prompt_tokens applies to its training items")
+    untrained = "a run's own data.max_prompt_tokens applies to its training items"
+    return faults + _side_faults(config.items, data) + _data_faults(data, untrained=untrained)
+
+
+def _edit_faults(config: EditConfig) -> list[str]:
+    faults = _side_faults(config.items, config.data) + _data_faults(config.data, untrained=_MEASURED)
+    if config.tries > 1 and not config.temperature:
+        faults.append(f"tries: got {config.tries}, but at temperature 0 all are the same: raise it, or set tries=1")
+    return faults
+
+
+def _side_faults(items: str, data: DataSection) -> list[str]:
+    if items == "validation" and data.validation_share is None:
+        return ["items: no validation items are held out: set data.validation_share, or items to train or all"]
+    return []
 
 
 def _ahead_faults(config: RunConfig) -> list[str]:
@@ -362,6 +375,8 @@ def _evaluation_faults(config: EvaluationConfig) -> list[str]:
         if not isinstance(rm, JudgeSection | ServerSection):
             continue
         faults += prompt_faults(f"rms.{name}.prompt", rm.prompt)
+        if isinstance(rm, JudgeSection) and rm.prompt is not None:
+            faults += _shown_faults(f"rms.{name}", rm.prompt, rm)
         if (config.eval.candidates or config.sample) and rm.protocol in ("pairwise", "round_robin"):
             faults.append(f"rms.{name}.protocol: got {rm.protocol}; eval.candidates needs listwise or pointwise")
         faults += _orders_faults(f"rms.{name}", rm)
@@ -462,6 +477,16 @@ def prompt_faults(place: str, name: str | None) -> list[str]:
     if name is None or name in known:
         return []
     return [f"{place}: no {name!r}{nearest(name, known)}; available: {', '.join(known)}"]
+
+
+def _shown_faults(place: str, prompt: str, section: PromptSection | JudgeSection) -> list[str]:
+    """Check that a prompt says what it is to say of culture and language, where that is set."""
+    culture, language, faults = section.culture, section.rubric_language, list[str]()
+    if language not in (None, "any") and not prompt.startswith("listwise"):
+        faults.append(f"{place}.rubric_language: got {language}, but {prompt} asks for none: set it to any")
+    if culture not in (None, "hidden") and prompt not in GRAMMAR_PROMPTS:
+        faults.append(f"{place}.culture: got {culture}, but {prompt} says nothing of culture: set it to hidden")
+    return faults
 
 
 def _reward_faults(reward: RewardSection, grpo: GrpoSection) -> list[str]:

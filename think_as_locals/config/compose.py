@@ -177,6 +177,7 @@ _ADDED = {  # PLACE.NAME=OPTION: the group of the option, and what Hydra adds fo
 }
 _CHOSEN = {  # SECTION=OPTION: as above, where a group is not called like the section
     "teacher": ("rm", ["rm@teacher={option}"]),
+    "editor": ("policy", ["policy@editor={option}"]),
     "sample.policy": ("policy", ["policy@sample.policy={option}"]),
     "sample.data": ("data", ["data@sample.data={option}"]),
     "sample.scorer": ("rm", ["+rm@sample.scorer={option}"]),

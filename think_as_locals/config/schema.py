@@ -351,6 +351,8 @@ class JudgeSection(AskedSection, LocalModelSection):
 
     kind: Literal["judge"]
     prompt: str | None
+    culture: CultureShown | None
+    rubric_language: RubricLanguage | None
     max_completion_length: PositiveInt | None
     chat_template_kwargs: TemplateKwargs | None
 
@@ -363,6 +365,8 @@ class ServerSection(AskedSection):
     model: str
     key_variable: str | None
     prompt: str
+    culture: CultureShown
+    rubric_language: RubricLanguage
     max_completion_length: PositiveInt
     concurrency: PositiveInt
     deadline_s: PositiveFloat
@@ -427,14 +431,14 @@ class DemonstrationConfig(Recipe):
 
 
 class PolicySection(LocalModelSection):
-    """A chat model in this process, whose answers are candidates."""
+    """A chat model in this process, whose answers are candidates or edits."""
 
     kind: Literal["model"]
     chat_template_kwargs: TemplateKwargs
 
 
 class PolicyServerSection(Section):
-    """A chat model behind an OpenAI-compatible server, whose answers are candidates."""
+    """A chat model behind an OpenAI-compatible server, whose answers are candidates or edits."""
 
     kind: Literal["server"]
     url: Url
@@ -446,13 +450,30 @@ class PolicyServerSection(Section):
     fields: dict[str, Any]
 
 
+ChatSection = Annotated[PolicySection | PolicyServerSection, Field(discriminator="kind")]
+
+
+class EditConfig(Recipe):
+    """Edits of items for the probes, by a chat model: conf/edit.yaml."""
+
+    run: RunSection
+    data: DataSection
+    editor: ChatSection
+    items: Literal["train", "validation", "test", "all"]
+    probes: Annotated[list[Literal["CC", "RC", "CL", "RP"]], Field(min_length=1)]
+    language: str
+    tries: PositiveInt
+    temperature: NonNegativeFloat
+    max_completion_length: PositiveInt
+
+
 class SampleSection(Section):
     """Which policy draws candidates, for what, and what says how good they are."""
 
     task: Literal["multiple_choice", "short_answers", "prompts"]
     data: DataSection
     items: Literal["train", "validation", "test", "all"]
-    policy: Annotated[PolicySection | PolicyServerSection, Field(discriminator="kind")]
+    policy: ChatSection
     num_candidates: PositiveInt
     temperature: PositiveFloat
     max_completion_length: PositiveInt

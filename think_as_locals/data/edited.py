@@ -7,7 +7,7 @@ Whatever a row leaves out is the item's; an RC edit also takes the item's cultur
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args
@@ -15,7 +15,8 @@ from typing import Annotated, Any, ClassVar, get_args
 from think_as_locals.config.compose import nearest
 from think_as_locals.data.edits import Edit, Edits, Pair
 from think_as_locals.data.fields import Language, Prompt, Responses, RowModel, check_text, field, shown
-from think_as_locals.data.rows import Defect, Fault, Row, read_rows
+from think_as_locals.data.languages import language_tag
+from think_as_locals.data.rows import Defect, Fault, Outcome, Row, local_path, read_rows
 from think_as_locals.data.sources import jsonl
 from think_as_locals.types import DataError, Item
 
@@ -44,7 +45,7 @@ class EditRow(RowModel):
     probe: Annotated[str, field(_check_probe, "")]
     prompt: Prompt | None = None
     responses: Responses | None = None
-    language: Language | None = None  # of the responses, where CL changed it
+    language: Language | None = None  # of the responses, where CL changed it; the item keeps that of its prompt
     provenance: Any = None  # who or what made the edit; not read
 
 
@@ -54,33 +55,53 @@ def read_edits(path: Path, items: Sequence[Item]) -> Edits:
     Raises:
         DataError: rows that cannot be used, each with file and line; or none at all.
     """
-    by_id = {item.id: item for item in items}
     found: dict[Edit, list[Pair]] = {edit: [] for edit in get_args(Edit)}
-    places: dict[tuple[str, str], str] = {}
     faults: list[str] = []
-    for row in read_rows(str(path)):
-        fields = EditRow.read(row)
-        before = _item(fields, row, by_id)
-        if before is not None and not fields.faults:
-            _check_edit(fields, before)
-            if (earlier := places.setdefault((before.id, fields.probe), row.place)) != row.place:
-                fields.add(Defect.REPEATED_ID, f"item {before.id!r} has a {fields.probe} edit already, in {earlier}")
-        if before is not None and not fields.faults:
-            found[fields.probe].append((before, _edited(fields, before)))  # type: ignore[index]
-        faults += [f"{row.place}: {fault.detail}" for fault in fields.faults]
+    for outcome in edit_outcomes(str(path), {item.id: item for item in items}):
+        if outcome.items:
+            (before, after), row = outcome.items, outcome.row.value
+            spoken = row.get("language")
+            pair = Pair(before, after, str(language_tag(spoken)) if spoken else before.language)
+            found[row["probe"]].append(pair)
+        faults += [f"{outcome.row.place}: {fault.detail}" for fault in outcome.faults]
     if faults:
         more = len(faults) - _MAX_FAULTS
         raise DataError("\n".join(faults[:_MAX_FAULTS] + ([f"and {more} more faults"] if more > 0 else [])))
     return found
 
 
-def _item(fields: EditRow, row: Row, by_id: Mapping[str, Item]) -> Item | None:
+def are_edits(path: str) -> bool:
+    """Return whether the first row of a file is an edit."""
+    first = next(read_rows(path), None) if local_path(path).is_file() else None
+    return first is not None and isinstance(first.value, Mapping) and {"item", "probe"} <= first.value.keys()
+
+
+def edit_outcomes(path: str, by_id: Mapping[str, Item] | None) -> Iterator[Outcome]:
+    """Yield what becomes of every row: its item before and after the edit, or faults.
+
+    Without `by_id`, the items that are evaluated, rows that name theirs by id have no items.
+    """
+    places: dict[tuple[str, str], str] = {}
+    for row in read_rows(path):
+        fields = EditRow.read(row)
+        before = _item(fields, row, by_id)
+        name = (before.id if before else str(fields.item), fields.probe)
+        if before is not None and not fields.faults:
+            _check_edit(fields, before)
+        if not fields.faults and (earlier := places.setdefault(name, row.place)) != row.place:
+            fields.add(Defect.REPEATED_ID, f"item {name[0]!r} has a {fields.probe} edit already, in {earlier}")
+        yield fields.outcome(*((before, _edited(fields, before)) if before and not fields.faults else ()))
+
+
+def _item(fields: EditRow, row: Row, by_id: Mapping[str, Item] | None) -> Item | None:
     """Return the item that a row edits; where there is none, the row has a fault."""
     if isinstance(fields.item, dict):
         outcome = jsonl.outcome(replace(row, value=fields.item))
         for fault in outcome.faults:
             fields.add(fault.defect, f"item: {fault.detail}")
         return outcome.items[0] if outcome.items else None
+    if by_id is None:
+        return None
     if fields.item and fields.item not in by_id:
         near = nearest(fields.item, list(by_id))
         fields.add(Defect.UNKNOWN_ITEM, f"item {shown(fields.item)} is not among the {len(by_id):,} items{near}")
@@ -107,7 +128,6 @@ def _edited(fields: EditRow, before: Item) -> Item:
         id=f"{before.id}#{fields.probe}",
         prompt=fields.prompt or before.prompt,
         responses=fields.responses or before.responses,
-        language=fields.language or before.language,
         culture=None if fields.probe == "RC" else before.culture,
         origins=() if fields.probe == "CC" else before.origins,
     )

@@ -1,9 +1,10 @@
 """Edits of items that a reward model should, or should not, react to: the spurious-feature probes of CARB.
 
 The paper (arXiv 2509.21798) measures how far the chosen response's score moves when one thing changes: CC, its core
-cultural concept, should move it; RC, the explicit label of the culture, CL, the language, and RP, the phrasing, should
-not. Its edits are made by people and models; those here are deterministic string edits, and so are narrower. Whatever a
-docstring does not name stays the same; the id is marked (`...#CC`).
+cultural concept, should move it; RC, the explicit label of the culture, CL, the language of the responses, and RP, the
+phrasing, should not. Its edits are made by people and models; those here are deterministic string edits, and so are
+narrower (`edit_rules.py` is about those of a chat model). Whatever a docstring does not name stays the same; the id is
+marked (`...#CC`).
 """
 
 from __future__ import annotations
@@ -14,32 +15,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from think_as_locals.data import cards as culture_cards
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.runtime.files import read_json
-from think_as_locals.types import Item, reorder_responses
+from think_as_locals.types import Item
 
 _FOLDER = Path(__file__).parent  # of `frames.json`, and of `labels.json`: phrases, names and traces of places
 _read_once = cache(read_json)
 
 Edit = Literal["CC", "RC", "CL", "RP"]
-Pair = tuple[Item, Item]  # before and after an edit
+
+
+class Pair(NamedTuple):
+    """An item before and after an edit, and the language that its responses have then."""
+
+    before: Item
+    after: Item
+    language: str
+
+
 Edits = Mapping[Edit, Sequence[Pair]]
 # (source, group, language, culture) -> another culture -> its answer, known to be wrong for this one
 Concepts = Mapping[tuple[str, ...], Mapping[str, str]]
 
 
-def edited_pairs(items: Sequence[Item]) -> dict[Edit, list[Pair]]:
-    """Return, by edit, the items that it applies to before and after, in the order of the items."""
-    concepts = other_concepts(items)
+def edited_pairs(items: Sequence[Item], known: Sequence[Item] = ()) -> dict[Edit, list[Pair]]:
+    """Return, by edit, the items that it applies to before and after, in the order of the items.
+
+    Other cultures' answers (CC) are also taken from `known` items of the same data.
+    """
+    concepts = other_concepts([*items, *known])
     return {
-        "CC": [(item, after) for item in items if (after := change_concept(item, concepts))],
-        "RC": [(item, after) for item in items if (after := remove_label(item))],
+        "CC": [_pair(item, after) for item in items if (after := change_concept(item, concepts))],
+        "RC": [_pair(item, after) for item in items if (after := remove_label(item))],
         "CL": language_pairs(items),
-        "RP": [(item, after) for item in items if (after := rephrase(item))],
+        "RP": [_pair(item, after) for item in items if (after := rephrase(item))],
     }
+
+
+def _pair(before: Item, after: Item) -> Pair:
+    return Pair(before, after, before.language)
 
 
 def other_concepts(items: Sequence[Item]) -> Concepts:
@@ -109,22 +126,26 @@ def rephrase(item: Item) -> Item | None:
 
 
 def language_pairs(items: Sequence[Item]) -> list[Pair]:
-    """CL: pair each item in English with the same item in another language, responses in the same order.
+    """CL: give each item the responses of the item that asks the same in another language; the prompt stays.
 
-    A culture card's other side, in the language of the culture, is read from the card where it is not among the items.
+    The other side of a culture card (English, or the language of the culture) is read from the card.
     """
-    english = {_same_question(item): item for item in items if item.language == "en"}
-    others = {item.id: item for item in items if item.language != "en"}
-    for item in english.values():
-        if (own := culture_cards.in_language(item, None)) and own.language != "en":
-            others.setdefault(own.id, own)
+    asking: dict[tuple[str, ...], list[Item]] = defaultdict(list)
+    for item in items:
+        asking[_same_question(item)].append(item)
     pairs = []
-    for other in others.values():
-        if base := english.get(_same_question(other)) or culture_cards.in_language(other, "en"):
-            mine, theirs = (item.origins or item.responses for item in (base, other))
-            paired = reorder_responses(other, [theirs.index(name) for name in mine])
-            pairs.append((base, replace(paired, id=f"{other.id}#CL")))
+    for item in items:
+        side = culture_cards.in_language(item, None if item.language == "en" else "en")
+        others = [other for other in (*asking[_same_question(item)], *filter(None, [side])) if _differs(other, item)]
+        if other := min(others, key=lambda other: (other.language != "en", other.language), default=None):
+            mine, theirs = (each.origins or each.responses for each in (item, other))
+            responses = tuple(other.responses[theirs.index(name)] for name in mine)
+            pairs.append(Pair(item, replace(item, id=f"{item.id}#CL", responses=responses), other.language))
     return pairs
+
+
+def _differs(other: Item, item: Item) -> bool:
+    return other.language != item.language and {*other.responses} != {*item.responses}
 
 
 def why_not(edit: Edit, item: Item) -> str:
@@ -133,7 +154,11 @@ def why_not(edit: Edit, item: Item) -> str:
         return "no other culture's answer is known to be wrong" if item.origins else "its responses name no cultures"
     if edit == "RC":
         return "no phrase of its prompt that can be cut names the culture" if item.culture else "it has no culture"
-    return "no item asks the same in another language" if edit == "CL" else "no frames in its languages"
+    if edit == "RP":
+        return "no frames in its languages"
+    if item.source == "blend":
+        return "its responses are in English, whatever the language of the prompt"
+    return "no item asks the same in another language"
 
 
 def _asked(item: Item) -> tuple[str, ...]:

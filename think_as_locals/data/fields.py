@@ -9,7 +9,8 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, PlainValidator, PrivateAttr, ValidationInfo
@@ -18,6 +19,7 @@ from think_as_locals.data.languages import culture_code, culture_fault, language
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable
 from think_as_locals.types import LABELS, Item, is_text
 
+_ROLES = ("system", "user", "assistant")
 _UNPARSED_LIST = ("['", '["')  # begin a list of texts as numpy prints it, or truncated JSON, which stayed one text
 
 
@@ -109,8 +111,26 @@ def check_culture(name: str, value: Any, faults: list[Fault], names: bool = Fals
     return given or None
 
 
+def check_conversation(name: str, value: Any, faults: list[Fault]) -> str:
+    """Read a conversation as a prompt: the text of a single message, else every turn after its role."""
+    turns: list[tuple[str, str]] = []
+    for i, message in enumerate(value if isinstance(value, list) else [value]):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, str) and message.get("role") in _ROLES:
+            turns.append((message["role"], content))
+        else:
+            reason = f"{name}[{i}] must be a message with a role ({', '.join(_ROLES)}) and its content"
+            faults.append(Fault(Defect.WRONG_TYPE, reason))
+    if texts := [content for _, content in turns if content.strip()]:
+        check_text(name, min(texts, key=is_text), faults)  # the first that is broken, if any
+    else:
+        faults.append(Fault(Defect.EMPTY_PROMPT, f"{name} is empty"))
+    return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {content}" for role, content in turns)
+
+
 Text = Annotated[str, field(check_text, "")]
 Prompt = Annotated[str, field(partial(check_text, blank=Defect.EMPTY_PROMPT), "")]
+Conversation = Annotated[str, field(check_conversation, "")]
 Response = Annotated[str, field(partial(check_text, blank=Defect.EMPTY_RESPONSE), "")]
 Responses = Annotated[tuple[str, ...], field(check_texts, ())]
 Number = Annotated[float, field(check_number, math.nan)]
@@ -140,12 +160,11 @@ class RowModel(BaseModel):
     def read(cls, row: Row) -> Self:
         """Read the fields of a row; of one that could not be parsed or is no object, every field is empty."""
         values = row.value if isinstance(row.value, Mapping) else {}
-        names = {}
-        for name, field in cls.model_fields.items():
-            alias = field.validation_alias or name
-            choices = [str(choice) for choice in (alias.choices if isinstance(alias, AliasChoices) else [alias])]
-            names[name] = next((choice for choice in choices if values.get(choice) is not None), choices[-1])
-        required = {name for name, field in cls.model_fields.items() if field.is_required()}
+        names = {
+            name: next((choice for choice in choices if values.get(choice) is not None), choices[-1])
+            for name, choices in cls._choices().items()
+        }
+        required = cls._required()
         given = {
             name: values.get(key) for name, key in names.items() if name in required or values.get(key) is not None
         }
@@ -185,9 +204,22 @@ class RowModel(BaseModel):
     @classmethod
     def columns(cls) -> set[str]:
         """The columns that are read, or known to be ignored."""
-        aliases = [field.validation_alias or name for name, field in cls.model_fields.items()]
-        names = {str(n) for alias in aliases for n in (alias.choices if isinstance(alias, AliasChoices) else [alias])}
-        return names.union(cls.UNREAD or ())
+        return {*chain.from_iterable(cls._choices().values()), *(cls.UNREAD or ())}
+
+    @classmethod
+    @cache
+    def _choices(cls) -> dict[str, list[str]]:
+        """Return the columns that each field may stand in, the preferred first."""
+        aliases = {name: field.validation_alias or name for name, field in cls.model_fields.items()}
+        return {
+            name: [str(each) for each in (alias.choices if isinstance(alias, AliasChoices) else [alias])]
+            for name, alias in aliases.items()
+        }
+
+    @classmethod
+    @cache
+    def _required(cls) -> set[str]:
+        return {name for name, field in cls.model_fields.items() if field.is_required()}
 
     def add(self, defect: Defect, detail: str) -> None:
         """Record a fault of this row."""

@@ -122,15 +122,37 @@ def countries_named(text: str, language: str) -> set[str]:
 def other_countries(text: str, language: str, country: str) -> set[str]:
     """Return the countries that a text names, if nothing in it can be a name of this one or of its people."""
     named = countries_named(text, language)
-    if not named or country in named:
-        return set()
-    folded = text.casefold()
-    for of_language in ("en", language.partition("-")[0]):
-        for name in _names(of_language, "names", "parts", "demonyms").get(country, ()):
-            stem = re.sub("[аеийоыья]+$", "", name.rpartition(" ")[2]) if of_language == "ru" else name
-            if stem in text if len(stem) < 4 else stem.casefold() in folded:
-                return set()
-    return named
+    return set() if country in named or count_names(text, language, country) else named
+
+
+def count_names(text: str, language: str, culture: str) -> int:
+    """Return how many words of a text can be a name of a culture or of its people, in its language or in English."""
+    return len(_name_pattern(culture, language.partition("-")[0]).findall(text)) if text else 0
+
+
+@cache
+def _name_pattern(culture: str, language: str) -> re.Pattern[str]:
+    """Return a pattern of all that a culture is called; short names keep their case, Russian ones lose their ending."""
+    stems = {
+        re.sub("[аеийоыья]+$", "", name.rpartition(" ")[2]) if of_language == "ru" else name
+        for of_language in dict.fromkeys(("en", language))
+        for name in _names(of_language, "names", "parts", "demonyms").get(culture, ())
+    }
+    stems = stems or {_region(culture) or culture}
+    longest_first = sorted(filter(None, stems), key=len, reverse=True)
+    return re.compile(
+        "|".join(re.escape(stem) if len(stem) < 4 else f"(?i:{re.escape(stem)})" for stem in longest_first)
+    )
+
+
+def _region(code: str) -> str | None:
+    """Return the name of a region by its code of ISO 3166-2."""
+    if not re.fullmatch("[A-Z]{2}-[A-Z0-9]{1,3}", code):
+        return None
+    import pycountry  # its tables are read only where they are needed
+
+    region = pycountry.subdivisions.get(code=code)
+    return region.name.partition(" [")[0] if region else None
 
 
 @cache
@@ -197,6 +219,7 @@ def _russian_forms(name: str) -> Iterator[str]:
     return (" ".join(words) for words in product(*forms))
 
 
+@cache
 def _territories(language: str) -> dict[str, str]:
     """Return the name of every country by code, in a language that CLDR knows, else in English."""
     try:
@@ -269,6 +292,14 @@ def other_language(text: str, language: str) -> str | None:
     if letters < _FEWEST_FOREIGN or own > _QUOTED * letters:
         return None
     return _identify(sample, named) or (None if own else "und")
+
+
+def in_script(text: str, language: str) -> bool:
+    """Return whether half of a text's letters are such as its language is written in; no other language is checked."""
+    named = language.partition("-")[0]
+    letters = sum(map(str.isalpha, text))
+    own = _LETTERS.get(named, _LATIN_LETTER)
+    return named not in _LANGUAGES or 2 * len(own.findall(text)) >= letters
 
 
 def _count_letters(sample: str) -> int:

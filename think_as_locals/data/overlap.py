@@ -19,7 +19,8 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
+from itertools import islice
 from typing import Any, Literal
 
 from think_as_locals.data.rows import SUFFIXES
@@ -44,6 +45,8 @@ _TEMPLATE = 2  # prompts of one side: a shingle of more counts for less
 _RARE = 30  # prompts of one side: a shingle of more finds no candidates
 _BANDS, _ROWS = 42, 3  # of the MinHash index: it misses 4 in 1,000 pairs with a similarity of 0.5, none of 0.8
 _UNRELATED = 0.2  # prompts less alike than this share a number as an id by chance
+_KEPT = 2**14  # texts whose words are remembered: many items share some
+_CHUNK, _BLOCK = 2**13, 2**22  # prompts and shingles that are worked on at once
 _SHOWN = 5  # pairs that a message names
 
 _NUMBERED = re.compile(rf"(?:^|/)\d+$|(?:{'|'.join(map(re.escape, SUFFIXES))}|:\w+)-\d+$")
@@ -79,10 +82,11 @@ def find_overlaps(
     Raises:
         PreflightError: datasketch, which finds near-duplicates, is not installed.
     """
-    words = cache(normalise)  # of texts, which many items share
-    training = [_Text.of(item, words) for item in train]
+    if not any(sets.values()):
+        return []
+    words = lru_cache(_KEPT)(normalise)  # of texts, which many items share
     measured = {name: [_Text.of(item, words) for item in items] for name, items in sets.items()}
-    index = _Index(training, [text for texts in measured.values() for text in texts])
+    index = _Index(train, [text for texts in measured.values() for text in texts], words)
     found = []
     for name, texts in measured.items():
         for text in texts:
@@ -214,23 +218,33 @@ class _Text:
 
 
 class _Index:
-    """Training items by everything that may give a measured item away."""
+    """Training items by everything that may give a measured item away; those that give none away are not kept."""
 
-    def __init__(self, training: Sequence[_Text], measured: Sequence[_Text]) -> None:
+    def __init__(self, train: Sequence[Item], measured: Sequence[_Text], words: Callable[[str], str]) -> None:
+        wanted = {key for text in measured for key in text.keys.values()}
+        groups: tuple[dict[_Key, set[str]], ...] = (defaultdict(set), defaultdict(set))  # by key, of both sides
+        texts: dict[int, _Text] = {}  # of training items, by their places
+        numbers: dict[str, int] = {}  # of distinct prompts
+        prompts = np.empty(len(train), dtype=np.int64)  # the number of each item's
+        for place, item in enumerate(train):
+            text = _Text.of(item, words)
+            prompts[place] = numbers.setdefault(text.prompt, len(numbers))
+            if found := wanted.intersection(text.keys.values()):
+                texts[place] = text
+                for key in found:
+                    groups[0][key].add(f"{item.source}/{item.group}")
+        for text in measured:
+            for key in text.keys.values():
+                groups[1][key].add(f"{text.item.source}/{text.item.group}")
+        self._common = {key for side in groups for key, of_key in side.items() if len(of_key) > _COMMON}
+        self.prompts = _Prompts(numbers, dict.fromkeys(text.prompt for text in measured))
+        near = np.flatnonzero(np.isin(prompts, self.prompts.candidates)).tolist()
+        texts |= {place: _Text.of(train[place], words) for place in near if place not in texts}
         self._training: dict[_Key, list[_Text]] = defaultdict(list)
-        for text in training:
+        for _, text in sorted(texts.items()):
             for key in text.keys.values():
                 self._training[key].append(text)
-        sides = []
-        for texts in (training, measured):
-            side: dict[_Key, set[str]] = defaultdict(set)  # question groups
-            for text in texts:
-                for key in text.keys.values():
-                    side[key].add(f"{text.item.source}/{text.item.group}")
-            sides.append(side)
-        self._common = {key for side in sides for key, groups in side.items() if len(groups) > _COMMON}
-        self.prompts = _Prompts([[key[1] for key in side if key[0] == "prompt"] for side in sides])
-        self._near = self.prompts.near_index(dict.fromkeys(text.prompt for text in training))
+        self._near = self.prompts.near_index(dict.fromkeys(texts[place].prompt for place in near))
 
     def matches(self, text: _Text) -> Iterator[tuple[Kind, _Text]]:
         """Yield the training items that give an item away, the surest first."""
@@ -254,18 +268,59 @@ class _Index:
 
 
 class _Prompts:
-    """Distinct prompts as sets of shingles (three words in a row), and how many prompts each shingle is in."""
+    """Distinct prompts as sets of shingles (three words in a row), and how many prompts each shingle is in.
 
-    def __init__(self, sides: Sequence[Iterable[str]]) -> None:
-        """Take the distinct prompts of two sides; of a shingle the side with more of it counts."""
-        numbers: dict[str, int] = defaultdict(lambda: len(numbers) + 1)  # of words
-        self._shingles = {p: _shingles([numbers[word] for word in p.split()]) for side in sides for p in side}
-        self._known = np.unique(np.concatenate([_NONE, *self._shingles.values()]))
-        self._counts = np.zeros(len(self._known), dtype=np.int64)
-        for side in sides:
-            known, counts = np.unique(np.concatenate([_NONE, *map(self._shingles.get, side)]), return_counts=True)
-            places = np.searchsorted(self._known, known)
-            self._counts[places] = np.maximum(self._counts[places], counts)
+    Of many training prompts those alone are looked at closely that share enough with any measured one.
+    """
+
+    def __init__(self, training: Mapping[str, int], measured: Collection[str]) -> None:
+        """Take the distinct prompts of two sides, of the training side with their numbers from 0."""
+        words: dict[str, int] = defaultdict(lambda: len(words) + 1)
+        rest = iter(training)
+        parts = [_shingles(some, words) for some in iter(lambda: list(islice(rest, _CHUNK)), [])]
+        self._numbers = training
+        self._flat = np.concatenate([_NONE, *(shingles for shingles, _ in parts)])
+        self._ends = np.cumsum(np.concatenate([np.zeros(0, dtype=np.int64), *(lengths for _, lengths in parts)]))
+        shingles, lengths = _shingles(list(measured), words)
+        self._measured = dict(zip(measured, np.split(shingles, np.cumsum(lengths)[:-1]), strict=True))
+        self._known, self._counts = self._count(shingles)
+        self.candidates = np.flatnonzero(self._may_be_near())
+        self._known, self._counts = self._count(
+            np.concatenate([shingles, *(self._of_number(number) for number in self.candidates.tolist())])
+        )
+
+    def _may_be_near(self) -> NDArray[np.bool_]:
+        """Return which training prompts share a rare shingle, and as many as `NEAR` takes, with measured ones."""
+        shared, rare = (np.zeros(len(self._ends), dtype=np.int64) for _ in range(2))
+        for start, block in zip(range(0, len(self._flat), _BLOCK), _blocks(self._flat), strict=True):
+            places, found = _among(self._known, block)
+            owners = np.searchsorted(self._ends, start + np.flatnonzero(found), side="right")
+            is_rare = self._counts[places[found]] <= _RARE
+            for counts, of in ((shared, owners), (rare, owners[is_rare])):
+                counts += np.bincount(of, minlength=len(counts))
+        # Of two prompts with a and b shingles, s of them shared, the similarity is at most s / (a + b - s).
+        sizes = np.diff(self._ends, prepend=0)
+        return (rare > 0) & (shared * (1 + NEAR) >= NEAR * sizes)
+
+    def _count(self, shingles: _Shingles) -> tuple[_Shingles, NDArray[np.int64]]:
+        """Return the shingles, sorted, and in how many prompts each is; the side with more of it counts."""
+        known = np.unique(shingles)
+        of_measured, of_training = np.zeros(len(known), dtype=np.int64), np.zeros(len(known), dtype=np.int64)
+        for each in self._measured.values():
+            places, found = _among(known, each)
+            of_measured[places[found]] += 1  # each is there once
+        for block in _blocks(self._flat):
+            places, found = _among(known, block)
+            of_training += np.bincount(places[found], minlength=len(known))
+        return known, np.maximum(of_measured, of_training)
+
+    def _of_number(self, number: int) -> _Shingles:
+        found: _Shingles = self._flat[self._ends[number - 1] if number else 0 : self._ends[number]]
+        return found
+
+    def _of(self, prompt: str) -> _Shingles:
+        found = self._measured.get(prompt)
+        return self._of_number(self._numbers[prompt]) if found is None else found
 
     def jaccard(self, a: str, b: str) -> float:
         """Return the share of two prompts' shingles that both have."""
@@ -273,7 +328,7 @@ class _Prompts:
         return shared / (self._size(a, b) - shared)
 
     def near_index(self, prompts: Iterable[str]) -> Callable[[str], list[tuple[str, float]]]:
-        """Return a function from a prompt to its near-duplicates among some, with similarities, the nearest first."""
+        """Return a function from a prompt to its near-duplicates among candidates, with similarities, nearest first."""
         index = MinHashLSH(num_perm=_BANDS * _ROWS, params=(_BANDS, _ROWS))
         for prompt in prompts:
             if (sketch := self._sketch(prompt)) is not None:
@@ -289,7 +344,7 @@ class _Prompts:
 
     def _sketch(self, prompt: str) -> MinHash | None:
         """Return the MinHash of a prompt's rare shingles, if there are any."""
-        shingles = self._shingles[prompt]
+        shingles = self._of(prompt)
         rare = shingles[self._count_of(shingles) <= _RARE] >> np.uint64(32)
         if not len(rare):
             return None
@@ -307,17 +362,43 @@ class _Prompts:
         return self._counts[np.searchsorted(self._known, shingles)]
 
     def _shared(self, a: str, b: str) -> _Shingles:
-        return np.intersect1d(self._shingles[a], self._shingles[b], assume_unique=True)
+        return np.intersect1d(self._of(a), self._of(b), assume_unique=True)
 
     def _size(self, a: str, b: str) -> int:
-        return len(self._shingles[a]) + len(self._shingles[b])
+        return len(self._of(a)) + len(self._of(b))
 
 
 _SKETCH = MinHash(_BANDS * _ROWS, hashfunc=int)
 
 
-def _shingles(words: Sequence[int]) -> _Shingles:
-    """Return the sorted hashes of every three words in a row; beyond the ends stand blanks."""
-    padded = np.array([0, 0, *words, 0, 0], dtype=np.uint64)
+def _shingles(prompts: Sequence[str], words: Mapping[str, int]) -> tuple[_Shingles, NDArray[np.int64]]:
+    """Return the hashes of every three words in a row of each prompt, sorted, and how many each prompt has.
+
+    Beyond the ends of a prompt stand blanks.
+    """
+    numbers, lengths = list[int](), list[int]()
+    for prompt in prompts:
+        before = len(numbers)
+        numbers += (0, 0, *(words[word] for word in prompt.split()), 0, 0)
+        lengths.append(len(numbers) - before)
+    padded, owner = np.array(numbers, dtype=np.uint64), np.repeat(np.arange(len(prompts)), lengths)
     first, second, third = padded[:-2], padded[1:-1], padded[2:]
-    return np.unique(((first * _MIX + second) * _MIX + third) * _MIX)
+    within = owner[:-2] == owner[2:]
+    hashes, owner = (((first * _MIX + second) * _MIX + third) * _MIX)[within], owner[:-2][within]
+    order = np.lexsort((hashes, owner))
+    hashes, owner = hashes[order], owner[order]
+    new = np.ones(len(hashes), dtype=bool)
+    new[1:] = (hashes[1:] != hashes[:-1]) | (owner[1:] != owner[:-1])
+    return hashes[new], np.bincount(owner[new], minlength=len(prompts))
+
+
+def _blocks(shingles: _Shingles) -> Iterator[_Shingles]:
+    return (shingles[start : start + _BLOCK] for start in range(0, len(shingles), _BLOCK))
+
+
+def _among(known: _Shingles, shingles: _Shingles) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return where shingles stand among sorted ones, and which of them are there."""
+    if not len(known):
+        return np.zeros(len(shingles), dtype=np.intp), np.zeros(len(shingles), dtype=bool)
+    places = np.minimum(np.searchsorted(known, shingles), len(known) - 1)
+    return places, known[places] == shingles

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from think_as_locals.runtime.hub import unreachable
 from think_as_locals.types import DataError, DataWarning, Item, PreflightError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Defect(Enum):
     NO_COUNTRY = "skipped", "the row names no country, or none that CLDR knows"
     UNREAD_FILE = "skipped", "a file in the folder that is none of the data set's"
     INVISIBLE_TEXT = "warning", "a text consists of invisible characters: zero-width, control or direction marks"
-    WRONG_LANGUAGE = "warning", "a text is in another language than its row or data.language says (neither: English)"
+    WRONG_LANGUAGE = "warning", "a text is not in the language of its row or data.language (English if neither has one)"
     RUN_ON_TURN = "warning", "a response continues into another turn (it holds a chat template's role or token)"
     COUNTRY_MISMATCH = "warning", "the prompt names another country than the row"
     DUPLICATE = "warning", "an earlier row has the same prompt and responses"
@@ -247,9 +248,8 @@ def warn_unread(folder: Path, files: Iterable[Path], expected: str) -> None:
 
 
 def _file_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[Row]:
-    tabs = partial(_csv, delimiter="\t")
-    readers: dict[str, Callable[[Path], Iterator[Row]]] = {".json": _json, ".parquet": _parquet, ".csv": _csv}
-    readers |= {".tsv": tabs, **dict.fromkeys(_LINES, _jsonl)}
+    readers: dict[str, Callable[[Path], Iterator[Row]]] = {".json": _json, ".parquet": _parquet}
+    readers |= {**dict.fromkeys((".csv", ".tsv"), _csv), **dict.fromkeys(_LINES, _jsonl)}
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in readers and path.is_file():
         raise DataError(f"{path}: rows are not read from {suffix} files; expected one of {', '.join(SUFFIXES)}")
@@ -266,7 +266,7 @@ def _file_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[Row]:
         reason = error.strerror or error
         raise DataError(f"{path}: cannot be read ({reason}); expected a file of rows, or a Hub id") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8: {error}") from error
+        raise DataError(f"{path}: not UTF-8: {error}; save it as UTF-8 (Excel: CSV UTF-8)") from error
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -355,10 +355,14 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}: not a parquet file that can be read: {error}") from error
 
 
-def _csv(path: Path, delimiter: str = ",") -> Iterator[Row]:
+def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # the default is too short for long responses
     with _open(path) as file:
-        lines = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        head = text.readline()
+        # Between the names of columns, where Excel writes what the country has for a list separator.
+        delimiter = max(",", ";", "\t", key=head.count)
+        lines = csv.reader(chain([head], text), delimiter=delimiter, strict=True)
         try:
             names = next(lines, [])
             _check_columns(path, names)
@@ -419,17 +423,23 @@ def _saved_rows(folder: Path) -> Iterator[Row]:
 
 def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, split: str | None) -> Iterator[Row]:  # noqa: A002
     try:
-        from datasets import DatasetDict, load_dataset
+        import datasets
     except ImportError as error:
         raise PreflightError(_NOT_INSTALLED.format(path, "datasets")) from error
+    reason, offline = unreachable(), datasets.config.HF_HUB_OFFLINE
     try:
-        loaded = load_dataset(id, config, split=split, revision=revision)
+        # It would retry for 23 s before it looks for what was downloaded earlier.
+        datasets.config.HF_HUB_OFFLINE = offline or reason is not None
+        loaded = datasets.load_dataset(id, config, split=split, revision=revision)
     except Exception as error:  # anything that a download can fail with
+        remedy = f"it cannot be reached ({reason}); give a local file, or load it once with a network: it is kept"
         raise DataError(
-            f"{path}: no such file, and as a data set of the Hub (owner/name[@revision][:config[:split]]) it cannot be "
-            f"loaded: {type(error).__name__}: {error}"
+            f"{path}: no such file, and not loaded from the Hub (owner/name[@revision][:config[:split]]): "
+            + (remedy if reason else f"{type(error).__name__}: {error}")
         ) from error
-    for name, rows in (loaded if isinstance(loaded, DatasetDict) else {split: loaded}).items():
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
+    for name, rows in (loaded if isinstance(loaded, datasets.DatasetDict) else {split: loaded}).items():
         yield from _value_rows(f"{id}:{name}", rows)
 
 

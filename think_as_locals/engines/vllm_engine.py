@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine, eos_token_ids, model_file, require_chat_template
+from think_as_locals.runtime.output import is_verbose
 from think_as_locals.types import ModelError
 
 _CLOSING_S = 20.0  # for vLLM's processes to end by themselves: killed, they leave shared memory behind
@@ -99,7 +100,8 @@ class VLLMEngine(TokenEngine):
         config = generation_config(path, revision)
         eager = not torch.cuda.is_available()
         options |= {"dtype": dtype, "enforce_eager": eager, "max_model_len": max_model_length}
-        llm = LLM(model=path, revision=revision, disable_log_stats=True, **options)
+        options |= {"disable_log_stats": True, "use_tqdm_on_load": is_verbose()}
+        llm = LLM(model=path, revision=revision, **options)
         ends, positions = eos_token_ids(tokenizer, config), llm.model_config.max_model_len
         return cls(llm, Chat(tokenizer, template_kwargs, ends, positions))
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from rich.progress import Progress
 
-from think_as_locals.config.schema import PolicyServerSection, RewardModelSection, SampleSection
+from think_as_locals.config.schema import PolicySection, PolicyServerSection, RewardModelSection, SampleSection
 from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.sources.jsonl import new_file
-from think_as_locals.engines import Engine, Sampling
+from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.engines.load import load_engine
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
@@ -24,13 +23,14 @@ from think_as_locals.evaluation.scored import grouped
 from think_as_locals.evaluation.statistics import estimate_mean
 from think_as_locals.evaluation.tables import Cell, Table, figure
 from think_as_locals.evaluation.tasks import Question, quality
+from think_as_locals.evaluation.tries import Sampler, advance
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.load import load_reward_model
-from think_as_locals.reward_models.reward_model import Answer, Keep, Request, identify_weights
+from think_as_locals.reward_models.reward_model import Answer, Request, identify_weights
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import Item, Rollout
+from think_as_locals.types import Item
 
 NO_ANSWER = "(no answer)"
 """In place of a blank candidate, which no reward model could be shown."""
@@ -54,19 +54,17 @@ def draw(
     items = [question.item for question in questions]
     requests, answers = [Request(item, ()) for item in items], list[list[Answer]]()
     length, temperature = section.max_completion_length, section.temperature
-    engine, identity, chunk_size = _policy(section)
+    engine, identity, chunk_size = load_policy(section.policy)
     with closing(engine):
         for number in range(section.num_candidates):
             drawn = random.Random(f"{seed}-candidate-{number}").randrange(2**31)
-            sampler = _Sampler(
-                engine, Sampling(max_completion_length=length, temperature=temperature, seed=drawn), chunk_size
-            )
+            sampling = Sampling(max_completion_length=length, temperature=temperature, seed=drawn)
+            sampler = Sampler(engine, sampling, chunk_size, _conversation, lambda request: request.item.prompt)
             asked = {**identity, "max_completion_length": length, "temperature": temperature, "seed": drawn}
-            task = bar.add_task(f"candidate {number + 1} of {section.num_candidates}", total=None)
-            advance = partial(lambda task, more, total: bar.update(task, advance=more, total=total), task)
+            title = f"candidate {number + 1} of {section.num_candidates}"
             with Journal(folder.journal(f"candidate-{number + 1}"), asked, peers=peers) as journal:
                 peers.exchange(None)  # all have read what there is before anyone writes
-                collect(sampler, journal, advance, requests, peers=peers)
+                collect(sampler, journal, advance(bar, title), requests, peers=peers)
                 answers.append([{**journal[request], "seed": drawn} for request in requests])
     if not peers.is_main:
         return
@@ -96,9 +94,8 @@ def read_drawn(folder: RunFolder) -> list[Candidates]:
     return read_candidates(folder.candidates)
 
 
-def _policy(section: SampleSection) -> tuple[Engine, dict[str, Any], int | None]:
-    """Load the policy; return what identifies it, and how many requests are sampled together, as well."""
-    policy = section.policy
+def load_policy(policy: PolicySection | PolicyServerSection) -> tuple[Engine, dict[str, Any], int | None]:
+    """Load a chat model; return what identifies it, and how many requests are sampled together, as well."""
     if isinstance(policy, PolicyServerSection):
         engine = ChatServer(**policy.model_dump(exclude={"kind"}))
         return engine, {"url": policy.url, "name": policy.model, "fields": policy.fields}, None
@@ -117,23 +114,8 @@ def _policy(section: SampleSection) -> tuple[Engine, dict[str, Any], int | None]
     return local, {"name": policy.path, **weights, **loaded, "chat_template_kwargs": kwargs}, policy.chunk_size
 
 
-@dataclass(frozen=True, slots=True)
-class _Sampler:
-    """Samples one completion for each prompt, as `collect` asks."""
-
-    engine: Engine
-    sampling: Sampling
-    chunk_size: int | None
-
-    def sort_key(self, request: Request) -> str:
-        return request.item.prompt
-
-    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
-        def deliver(place: int, rollout: Rollout) -> None:
-            keep(place, {"text": rollout.text, "finish_reason": rollout.finish_reason})
-
-        prompts = [[{"role": "user", "content": request.item.prompt}] for request in requests]
-        self.engine.sample(prompts, self.sampling, deliver)
+def _conversation(request: Request) -> Messages:
+    return [{"role": "user", "content": request.item.prompt}]
 
 
 def _qualities(
@@ -160,14 +142,15 @@ def summary(
 ) -> dict[str, Any]:
     """Return the mean quality of a candidate and of the best of each question, of all and by culture, as JSON."""
     known = dict(zip((item.id for item in items), qualities, strict=True))
+    bounds = (0, 1) if section.scorer is None else (-math.inf, math.inf)
 
     def part(of: Sequence[Item]) -> dict[str, Any]:
         groups = [item.group for item in of]
         means = [sum(known[item.id]) / len(known[item.id]) for item in of]
         best = [max(known[item.id]) for item in of]
         return {
-            "mean": estimate_mean(means, groups, 2000, seed).as_dict("quality"),
-            "best": estimate_mean(best, groups, 2000, seed).as_dict("quality"),
+            "mean": estimate_mean(means, groups, 2000, seed, bounds=bounds).as_dict("quality"),
+            "best": estimate_mean(best, groups, 2000, seed, bounds=bounds).as_dict("quality"),
         }
 
     by_culture = grouped(items, BREAKDOWNS["culture"])

@@ -19,11 +19,12 @@ from think_as_locals.evaluation.scored import (
     slot_bias,
     too_long_note,
     verdict_only,
+    write_scored,
 )
 from think_as_locals.evaluation.statistics import Estimate, accuracies, calibration
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
-from think_as_locals.runtime.files import parquet, read_json, write_bytes, write_json
+from think_as_locals.runtime.files import read_json, write_json
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, VALIDATION, DataError, Item
 
@@ -162,7 +163,7 @@ def trained_on_note(summary: Mapping[str, Any]) -> str:
 def save(summary: dict[str, Any], scored: Sequence[ScoredItem], path: Path) -> None:
     """Write a CARB file, `path`, and with every judgement's text a table of the same name, `.parquet`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path.with_suffix(".parquet"), parquet([each.row() for each in scored]))
+    write_scored(path.with_suffix(".parquet"), scored)
     write_json(path, summary)  # last: where it is, the measurement is complete
 
 

@@ -262,7 +262,9 @@ def plot(results: Sequence[Result], found: dict[str, Any]) -> str:
     ends = min(r.accuracy for r in results), max(r.accuracy for r in results)
     fitted = [found["line"]["intercept"] + found["line"]["slope"] * end for end in ends]
     heights = [*fitted, *(r.downstream for r in results)]
-    x, y = axis(*ends, 70, 420, ticks=4), axis(min(heights), max(heights), foot, 40)
+    shorts = [_short(result) for result in ordered]
+    right = min(600, 725 - 7 * max(map(cell_len, shorts)))  # names stand beside the plot, 7 to a column
+    x, y = axis(*ends, 70, right, ticks=4), axis(min(heights), max(heights), foot, 40)
     places = spread([y.at(r.downstream) for r in ordered], _LINE, 40, foot)
     svg = (
         templates()
@@ -270,9 +272,10 @@ def plot(results: Sequence[Result], found: dict[str, Any]) -> str:
         .render(
             results=results,
             found=found,
-            named=[(result, place, _short(result)) for result, place in zip(ordered, places, strict=True)],
+            named=list(zip(ordered, places, shorts, strict=True)),
             measured=f"accuracy on {on.pop()}" if len(on := {r.benchmark for r in results} - {""}) == 1 else "accuracy",
             foot=foot,
+            right=right,
             ends=ends,
             x=x,
             y=y,

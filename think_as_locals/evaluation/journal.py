@@ -6,10 +6,11 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from think_as_locals.reward_models.reward_model import (
     ask_fitting,
     check_lengths,
     combine,
-    reasons_of,
     settle,
+    why_too_long,
 )
 from think_as_locals.runtime.files import naming
 from think_as_locals.runtime.ranks import ALONE, Peers
@@ -34,6 +35,8 @@ Key = Callable[[Request], str]
 
 Advance = Callable[[int, int], None]
 """Progress: how many more requests have their answer, of how many there are."""
+
+_SHOW_EVERY = 0.1  # seconds
 
 
 def by_request(request: Request) -> str:
@@ -56,6 +59,10 @@ def _digest(*content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
+def _encoded(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False).encode()
+
+
 class Journal:
     """An append-only file of answers, for a `with` statement; requests with the same key have one answer.
 
@@ -67,33 +74,29 @@ class Journal:
     def __init__(self, path: Path, identity: dict[str, Any], key: Key = by_request, peers: Peers = ALONE) -> None:
         parts = path.with_suffix(".parts")
         self._path = path if peers.is_main else parts / f"{peers.rank}.jsonl"
-        self.key = key
-        self._answers: dict[str, Answer] = {}
+        self._key = key
+        self._answers: dict[bytes, bytes] = {}  # JSON, by digest: a third of the memory of dictionaries and hex
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("ab", buffering=0)
-        written = self._path.read_bytes()
-        os.truncate(self._path, whole := written.rfind(b"\n") + 1)
+        os.truncate(self._path, whole := self._path.read_bytes().rfind(b"\n") + 1)
         if not whole:
-            self._write({"identity": identity})
+            self._write(_encoded({"identity": identity}))
         for file in (path, *sorted(parts.glob("*.jsonl"))):
             self._load(file, identity)
 
     def _load(self, path: Path, identity: dict[str, Any]) -> None:
         """Add the answers of a file; half a line at its end is another process's, which writes it."""
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        lines = [line for line in lines if line.endswith(b"\n")]
-        if not lines:
+        if not path.exists():
             return
-        then = _read(path, lines[0], 1).get("identity")
-        if not isinstance(then, dict):
-            raise DataError(f"{path}:1: does not identify the model of its answers: move the file away")
-        keys = [key for key in {**then, **identity} if then.get(key) != identity.get(key)]
-        if differing := [f"{key} was {then.get(key)!r}, is {identity.get(key)!r}" for key in keys]:
-            message = f"{path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
-            raise ConfigError(message)
-        for number, line in enumerate(lines[1:], start=2):
-            row = _read(path, line, number)
-            self._answers[row["key"]] = row["answer"]
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    return
+                if number == 1:
+                    _check_identity(path, line, identity)
+                    continue
+                key, answer = _read(path, line, number, lambda row: (bytes.fromhex(row["key"]), {**row["answer"]}))
+                self._answers[key] = _encoded(answer)
 
     def __enter__(self) -> Journal:
         return self
@@ -103,39 +106,61 @@ class Journal:
         self._file.close()
 
     def __contains__(self, request: Request) -> bool:
-        return self.key(request) in self._answers
+        return self.has(self.key(request))
 
     def __getitem__(self, request: Request) -> Answer:
-        return self._answers[self.key(request)]
+        return self.answer(self.key(request))
 
-    def add(self, request: Request, answer: Answer) -> None:
+    def key(self, request: Request) -> bytes:
+        """Return the key by which the methods below know a request."""
+        return bytes.fromhex(self._key(request))
+
+    def has(self, key: bytes) -> bool:
+        """Return whether a request has its answer."""
+        return key in self._answers
+
+    def answer(self, key: bytes) -> Answer:
+        """Return the answer to a request."""
+        answer: Answer = json.loads(self._answers[key])
+        return answer
+
+    def add(self, key: bytes, answer: Answer) -> None:
         """Keep an answer; the first one to a request stands, unless it was that it is too long."""
-        key = self.key(request)
-        if key not in self._answers or (TOO_LONG in self._answers[key] and TOO_LONG not in answer):
-            self._write({"key": key, "answer": answer})
-            self._answers[key] = answer
+        if not self.has(key) or (TOO_LONG in self.answer(key) and TOO_LONG not in answer):
+            content = _encoded(answer)
+            self._write(b'{"key": "%s", "answer": %s}' % (key.hex().encode(), content))
+            self._answers[key] = content
 
-    def _write(self, row: dict[str, Any]) -> None:
-        left = memoryview(json.dumps(row, ensure_ascii=True, allow_nan=False).encode() + b"\n")
+    def _write(self, line: bytes) -> None:
+        left = memoryview(line + b"\n")
         with naming(self._path):
             while left:  # one call, unless the disk is nearly full: then the next one raises
                 left = left[self._file.write(left) :]
 
-    def share(self, requests: Sequence[Request], peers: Peers) -> None:
+    def share(self, keys: Iterable[bytes], peers: Peers) -> None:
         """Add the answers that the other processes have got to theirs: all call this."""
-        for answers in peers.exchange({self.key(request): self[request] for request in requests}):
+        for answers in peers.exchange({key: self._answers[key] for key in keys}):
             self._answers |= answers
 
 
-def _read(path: Path, line: bytes, number: int) -> dict[str, Any]:
+def _check_identity(path: Path, line: bytes, identity: dict[str, Any]) -> None:
+    """Raise an error if the first line is not that of a journal, or of another model's."""
+    then = _read(path, line, 1, lambda row: row.get("identity"))
+    if not isinstance(then, dict):
+        raise DataError(f"{path}:1: does not identify the model of its answers: move the file away")
+    keys = [key for key in {**then, **identity} if then.get(key) != identity.get(key)]
+    if differing := [f"{key} was {then.get(key)!r}, is {identity.get(key)!r}" for key in keys]:
+        message = f"{path} holds answers to other questions: {', '.join(differing)}. Choose another run.name"
+        raise ConfigError(message)
+
+
+def _read(path: Path, line: bytes, number: int, content: Callable[[dict[str, Any]], Any]) -> Any:
+    """Return the content of a line; a DataError names one that is damaged."""
     try:
-        row: dict[str, Any] = json.loads(line)
-        if number > 1 and not ("key" in row and isinstance(row["answer"], dict)):
-            raise ValueError("neither key nor answer")
-    except (ValueError, TypeError, KeyError) as error:
+        return content(json.loads(line))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         remedy = "remove this line, and its request is asked again"
         raise DataError(f"{path}:{number}: damaged ({error}): {remedy}") from error
-    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,20 +184,31 @@ class AnswerCollector:
 
     def scores(self, items: Sequence[Item]) -> list[tuple[float, ...]]:
         """Return its score of each response, in the item's own order; NaN for a parse failure or what is too long."""
-        answered = self._answers(items, self.rm.score_requests)
-        check_lengths(reasons_of(answered), len(answered), self.too_long)
-        return [self.rm.scores(item, answers) for item, answers in answered]
+        scores, reasons = list[tuple[float, ...]](), dict[str, str]()
+        for item, answers in self._answers(items, self.rm.score_requests):
+            if why := why_too_long(answers):
+                reasons[item.id] = why
+            scores.append(self.rm.scores(item, answers))
+        check_lengths(reasons, len(scores), self.too_long)
+        return scores
 
     def _answers(
         self, items: Sequence[Item], requests_of: Callable[[Item], Sequence[Request]]
-    ) -> list[tuple[Item, list[Answer]]]:
-        asked = [(item, requests_of(item)) for item in items]
-        self.collect([request for _, requests in asked for request in requests])
-        return [(item, [self.journal[request] for request in requests]) for item, requests in asked]
+    ) -> Iterator[tuple[Item, list[Answer]]]:
+        """Yield the items with the answers to their requests, once all of these are there."""
+        requests, counts = list[Request](), list[int]()
+        for item in items:
+            of_item = requests_of(item)
+            requests += of_item
+            counts.append(len(of_item))
+        keys = iter(self.collect(requests))
+        del requests
+        for item, count in zip(items, counts, strict=True):
+            yield item, [self.journal.answer(key) for key in islice(keys, count)]
 
-    def collect(self, requests: Sequence[Request]) -> None:
-        """Ask for the answers that the journal lacks."""
-        collect(self.rm, self.journal, self.advance, requests, self.too_long, self.peers)
+    def collect(self, requests: Sequence[Request]) -> list[bytes]:
+        """Ask for the answers that the journal lacks; return the key of each request."""
+        return collect(self.rm, self.journal, self.advance, requests, self.too_long, self.peers)
 
 
 def collect(
@@ -182,34 +218,62 @@ def collect(
     requests: Sequence[Request],
     too_long: TooLong = "error",
     peers: Peers = ALONE,
-) -> None:
-    """Ask for the answers to requests that a journal lacks; chunks are as `AnswerCollector` says."""
-    by_key = {journal.key(request): request for request in requests}
-    wanted = sorted(by_key.values(), key=lambda r: (asker.sort_key(r), r.item.id, r.order))
-    advance(sum(request in journal for request in wanted), len(wanted))
-    total, size = len(wanted), asker.chunk_size
+) -> list[bytes]:
+    """Ask for the answers to requests that a journal lacks; chunks are as `AnswerCollector` says.
 
-    def is_open(request: Request) -> bool:
+    Returns:
+        The journal's key of each request.
+    """
+    keys = list(map(journal.key, requests))
+    by_key = dict(zip(keys, requests, strict=True))
+    wanted = sorted(by_key, key=lambda key: (asker.sort_key(r := by_key[key]), r.item.id, r.order))
+    progress = _Progress(advance, len(wanted))
+    progress.add(sum(map(journal.has, wanted)))
+    progress.show()
+    size = asker.chunk_size
+
+    def is_open(key: bytes) -> bool:
         """Whether to ask: there is no answer, or it was too long for a server, which failed: that may take more now."""
-        if request not in journal:
+        if not journal.has(key):
             return True
-        return too_long == "error" and size is None and TOO_LONG in journal[request]
+        return too_long == "error" and size is None and TOO_LONG in journal.answer(key)
 
-    def keep(chunk: Sequence[Request], place: int, answer: Answer) -> None:
-        is_new = chunk[place] not in journal
+    def keep(chunk: Sequence[bytes], place: int, answer: Answer) -> None:
+        is_new = not journal.has(chunk[place])
         journal.add(chunk[place], answer)
-        advance(int(is_new), total)
+        progress.add(int(is_new))
 
     if size is None:
-        wanted = [request for request in wanted if is_open(request)]
+        wanted = [key for key in wanted if is_open(key)]
     step = size or math.ceil(len(wanted) / peers.size) or 1
     chunks = [wanted[start : start + step] for start in range(0, len(wanted), step)]
     mine = chunks[peers.rank :: peers.size]
     for chunk in mine:
         if not any(map(is_open, chunk)):
             continue
-        ask_fitting(asker, chunk, partial(keep, chunk))
-        if missing := [request.item.id for request in chunk if request not in journal]:
+        ask_fitting(asker, [by_key[key] for key in chunk], partial(keep, chunk))
+        progress.show()
+        if missing := [by_key[key].item.id for key in chunk if not journal.has(key)]:
             raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")
     if peers.size > 1:
-        journal.share(list(chain.from_iterable(mine)), peers)
+        journal.share(chain.from_iterable(mine), peers)
+    return keys
+
+
+class _Progress:
+    """Shows how many requests have their answer, ten times a second: to draw each of a million takes minutes."""
+
+    def __init__(self, advance: Advance, total: int) -> None:
+        self._advance, self._total = advance, total
+        self._new, self._shown = 0, time.monotonic()
+
+    def add(self, more: int) -> None:
+        """Count answers, and show them if the last time is long enough ago."""
+        self._new += more
+        if time.monotonic() - self._shown > _SHOW_EVERY:
+            self.show()
+
+    def show(self) -> None:
+        """Show all answers that were counted."""
+        self._advance(self._new, self._total)
+        self._new, self._shown = 0, time.monotonic()

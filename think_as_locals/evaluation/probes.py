@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from think_as_locals.data.edits import Edit, Edits, edited_pairs, why_not
+from think_as_locals.data.edits import Edit, Edits, why_not
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.scored import grouped
 from think_as_locals.evaluation.statistics import Estimate, estimate_mean
@@ -47,43 +47,46 @@ class Change:
 
     before: Item
     after: Item
+    language: str
     percent: Mapping[Form, float | None]
 
 
 def probe(
-    items: Sequence[Item], scorer: Scorer, *, k: float, samples: int, seed: int, edits: Edits | None = None
+    items: Sequence[Item],
+    edits: Edits,
+    scorer: Scorer,
+    *,
+    k: float,
+    samples: int,
+    seed: int,
+    reason: Callable[[Edit, Item], str] = why_not,
 ) -> dict[str, Any]:
-    """Edit items, score them before and after, all in one call, and return how far scores moved, by probe.
+    """Score items before and after their edits, all in one call, and return how far scores moved, by probe.
 
-    Items have their responses in the order in which they are to be presented, as `shuffle_responses` has them; k is
-    that of the cross-lingual consistency exp(-k |change|), the change being a fraction. The paper's k is not public.
-    With `edits` nothing is edited here: these are scored, responses in the order in which they are to be presented.
+    Items have their responses in the order in which they are to be presented, as `shuffle_responses` has them, and so
+    have those of `edits`. k is that of the cross-lingual consistency exp(-k |change|), the change being a fraction; the
+    paper's is not public. `reason` says why there is no edit of an item.
     """
     if not items:
         raise DataError("no items to probe a reward model with")
     # Sorted: sums are rounded, and of any order of items they shall have the same bits.
-    if edits is None:
-        pairs = edited_pairs(sorted(items, key=lambda item: item.id))
-    else:
-        pairs = {edit: sorted(of_edit, key=lambda pair: pair[0].id) for edit, of_edit in edits.items()}
-    every = list(dict.fromkeys([*items, *(item for edited in pairs.values() for pair in edited for item in pair)]))
+    pairs = {edit: sorted(of_edit, key=lambda pair: pair.before.id) for edit, of_edit in edits.items()}
+    every = list(dict.fromkeys([*items, *(item for edited in pairs.values() for pair in edited for item in pair[:2])]))
     scores = dict(zip(every, scored(every, scorer), strict=True))
     spread = _spread([scores[item] for item in items])
     estimate = partial(estimate_mean, samples=samples, seed=seed)
-    reason = why_not if edits is None else lambda *_: "the file has no such edit of it"
     found: dict[str, Any] = {"n_items": len(items), "spread": spread}
     for name, edited in pairs.items():
         changes = []
-        for before, after in edited:
+        for before, after, language in edited:
             old, new = scores[before], scores[after]
             relative = _percent(_margin(new, after.best) - _margin(old, before.best), spread)
             paper = _percent(new[after.best] - old[before.best], old[before.best])
-            changes.append(Change(before, after, {"relative": relative, "paper": paper}))
-        # Both sides of a pair can be items where they are parallel.
-        sides = {item.id.removesuffix(f"#{name}") for c in changes for item in (c.before, c.after)}
+            changes.append(Change(before, after, language, {"relative": relative, "paper": paper}))
+        edited_ids = {c.before.id for c in changes}
         by_culture = sorted(grouped(changes, lambda c: BREAKDOWNS["culture"](c.before)).items())
-        by_language = sorted(grouped(changes, lambda c: c.after.language).items())
-        others = [item for item in items if item.id not in sides]
+        by_language = sorted(grouped(changes, lambda c: c.language).items())
+        others = [item for item in items if item.id not in edited_ids]
         found[name] = {
             "direction": DIRECTIONS[name],
             "n": len(changes),

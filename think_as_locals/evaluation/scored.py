@@ -15,7 +15,7 @@ from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.statistics import Estimate, accuracy, difference
 from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
-from think_as_locals.runtime.files import read_parquet
+from think_as_locals.runtime.files import read_parquet, write_parquet
 from think_as_locals.types import LABELS, DataError, Item, Judgement
 
 Outcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
@@ -44,20 +44,33 @@ def read_scored(path: Path) -> list[ScoredItem]:
     if not path.is_file():
         expected = "no such file; expected the folder of a run, or a carb/NAME.parquet"
         raise DataError(f"{path}: not a readable table of judgements: {expected}")
-    rows = read_parquet(path)
-    if not rows:
-        raise DataError(f"{path}: no judgements")
-    if lacks := [name for name in _COLUMNS if name not in rows[0]]:
-        raise DataError(f"{path}: a table of judgements lacks {', '.join(lacks)}; measure again")
-    try:
-        scored = [_scored_item(row) for row in rows]
-    except (DataError, ValueError, TypeError) as error:
-        raise DataError(f"{path}: {error}") from error
-    items: dict[str, Item] = {}
-    for each in scored:
+    scored, items = list[ScoredItem](), dict[str, Item]()
+    for row in read_parquet(path):
+        if lacks := [name for name in _COLUMNS if name not in row]:
+            raise DataError(f"{path}: a table of judgements lacks {', '.join(lacks)}; measure again")
+        try:
+            each = _scored_item(row)
+        except (DataError, ValueError, TypeError) as error:
+            raise DataError(f"{path}: {error}") from error
         if items.setdefault(each.item.id, each.item) != each.item:
             raise DataError(f"{path}: several items are called {each.item.id!r}")
+        scored.append(each)
+    if not scored:
+        raise DataError(f"{path}: no judgements")
     return scored
+
+
+def write_scored(path: Path, scored: Sequence[ScoredItem]) -> None:
+    """Write judgements as the table that `read_scored` loads."""
+    import pyarrow as pa
+
+    text, number, index = pa.string(), pa.float64(), pa.int64()
+    types = dict.fromkeys((*_ITEM, "label", "completion"), text)
+    types |= dict.fromkeys(("responses", "origins", "issues"), pa.list_(text))
+    types |= dict.fromkeys(("credit", "verdict_only_credit", "margin"), number)
+    types |= {"best": index, "verdict": index, "order": pa.list_(index), "scores": pa.list_(number)}
+    types["correct"] = pa.bool_()
+    write_parquet(path, (each.row() for each in scored), pa.schema(types))
 
 
 def _scored_item(row: dict[str, Any]) -> ScoredItem:

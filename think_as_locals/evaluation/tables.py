@@ -83,7 +83,7 @@ class Figure:
         """Return the same with a typographic minus, the interval and n in small print and the method as its title."""
         join = " to " if "+" in self.form else "–"
         small = [join.join(map(self._signed, self.ci95))] if self.ci95 else []
-        small += [] if self.n is None else [f"n {self.n}"]
+        small += [] if self.n is None else [f"n\u00a0{self.n}"]
         title = Markup(' title="{}"').format(METHODS.get(self.method, self.method)) if self.method else ""
         number = Markup("<b>{}</b>").format(self._signed(self.value)) if self.strong else self._signed(self.value)
         note = Markup(" <small{}>{}</small>").format(title, ", ".join(small)) if small else ""

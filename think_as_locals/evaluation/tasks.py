@@ -85,7 +85,11 @@ def vote_share(text: str, votes: Votes) -> float:
     named = [
         count
         for spellings, count in votes
-        if any(words and f" {words} " in said for words in (" ".join(normalise(s).split()) for s in spellings))
+        # An annotator may have given two answers, on lines of their own.
+        if any(
+            (words := " ".join(normalise(s).split())) and f" {words} " in said
+            for s in "\n".join(spellings).splitlines()
+        )
     ]
     return max(named, default=0) / max(count for _, count in votes)
 

@@ -83,6 +83,7 @@ def _metadata(run: TrainedRun, adapter: bool) -> ModelCardData:
     return ModelCardData(
         language=sorted(filter(_LANGUAGE.fullmatch, languages)) or None,
         license=run.licence,
+        license_link="LICENSE" if run.licence == "other" else None,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation" if judge else "text-classification",
         base_model=run.base,

@@ -97,7 +97,7 @@ def collect_files(run: JudgeRun | SteeredRun, adapter: bool) -> tuple[list[HubFi
         base = {"base_model_name_or_path": run.base, "revision": run.config.model.revision}
         of_adapter = json.loads((folder / _ADAPTER).read_bytes()) | base
         files = [_json_file(_ADAPTER, of_adapter) if file.path == _ADAPTER else file for file in files]
-        beside = [name for name in (SETTINGS_FILE, TRAINING_ITEMS_FILE) if (run.model / name).is_file()]
+        beside = [name for name in (SETTINGS_FILE, TRAINING_ITEMS_FILE, "LICENSE") if (run.model / name).is_file()]
         files += [_read_plain(name, run.model / name, root) for name in beside]
     return [*files, *_about(run)], left_out
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
@@ -26,6 +27,7 @@ from think_as_locals.hub.source_run import SCPO_FIGURES, read_judge_run, read_st
 from think_as_locals.types import ConfigError, ThinkAsLocalsError
 
 _WAITS_S = (1.0, 2.0, 4.0)
+_LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 
 
@@ -63,7 +65,13 @@ class Pushed:
 
 
 def prepare(
-    run: Path, repo: str, *, model: str | None = None, adapter: bool = False, evaluations: Sequence[Path] = ()
+    run: Path,
+    repo: str,
+    *,
+    model: str | None = None,
+    adapter: bool = False,
+    evaluations: Sequence[Path] = (),
+    licence: str | None = None,
 ) -> Push:
     """Collect and scan the files of a push, without network; the arguments are those of `tal push`."""
     try:
@@ -75,9 +83,25 @@ def prepare(
     steered = model is not None or (run / SCPO_FIGURES).is_file()
     source = read_steered_run(run, model, evaluations) if steered else read_judge_run(run, evaluations)
     files, left_out = collect_files(source, adapter)
+    if licence is not None:
+        _check_licence(licence, has_text=any(file.path == "LICENSE" for file in files), model=source.model)
+        source = replace(source, stated_licence=licence)
     files += [model_card(source, repo, adapter), *eval_results(source.results)]
     check_leaks(files, source)
     return Push(repo, tuple(sorted(files, key=lambda file: file.path)), tuple(left_out))
+
+
+def _check_licence(licence: str, *, has_text: bool, model: Path) -> None:
+    """Refuse what cannot be an id of the Hub, which itself refuses those that it does not know and lists the others."""
+    if not _LICENCE.fullmatch(licence):
+        likely = licence.lower().replace(" ", "-")
+        nearest = f"; perhaps {likely}" if _LICENCE.fullmatch(likely) else ""
+        raise ConfigError(
+            f"--license: got {licence!r}, expected an id of huggingface.co/docs/hub/repositories-licenses, such as "
+            f"apache-2.0, cc-by-nc-4.0 or other{nearest}"
+        )
+    if licence == "other" and not has_text:
+        raise ConfigError(f"--license other: put its text into {model / 'LICENSE'}, which is then pushed")
 
 
 def upload(

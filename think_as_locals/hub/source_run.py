@@ -53,10 +53,13 @@ class TrainedRun:
     hours: float | None  # process-hours of the stages that made the model; of a resumed stage since the last resume
     device: str | None  # `cpu`, or a GPU's name
     parameters: int | None
+    stated_licence: str | None = None  # of the weights, by who publishes them: `tal push --license`
 
     @property
     def licence(self) -> str | None:
-        """What the Hub calls the licence, where model and data are ours alone; others' terms are theirs to state."""
+        """The weights' licence as the Hub calls it: as stated, or ours where model and data are ours alone."""
+        if self.stated_licence:
+            return self.stated_licence
         ours = all(data.source.endswith("_cards") for data in self.config.sources.values())
         return "apache-2.0" if ours and self.config.model.scratch else None
 

@@ -72,7 +72,8 @@ def carb(
         metadata |= {name: BREAKDOWNS[name](item) for name in ("culture", "domain", "cell")}
         messages = _chat(render_presented(item, presented.responses, prompt, CHAT_TOKENS))
         samples.append(Sample(id=item.id, input=messages, target=LABELS[presented.best], metadata=metadata))
-    return Task(dataset=MemoryDataset(samples, name=data), solver=generate(), scorer=[correct(), parse_failure()])
+    scorers = [correct(), verdict_only(), parse_failure()]
+    return Task(dataset=MemoryDataset(samples, name=data), solver=generate(), scorer=scorers)
 
 
 @scoring.metric
@@ -88,24 +89,40 @@ def _by(key: str) -> list[Metric]:
     return [grouped(each, key, all=False, name_template=f"{template}{name}") for name, each in metrics.items()]
 
 
-@scoring.scorer(
-    metrics=[
-        accuracy(),
-        stderr(cluster="group"),
-        grouped(accuracy(), "cell", all="groups", all_label="macro", name_template="cell {group_name}"),
-        *_by("culture"),
-        *_by("domain"),
-    ]
-)
+_BY_CELL = [
+    accuracy(),
+    stderr(cluster="group"),
+    grouped(accuracy(), "cell", all="groups", all_label="macro", name_template="cell {group_name}"),
+    *_by("culture"),
+    *_by("domain"),
+]
+
+
+@scoring.scorer(metrics=_BY_CELL)
 def correct() -> Scorer:
     """1 if the verdict is the best response, else 0; `macro` is the mean over cells of culture and domain."""
 
     async def score(state: TaskState, target: Target) -> Score:
         judgement = _judgement(state)
-        label = None if judgement.verdict is None else LABELS[judgement.verdict]
-        return Score(value=float(label == target.text), answer=label, explanation=judgement.completion)
+        return _chosen(judgement.verdict, target, judgement)
 
     return score
+
+
+@scoring.scorer(metrics=_BY_CELL)
+def verdict_only() -> Scorer:
+    """1 if the last well-formed verdict tag names the best response, whatever else is wrong with the completion."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        judgement = _judgement(state)
+        return _chosen(judgement.verdict_only, target, judgement)
+
+    return score
+
+
+def _chosen(verdict: int | None, target: Target, judgement: Judgement) -> Score:
+    label = None if verdict is None else LABELS[verdict]
+    return Score(value=float(label == target.text), answer=label, explanation=judgement.completion)
 
 
 @scoring.scorer(metrics=[accuracy(), stderr(cluster="group")])

@@ -18,6 +18,7 @@ from think_as_locals.config.compose import compose_recipe, recipes
 from think_as_locals.config.schema import (
     ClassifierSection,
     DemonstrationConfig,
+    EditConfig,
     EvaluationConfig,
     ImplicitSection,
     JudgeSection,
@@ -55,7 +56,7 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
     if isinstance(config, RunConfig | ScpoConfig):
         missing += launch_faults(config)
         missing += memory_faults(config, recipe, overrides) if not missing else []
-    alone = isinstance(config, DemonstrationConfig | SampleConfig)
+    alone = isinstance(config, DemonstrationConfig | SampleConfig | EditConfig)
     if alone and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         missing.append(f"{config.recipe} runs in one process, got {started}: start it with `tal run`")
     if missing:
@@ -85,6 +86,8 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
         return missing + [fault for rm in config.rms.values() for fault in reward_model_faults(rm)]
     if isinstance(config, DemonstrationConfig):
         return missing + reward_model_faults(config.teacher)
+    if isinstance(config, EditConfig):
+        return missing + _chat_faults(config.editor)
     if isinstance(config, SampleConfig):
         return missing
     if isinstance(config, RunConfig):
@@ -131,11 +134,15 @@ def _shared(config: Config) -> list[str]:
 
 def _sample_faults(sample: SampleSection) -> list[str]:
     """Return what a policy, and the reward model that scores its candidates, lack."""
-    missing, policy = reward_model_faults(sample.scorer) if sample.scorer else [], sample.policy
-    if isinstance(policy, PolicySection):
-        missing += packages("vllm") if policy.backend == "vllm" else []
-        return missing + ([fault] if (fault := model_fault(policy.path, policy.revision)) else [])
-    return missing + key_faults(policy)
+    return (reward_model_faults(sample.scorer) if sample.scorer else []) + _chat_faults(sample.policy)
+
+
+def _chat_faults(model: PolicySection | PolicyServerSection) -> list[str]:
+    """Return what a chat model lacks that samples."""
+    if isinstance(model, PolicySection):
+        missing = packages("vllm") if model.backend == "vllm" else []
+        return missing + ([fault] if (fault := model_fault(model.path, model.revision)) else [])
+    return key_faults(model)
 
 
 def key_faults(server: ServerSection | PolicyServerSection) -> list[str]:

@@ -24,6 +24,13 @@ NEUTRAL = 0.5  # the reward of a response without a rival
 _BLANK = "\u2060"  # a word joiner, in place of a blank response, which an item cannot hold
 
 
+class Reward(NamedTuple):
+    """The reward of a response, and the share of its comparisons in which the judge's two orders disagree."""
+
+    value: float | None
+    order_disagreement: float
+
+
 @dataclass(frozen=True, slots=True)
 class GroupReward:
     """Rewards for the responses of a policy, from any reward model.
@@ -65,6 +72,17 @@ class GroupReward:
         languages: Sequence[str | None] | None = None,
         references: Sequence[str | None] | None = None,
     ) -> list[float | None]:
+        """Return the value of the reward of each row, as `rewards` has it."""
+        return [reward.value for reward in self.rewards(prompts, responses, cultures, languages, references)]
+
+    def rewards(
+        self,
+        prompts: Sequence[str],
+        responses: Sequence[str],
+        cultures: Sequence[str | None] | None = None,
+        languages: Sequence[str | None] | None = None,
+        references: Sequence[str | None] | None = None,
+    ) -> list[Reward]:
         """Return one reward for each row.
 
         Args:
@@ -129,13 +147,17 @@ class GroupReward:
         winners = [request.order[verdict] for request, verdict in chosen if verdict is not None]
         return [winners.count(i) / len(winners) if winners else math.nan for i in range(len(item.responses))]
 
-    def _reward(self, text: str, group: Collection[str], values: list[float]) -> float | None:
+    def _reward(self, text: str, group: Collection[str], values: list[float]) -> Reward:
         if not text and self._lowest is not None:
-            return self._lowest
+            return Reward(self._lowest, 0.0)
         if self._judge and len(group) == 1:
-            return NEUTRAL
+            return Reward(NEUTRAL, 0.0)
         won = [1.0] if self._judge and "" in group else []  # against a blank response, which nobody is asked about
-        return math.fsum(values + won) / len(values + won) if values + won else None
+        known = values + won
+        if not known:
+            return Reward(None, 0.0)
+        split = sum(0 < value < 1 for value in known) if self._judge else 0
+        return Reward(math.fsum(known) / len(known), split / len(known))
 
 
 def item_of(question: Question, texts: Sequence[str]) -> Item:

@@ -50,7 +50,7 @@ def load_judge(section: JudgeSection | ServerSection, seed: int) -> Judge:
         options |= {"vllm": section.vllm, "seed": seed}
         return Judge.load(section.path, section.backend, protocol=_protocol(section), **options)
     of_server = {"url", "model", "key_variable", "concurrency", "deadline_s", "timeout_s", "fields"}
-    of_settings = {"prompt", "max_completion_length"}
+    of_settings = {"prompt", "culture", "rubric_language", "max_completion_length"}
     return Judge(
         engine=ChatServer(**section.model_dump(include=of_server)),
         settings=JudgeSettings(seed=seed, **section.model_dump(include=of_settings)),

@@ -6,7 +6,7 @@ Item -> Request, Request, ... -> answers (plain JSON, kept in a journal) -> Scor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -41,7 +41,7 @@ class Asker(Protocol):
     def chunk_size(self) -> int | None:
         """How many requests go into one call of `ask`, the same on a resumed run; `None` if each is independent."""
 
-    def sort_key(self, request: Request) -> str:
+    def sort_key(self, request: Request) -> str | tuple[int, str]:
         """Return a key by which neighbours are cheaper together: they share a prefix, or are of similar length."""
 
     def ask(self, requests: Sequence[Request], keep: Keep) -> None:
@@ -97,10 +97,6 @@ def ask_fitting(rm: Asker, requests: Sequence[Request], keep: Keep) -> None:
             rm.ask([requests[place] for place in rest], lambda i, answer: keep(rest[i], answer))
 
 
-Answered = Sequence[tuple[Item, Sequence[Answer]]]
-"""Items, each with the answers to its requests."""
-
-
 def check_lengths(reasons: Mapping[str, str], of: int, too_long: TooLong) -> None:
     """Raise a TooLongError if that is an error, or if all of so many items are too long; `reasons` are by their ids."""
     if reasons and (too_long == "error" or len(reasons) == of):
@@ -112,16 +108,19 @@ def check_lengths(reasons: Mapping[str, str], of: int, too_long: TooLong) -> Non
         )
 
 
-def reasons_of(answered: Answered) -> dict[str, str]:
-    """Return by its id why an item is too long, of those that are."""
-    return {item.id: answer[TOO_LONG] for item, answers in answered for answer in answers if TOO_LONG in answer}
+def why_too_long(answers: Sequence[Answer]) -> str | None:
+    """Return why an item is too long, if one of the answers to its requests says so."""
+    return next((answer[TOO_LONG] for answer in reversed(answers) if TOO_LONG in answer), None)
 
 
-def combine(rm: RewardModel, answered: Answered) -> list[ScoredItem]:
-    """Return the predictions on items; one that is too long has a judgement without a verdict that says so."""
-    reasons, found = reasons_of(answered), list[ScoredItem]()
+def combine(rm: RewardModel, answered: Iterable[tuple[Item, Sequence[Answer]]]) -> list[ScoredItem]:
+    """Return the predictions on items, each with the answers to its requests.
+
+    One that is too long has a judgement without a verdict that says so.
+    """
+    found = list[ScoredItem]()
     for item, answers in answered:
-        if why := reasons.get(item.id):
+        if why := why_too_long(answers):
             judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(TOO_LONG,), completion=why)
             found.append(ScoredItem(item=item, presented=item, judgement=judgement))
         else:
@@ -246,7 +245,21 @@ def favourite(scores: Sequence[float]) -> int | None:
 
 def margin(scores: Sequence[float]) -> float:
     """Return the log-odds that the response with the highest score is the best, under Plackett-Luce (softmax)."""
-    from scipy.special import logsumexp
-
     *others, top = sorted(scores)
     return float(top - logsumexp(others))
+
+
+def logsumexp(values: Sequence[float]) -> float:
+    """Return log(sum(exp(values))) bit for bit as scipy does, which takes 35 microseconds for a handful of numbers."""
+    import numpy as np
+
+    numbers = np.asarray(values, float)
+    if not np.isfinite(numbers).all():
+        from scipy import special
+
+        return float(special.logsumexp(numbers))
+    top = numbers.max()
+    ties = numbers == top
+    count = float(ties.sum())
+    rest = np.exp(np.where(ties, -np.inf, numbers) - top).sum() / count
+    return float(np.log1p(rest) + np.log(count) + top)

@@ -73,8 +73,8 @@ class ResponseScorer(ABC):
         presented = reorder_responses(item, order)
         return [ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, margin=margin(scores))]
 
-    def sort_key(self, request: Request) -> str:
-        return f"{len(request.item.prompt):09}{request.item.prompt}"  # those to one prompt are cheaper together
+    def sort_key(self, request: Request) -> tuple[int, str]:
+        return len(request.item.prompt), request.item.prompt  # those to one prompt are cheaper together
 
     score_requests = requests
 

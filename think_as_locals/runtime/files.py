@@ -6,13 +6,17 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from think_as_locals.types import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 DISK_FAULTS = {
     errno.ENOSPC: "free the disk",
@@ -33,6 +37,7 @@ _PATH_FAULTS = {
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 _PROBE_BYTES = 1_000_000
+_ROW_GROUP = 10_000  # rows of a table that are in memory at once
 
 
 def file_fault(error: BaseException | None) -> OSError | None:
@@ -75,17 +80,24 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write atomically (temporary file, fsync, rename): a reader sees the old file or the new one, never a part."""
+@contextmanager
+def written_atomically(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to be written (temporary file, fsync, rename): a reader sees the old one or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with naming(path), temporary.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file's content, atomically."""
+    with written_atomically(path) as file:
+        file.write(content)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -113,15 +125,26 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table; a `DataError` names a file that cannot be read."""
+def write_parquet(path: Path, rows: Iterable[dict[str, Any]], schema: pyarrow.Schema) -> None:
+    """Write rows as a Parquet table, atomically; few are in memory at a time."""
+    import pyarrow.parquet
+
+    with written_atomically(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
+        rest = iter(rows)
+        while some := list(islice(rest, _ROW_GROUP)):
+            writer.write_table(pyarrow.Table.from_pylist(some, schema))
+
+
+def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table; a `DataError` names a file that cannot be read."""
     import pyarrow.parquet
 
     try:
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+        with pyarrow.parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=_ROW_GROUP):
+                yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable table: {error}") from error
-    return rows
 
 
 def read_json(path: Path) -> dict[str, Any]:

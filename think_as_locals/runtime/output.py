@@ -35,12 +35,18 @@ def set_output(level: str | None) -> None:
         os.environ[_LEVEL] = level
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     logging.getLogger("DeepSpeed").addFilter(_to_stderr)  # its own handler writes to stdout
-    if os.environ.get(_LEVEL) == "verbose":
+    if is_verbose():
         return
+    logging.getLogger("vllm").setLevel("ERROR")  # until it sets its own level: what it logs as it is imported
     for name, value in _QUIETER.items():
         os.environ.setdefault(name, value)
     for message, category in _NOISE:
         warnings.filterwarnings("ignore", message, category)
+
+
+def is_verbose() -> bool:
+    """Return whether what libraries log is to be shown."""
+    return os.environ.get(_LEVEL) == "verbose"
 
 
 def progress_console(*, is_main: bool = True) -> Console:
@@ -60,19 +66,18 @@ def progress_bar(console: Console) -> Progress:
 
 def quiet_transformers() -> None:
     """Hide what transformers prints about each file of weights; downloads keep their progress bars."""
-    level = os.environ.get(_LEVEL)
-    if level == "verbose":
+    if is_verbose():
         return
     from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    if level != "quiet":
+    if os.environ.get(_LEVEL) != "quiet":
         enable_progress_bars()
 
 
 def _to_stderr(record: logging.LogRecord) -> bool:
-    if logging.lastResort and (record.levelno >= logging.ERROR or os.environ.get(_LEVEL) == "verbose"):
+    if logging.lastResort and (record.levelno >= logging.ERROR or is_verbose()):
         logging.lastResort.handle(record)
     return False

@@ -38,7 +38,7 @@ _MAY_CHANGE = {  # when a run continues: where things are, and how long to wait 
     "grpo.ddp_timeout",
     "eval.batch_size",
     "eval.too_long",
-    *(f"{model}.{key}" for model in ("rms.*", "teacher", "sample.policy") for key in _WAITING),
+    *(f"{model}.{key}" for model in ("rms.*", "teacher", "sample.policy", "editor") for key in _WAITING),
     "scpo.ddp_timeout",
 }
 
@@ -76,12 +76,20 @@ class RunFolder(StageFolder):
         self.demonstrations: Final = path / "demonstrations.jsonl"  # a teacher's, written last
         self.candidates: Final = path / "candidates.jsonl"  # a policy's, for reward models to select of
         self.candidates_summary: Final = path / "candidates.json"  # how good they are, written last
-        self.demonstrations_yield: Final = path / "yield.json"  # how many items they are of
+        self.edits: Final = path / "edits.jsonl"  # of an editor's edited items, written last
+        self.yields: Final = path / "yield.json"  # of how many items there are demonstrations or edits
 
     @property
     def name(self) -> str:
         """The run's name."""
         return self.path.name
+
+    @property
+    def findings(self) -> Path:
+        """The document with what a run or a sweep found: `tal run --json` prints it."""
+        documents = [self.path / f"{name}.json" for name in ("variants", "sweep", "scpo", "leaderboard")]
+        documents += [self.yields, self.candidates_summary, *[*self.measured_steps().values()][-1:]]
+        return next(filter(Path.is_file, documents))
 
     def result(self, stage: str, name: str) -> Path:
         """The result of a stage (`carb`, `probes`, `selections`) of one reward model of an evaluation."""

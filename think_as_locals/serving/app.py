@@ -76,8 +76,8 @@ _PORT = re.compile(r":\d*$")
 _MINUTE = 60.0
 _MAX_CLIENTS = 4096  # remembered before those that have been idle are forgotten
 
-_Reward = tuple[float, float, float]
-"""A reward from 0 to 1, and what is logged with it: `judged` and `group_size`, see `ExtraLogs`."""
+_Reward = tuple[float, float, float, float]
+"""A reward from 0 to 1, and what is logged with it, as `ExtraLogs` has it."""
 
 
 class Health(BaseModel):
@@ -170,8 +170,8 @@ class GroupScorer:
             rewards = await self._judge(rows)
         else:
             rewards = await asyncio.gather(*map(self._judge_in_group, rows))
-        values, judged, group_sizes = map(list, zip(*rewards, strict=True))
-        logs = ExtraLogs(judged=judged, group_size=group_sizes)
+        values, judged, group_sizes, disagreement = map(list, zip(*rewards, strict=True))
+        logs = ExtraLogs(judged=judged, group_size=group_sizes, order_disagreement=disagreement)
         return ScoreAnswer(rewards=values, scores=values, extra_logs=logs)
 
     def _row(self, place: int, query: str, prompt: str, label: str | Label | None) -> PolicyRow:
@@ -228,15 +228,15 @@ class GroupScorer:
     async def _judge(self, rows: Sequence[PolicyRow]) -> list[_Reward]:
         questions, texts, references = zip(*rows, strict=True)
         prompts, cultures, languages = zip(*questions, strict=True)
-        values = await run_in_threadpool(self._reward.score, prompts, texts, cultures, languages, references)
+        found = await run_in_threadpool(self._reward.rewards, prompts, texts, cultures, languages, references)
         # A share of comparisons won is from 0 to 1 already, a rating is not.
         low, high = (0.0, 1.0) if self._section.protocol == "round_robin" else (RATINGS[0], RATINGS[-1])
-        shares = [((self._reward.neutral if value is None else value) - low) / (high - low) for value in values]
-        sizes = Counter(questions)
-        judged = [
-            float(value is not None and not self._is_alone(row, sizes)) for row, value in zip(rows, values, strict=True)
-        ]
-        return list(zip(shares, judged, (float(sizes[question]) for question in questions), strict=True))
+        sizes, rewards = Counter(questions), list[_Reward]()
+        for row, (value, disagreement) in zip(rows, found, strict=True):
+            share = ((self._reward.neutral if value is None else value) - low) / (high - low)
+            judged = float(value is not None and not self._is_alone(row, sizes))
+            rewards.append((share, judged, float(sizes[row.question]), disagreement))
+        return rewards
 
 
 class Gate:

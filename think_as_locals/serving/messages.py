@@ -262,10 +262,13 @@ class ExtraLogs(Message):
         judged: 0 if nothing could be parsed of what the judge wrote about a response, or its group did not come in time
             and it had nothing to compare with; its reward is then 1/2.
         group_size: How many responses were judged together.
+        order_disagreement: Share of its comparisons in which the judge chose otherwise in the other order, which counts
+            1/2: with 1 the reward is 1/2 and says nothing but that. 0 with one order and for ratings.
     """
 
     judged: list[float]
     group_size: list[float]
+    order_disagreement: list[float]
 
 
 class ScoreAnswer(Message):

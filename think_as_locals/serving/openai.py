@@ -2,13 +2,16 @@
 
 A user message that holds an item as JSON is asked with the judge's own prompt, and the answer carries the judgement.
 Any other conversation is completed as it is, for clients that render and parse themselves, such as
-`Judge.load(..., base_url=...)`. Answers are greedy and whole; what would change that is refused.
+`Judge.load(..., base_url=...)`. Answers are whole, and greedy unless a temperature is given, as by a teacher of
+`tal demonstrate`; what would change them otherwise is refused.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import time
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
@@ -35,6 +38,8 @@ _ID = "item"  # of an item without one
 _ROLES = re.compile("(system )?(user assistant )*user")  # conversations that every chat template can write
 
 Zero = Annotated[float, Field(ge=0, le=0)]
+One = Annotated[float, Field(ge=1, le=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Off = Literal[False] | None
 
 
@@ -59,28 +64,29 @@ class ChatMessage(Message):
 
 
 class ChatRequest(Message):
-    """OpenAI's request for a chat completion, as far as a greedy judge can honour it.
+    """OpenAI's request for a chat completion, as far as a judge can honour it.
 
     Args:
         model: As /v1/models calls it.
         messages: One user message that holds an item as JSON (`prompt`, `responses`, `culture`), or a conversation.
         max_tokens: At most the judge's own limit, which is the default.
-        temperature: 0 if given, as `n` is 1 and `stream` false.
+        temperature: 0, greedy, is the default.
+        seed: Of the sampling; without one it is drawn anew.
     """
 
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
-    temperature: Zero | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    seed: Seed | None = None
+    top_p: One | None = None
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     n: Annotated[int, Field(ge=1, le=1)] | None = None
     stream: Off = None
     logprobs: Off = None
-    # These change nothing in a greedy completion, or are for the provider's records.
-    seed: int | None = None
-    top_p: float | None = None
+    # For the provider's records.
     user: str | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
@@ -166,6 +172,9 @@ def add_routes(app: FastAPI, judge: Judge, name: str, limits: LimitsSection, res
         if asked > most:
             raise RequestError(422, "max_tokens", str(asked), f"at most {most}, with which this judge was trained")
         item, sampling = _item(request.messages), Sampling(max_completion_length=asked)
+        if request.temperature:  # greedy ones are alike, and so one batch
+            seed = random.randrange(2**31) if request.seed is None else request.seed
+            sampling = replace(sampling, temperature=request.temperature, seed=seed)
         if item is None:
             messages = _conversation(request.messages, judge.engine.special_tokens)
             rollout, verdict = await run_in_threadpool(_complete, judge, messages, sampling), None

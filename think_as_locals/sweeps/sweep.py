@@ -38,8 +38,8 @@ from think_as_locals.types import TEST, VALIDATION, ConfigError, PreflightError,
 _STATES: tuple[State, ...] = ("done", "stopped", "failed")  # in the order of the table
 
 
-def sweep(recipe: str, overrides: Sequence[str]) -> bool:
-    """Run every combination, or those that optuna proposes, in the folder of the sweep; return whether all are done."""
+def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
+    """Run every combination, or those that optuna proposes; return the sweep's folder, and whether all are done."""
     if missing := packages("train"):
         raise PreflightError("\n".join(missing))
     ours, theirs = split_overrides(overrides)
@@ -75,7 +75,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> bool:
             probe(folder)  # on a full disk, jobs cannot write why they failed
     if received or any(row.state == "stopped" for row in rows):
         raise RunStoppedError(f"{folder.name} was stopped: continue it with {again}")
-    return all(row.state == "done" for row in rows)
+    return folder, all(row.state == "done" for row in rows)
 
 
 def print_results(console: Console, folder: Path, metric: Metric, rows: Sequence[Row]) -> None:

@@ -279,7 +279,8 @@ class CheckpointedTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink()  # a pickle that nothing loads
+        if self.args.should_save:  # since transformers 5.23 every rank comes here, and one of them writes
+            (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink()  # a pickle that nothing loads
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.state.global_step < self.state.max_steps:

@@ -29,10 +29,12 @@ from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoint
 from think_as_locals.training.criteria_gain import CriteriaGainScorer
 from think_as_locals.training.faults import StepGuard
 from think_as_locals.training.rollout_rewards import Rewards
-from think_as_locals.training.rollouts import rollout_arguments
+from think_as_locals.training.rollouts import CHECK_PROMPTS, rollout_arguments
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 from think_as_locals.training.trainer_engine import rollout_engine
 from think_as_locals.types import ConfigError, Item
+
+_CHECKED = 20_000  # items whose texts the tokenizer reads before training; of more, that takes minutes
 
 
 class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
@@ -60,7 +62,7 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config)}
         dataset = prompt_dataset(config, rows, self.chat)
         gain_scorer = config.reward.criteria_gain.scorer
-        with rollout_engine(config, self.chat, dataset["prompt"], folder, self.log_rollouts):
+        with rollout_engine(config, self.chat, dataset[:CHECK_PROMPTS]["prompt"], folder, self.log_rollouts):
             super().__init__(
                 checkpoints=checkpoints,
                 scores_rubrics="criteria_gain" in self.rewards.weights and gain_scorer == "policy",
@@ -172,11 +174,22 @@ def load_chat(config: RunConfig, model: str) -> Chat:
 
 
 def prompt_dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:
-    """Return the prompts of items and orders, each with the number of its row."""
+    """Return the prompts of items and orders, each with the number of its row; they are rendered when they are drawn.
+
+    Texts in which the tokenizer reads control tokens are found here in the first `_CHECKED` items, in others as drawn.
+    """
     shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
-    chat.check_texts(dict.fromkeys(item for item, _ in rows))
-    prompts = [chat.turns(render(item, reverse=reverse, **shown)) for item, reverse in rows]
-    return Dataset.from_dict({"prompt": prompts, "index": list(range(len(rows)))})
+    items = list(dict.fromkeys(item for item, _ in rows))
+    chat.check_texts(items[:_CHECKED])
+    unchecked = frozenset(items[_CHECKED:])
+
+    def drawn(batch: dict[str, list[int]]) -> dict[str, list[Any]]:
+        of_batch = [rows[index] for index in batch["index"]]
+        chat.check_texts(dict.fromkeys(item for item, _ in of_batch if item in unchecked))
+        prompts = [chat.turns(render(item, reverse=reverse, **shown)) for item, reverse in of_batch]
+        return {"prompt": prompts, "index": batch["index"]}
+
+    return Dataset.from_dict({"index": list(range(len(rows)))}).with_transform(drawn)
 
 
 def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_engine import VLLMEngine
 from think_as_locals.engines.vllm_server import ServerEngine
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedEngine
+from think_as_locals.training.rollouts import ColocatedEngine
 from think_as_locals.training.served_engine import ServedEngine
 
 
@@ -29,7 +29,7 @@ def rollout_engine(
     original = grpo_trainer.VLLMGeneration
     if engine:
         grpo_trainer.VLLMGeneration = partial(
-            engine, config=config, chat=chat, conversations=conversations[:CHECK_PROMPTS], run=run, log=log
+            engine, config=config, chat=chat, conversations=conversations, run=run, log=log
         )
     try:
         yield

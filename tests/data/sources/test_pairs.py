@@ -71,6 +71,37 @@ def test_every_column_of_a_pair_is_read() -> None:
     assert by_country.culture == "CL"
 
 
+ASKED, RICE, TOAST = (
+    {"role": role, "content": text}
+    for role, text in (("user", BREAKFAST["prompt"]), ("assistant", "Rice."), ("assistant", "Toast."))
+)
+MORE = [ASKED, RICE, {"role": "user", "content": "And in winter?"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"prompt": [ASKED], "chosen": [RICE], "rejected": [TOAST]}, BREAKFAST["prompt"]),
+        ({"chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, BREAKFAST["prompt"]),
+        ({"prompt": "Breakfast?", "chosen": [ASKED, RICE], "rejected": [ASKED, TOAST]}, "Breakfast?"),
+        (
+            {"prompt": BREAKFAST["prompt"], "chosen": [*MORE, RICE], "rejected": [*MORE, TOAST]},
+            f"user: {BREAKFAST['prompt']}\n\nassistant: Rice.\n\nuser: And in winter?",
+        ),
+    ],
+    ids=["explicit prompt", "implicit prompt", "ultrafeedback", "several turns"],
+)
+def test_conversations_as_trl_has_them(row: dict[str, Any], prompt: str) -> None:
+    (item,) = pairs.outcome(a_row(row)).items
+    assert (item.prompt, item.responses) == (prompt, ("Rice.", "Toast."))
+
+
+def test_conversations_that_differ_before_their_last_messages_are_a_fault() -> None:
+    outcome = pairs.outcome(a_row({"prompt": [ASKED], "chosen": [*MORE, RICE], "rejected": [ASKED, TOAST]}))
+    assert outcome.items == ()
+    assert "chosen must be a non-blank string, got [{'role'" in outcome.faults[0].detail
+
+
 @pytest.mark.parametrize(
     ("given", "read_as", "suggested"),
     [

@@ -227,6 +227,7 @@ def test_both_configs_of_a_hub_id_are_read_and_their_rows_told_apart(monkeypatch
         return DatasetDict({"train": Dataset.from_list({"survey": SURVEY, "utterances": UTTERANCES}[name])})
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match=r"owner/prism:survey: .* are read both: give owner/name\[@revision\]"):
         list(prism.outcomes("owner/prism:survey"))
     assert asked == []

@@ -9,28 +9,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from think_as_locals.data.fields import Culture, Language, Response, RowModel, Text, check_number, check_text, field
+from think_as_locals.data.fields import Conversation, Culture, Language, Response, RowModel, Text, check_number, field
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row
-from think_as_locals.types import is_text
-
-_ROLES = ("system", "user", "assistant")
-
-
-def _check_context(name: str, value: Any, faults: list[Fault]) -> str:
-    """Read a conversation as a prompt: the text of a single message, else every turn after its role."""
-    turns: list[tuple[str, str]] = []
-    for i, message in enumerate(value if isinstance(value, list) else [value]):
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, str) and message.get("role") in _ROLES:
-            turns.append((message["role"], content))
-        else:
-            reason = f"{name}[{i}] must be a message with a role ({', '.join(_ROLES)}) and its content"
-            faults.append(Fault(Defect.WRONG_TYPE, reason))
-    if texts := [content for _, content in turns if content.strip()]:
-        check_text(name, min(texts, key=is_text), faults)  # the first that is broken, if any
-    else:
-        faults.append(Fault(Defect.EMPTY_PROMPT, f"{name} is empty"))
-    return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {content}" for role, content in turns)
 
 
 def _check_preference(name: str, value: Any, faults: list[Fault]) -> float:
@@ -53,7 +33,7 @@ class HelpSteerRow(RowModel):
     domain: Text
     culture: Culture = None  # not published: HelpSteer3 has none
     language: Language
-    prompt: Annotated[str, field(_check_context, "")] = Field(validation_alias="context")
+    prompt: Conversation = Field(validation_alias="context")
     response1: Response
     response2: Response
     overall_preference: Annotated[float, field(_check_preference, math.nan)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasChoices, Field
@@ -14,6 +16,7 @@ from think_as_locals.data.fields import (
     Response,
     RowModel,
     Text,
+    check_conversation,
     check_text,
     field,
     question_group,
@@ -27,11 +30,16 @@ _PREFERRED = {
 }
 
 
+def _check_prompt(name: str, value: Any, faults: list[Fault]) -> str:
+    check = check_conversation if isinstance(value, list) else partial(check_text, blank=Defect.EMPTY_PROMPT)
+    return check(name, value, faults)
+
+
 class _OwnRow(RowModel):
     """What rows of two responses may say beside them."""
 
     DEFAULTS: ClassVar = ("culture", "language", "domain")
-    prompt: Prompt
+    prompt: Annotated[str, field(_check_prompt, "")]
     culture: Culture = Field(None, validation_alias=AliasChoices("culture", "country"))
     language: Language = "en"
     domain: Text = Field("pairs", validation_alias=AliasChoices("domain", "subset"))
@@ -51,7 +59,8 @@ class PairRow(_OwnRow):
 
     The culture is a code of ISO 3166 (`TH`, `CA-QC`), a country's name, or a free name ("Quebec"). A domain may also be
     called `subset`, as in RewardBench. Rows with the same `group` ask the same question; so do those with the same id
-    in one domain, e.g. translations, and those with the same prompt.
+    in one domain, e.g. translations, and those with the same prompt. Texts may be conversations, as TRL has them: the
+    last messages of chosen and rejected are the responses.
     """
 
     FIELDS: ClassVar = ("prompt", "chosen", "rejected")
@@ -60,9 +69,24 @@ class PairRow(_OwnRow):
     rejected: Response
 
 
+def _last_turns(row: Row) -> Row:
+    """Take the last messages of two conversations for the responses, and what comes before for the prompt.
+
+    Conversations that differ before their last messages answer different prompts: they stay, and are a fault.
+    """
+    match row.value:
+        case {
+            "chosen": [*turns, {"role": "assistant", "content": chosen}],
+            "rejected": [*others, {"role": "assistant", "content": rejected}],
+        } if turns == others:
+            said = {"prompt": turns} if len(turns) > 1 or (turns and row.value.get("prompt") is None) else {}
+            return replace(row, value={**row.value, **said, "chosen": chosen, "rejected": rejected})
+    return row
+
+
 def outcome(row: Row) -> Outcome:
     """Return one pair, the chosen response the best."""
-    fields = PairRow.read(row)
+    fields = PairRow.read(_last_turns(row))
     return fields.pair("pairs", fields.chosen, fields.rejected)
 
 

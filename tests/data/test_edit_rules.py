@@ -1,0 +1,226 @@
+"""Rules for a model's edits: what keeps them, what breaks which, and which items are not asked about."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from items import make_item
+
+from think_as_locals.data import edit_rules
+from think_as_locals.data.edit_rules import (
+    RULES,
+    Texts,
+    broken_rules,
+    prompt_text,
+    read_answer,
+    request_text,
+    target_language,
+    why_not_asked,
+)
+from think_as_locals.data.edits import Edit
+from think_as_locals.types import Item
+
+ITEM = make_item(
+    id="th-1",
+    prompt="How do people in Thailand greet an elder at a wedding?",
+    responses=(
+        "They press their palms together and bow:\n\n- **hands** at chest height\n- eyes down for 2 seconds",
+        "They shake hands firmly and look the elder in the eyes, as Thai people have done for 100 years.",
+        "They kiss the elder on both cheeks.",
+    ),
+    best=0,
+    culture="TH",
+    language="en",
+)
+WAI, SHAKE, KISS = ITEM.responses
+HUG = WAI.replace("press their palms together and bow", "hug the elder for a long time")
+BARE = SHAKE.replace("as Thai people have", "as people have")
+NO_LABEL = "How do people greet an elder at a wedding?"
+IN_GERMAN = (
+    "Sie legen die Hände aneinander und verbeugen sich:\n\n- **Hände** auf Brusthöhe\n- Blick 2 Sekunden gesenkt",
+    "Sie drücken fest die Hand und sehen dem Älteren in die Augen, wie es die Thailänder seit 100 Jahren tun.",
+    "Sie küssen den Älteren auf beide Wangen.",
+)
+REPHRASED = Texts(
+    "At a Thailand wedding, how is an older person greeted?",
+    (
+        "Palms pressed to one another, people take a bow:\n\n- **hands** as high as the chest\n- gaze down 2 seconds",
+        "A firm handshake and eye contact with the older person, a habit of Thai people these 100 years.",
+        "Both of the older person's cheeks get a kiss.",
+    ),
+)
+
+
+def check(
+    probe: Edit, prompt: str = ITEM.prompt, *responses: str, item: Item = ITEM, language: str = "en"
+) -> list[str]:
+    target = language if probe == "CL" else None
+    return broken_rules(probe, item, Texts(prompt, responses or item.responses), target)
+
+
+def test_sound_edits_keep_every_rule() -> None:
+    assert check("CC", ITEM.prompt, HUG, SHAKE, KISS) == []
+    assert check("RC", NO_LABEL, WAI, BARE, KISS) == []
+    assert check("CL", ITEM.prompt, *IN_GERMAN, language="de") == []
+    assert check("RP", REPHRASED.prompt, *REPHRASED.responses) == []
+
+
+@pytest.mark.parametrize(
+    ("probe", "prompt", "responses", "rule"),
+    [
+        ("CC", ITEM.prompt, (WAI, SHAKE, KISS), "changed"),
+        ("CC", ITEM.prompt, (KISS, SHAKE, KISS), "distinct"),
+        ("CC", ITEM.prompt, (HUG.replace("**hands**", "hands"), SHAKE, KISS), "structure"),
+        ("CC", ITEM.prompt, (HUG.replace("elder", "elder in Japan"), SHAKE, KISS), "places"),
+        ("CC", ITEM.prompt, (HUG + " This is long, and explains why nobody at all does so.", SHAKE, KISS), "rest_kept"),
+        ("RC", ITEM.prompt, (WAI, BARE, KISS), "name_removed"),
+        ("RC", NO_LABEL, (WAI, SHAKE, KISS), "name_removed"),
+        ("RC", NO_LABEL, (WAI, BARE, "They embrace the elder."), "rest_kept"),
+        ("RC", "How do guests say hello to somebody old when they marry?", (WAI, BARE, KISS), "rest_kept"),
+        ("RC", NO_LABEL, (WAI, BARE.replace("100", "90"), KISS), "numbers"),
+        ("CL", ITEM.prompt, (WAI, *IN_GERMAN[1:]), "language"),
+        ("CL", ITEM.prompt, (IN_GERMAN[0], IN_GERMAN[1].replace("100", "hundert"), IN_GERMAN[2]), "numbers"),
+        ("CL", ITEM.prompt, (IN_GERMAN[0].replace("- **", "**"), *IN_GERMAN[1:]), "structure"),
+        ("CL", ITEM.prompt, (*IN_GERMAN[:2], "Sie küssen den Älteren, wie in Frankreich, auf beide Wangen."), "places"),
+        ("CL", ITEM.prompt, (*IN_GERMAN[:2], IN_GERMAN[2] + " Das tun sie" + " immer und überall gern" * 6), "length"),
+        ("CL", ITEM.prompt, (IN_GERMAN[1], *IN_GERMAN[1:]), "distinct"),
+        ("RP", ITEM.prompt, REPHRASED.responses, "changed"),
+        ("RP", REPHRASED.prompt, (*REPHRASED.responses[:2], "They, kiss the ELDER on both cheeks!"), "changed"),
+        ("RP", REPHRASED.prompt.replace("Thailand", "local"), REPHRASED.responses, "places"),
+        ("RP", REPHRASED.prompt.replace("Thailand", "Japan"), REPHRASED.responses, "places"),
+        ("RP", REPHRASED.prompt, IN_GERMAN, "language"),
+    ],
+)  # fmt: skip
+def test_what_changes_something_else_breaks_a_rule(
+    probe: Edit, prompt: str, responses: tuple[str, ...], rule: str
+) -> None:
+    language = "de" if probe == "CL" else "en"
+    assert rule in check(probe, prompt, *responses, language=language)
+
+
+def in_thai(**changes: Any) -> Item:
+    fields = {
+        "prompt": "คนไทยทักทายผู้ใหญ่ในงานแต่งงานอย่างไร",
+        "responses": ("ยกมือไหว้แล้วก้มศีรษะลงเล็กน้อย", "จับมือแล้วมองตาผู้ใหญ่"),
+        "culture": "TH",
+        "language": "th",
+    }
+    return make_item(**fields | changes)
+
+
+def test_scripts_without_spaces_are_compared_by_characters_and_translated_by_their_size() -> None:
+    item = in_thai()
+    one, two = item.responses
+    assert check("RC", "คนทักทายผู้ใหญ่ในงานแต่งงานอย่างไร", one, two, item=item) == []
+    assert check("RC", "แขกพูดคุยกันอย่างไรเมื่อพบญาติ", one, two, item=item) == ["rest_kept"]
+    english = ("They raise their hands in a wai and bow the head a little.", "They shake hands and look at the elder.")
+    assert check("CL", item.prompt, *english, item=item) == []
+    assert check("CL", item.prompt, english[0], two, item=item) == ["language"]
+    chinese = ("双手合十，微微低头。", "握手，看着长辈的眼睛。")
+    assert check("CL", item.prompt, *chinese, item=item, language="zh") == []
+
+
+def test_a_response_in_another_language_than_its_row_says_may_stay_so() -> None:
+    english = "People press their palms together and bow a little before they sit down with the elders."
+    item = in_thai(responses=(english, "จับมือแล้วมองตาผู้ใหญ่"))
+    said = "With palms joined and a slight bow people greet the elders, and then they take a seat."
+    prompt, other = "ที่งานแต่งงาน คนไทยทักผู้ใหญ่ด้วยวิธีใด", "มองตาผู้ใหญ่ขณะจับมือ"
+    assert check("RP", prompt, said, other, item=item) == []
+    assert check("RP", prompt, said, "They shake hands and look the elder in the eyes.", item=item) == ["language"]
+
+
+def test_what_cannot_be_edited_is_not_asked_about_and_why() -> None:
+    assert all(why_not_asked(probe, ITEM, "en") is None for probe in get_args(Edit) if probe != "CL")
+    assert why_not_asked("CC", make_item(culture=None), "en") == "it has no culture"
+    assert why_not_asked("RC", make_item(), "en") == "nothing that is known to name the culture is in it"
+    quebec = make_item(culture="CA-QC", prompt="What is eaten in Quebec?")
+    assert why_not_asked("RC", quebec, "en") is None
+    assert why_not_asked("RC", make_item(culture="Quechua", prompt="What do Quechua people eat?"), "en") is None
+    unofficial = make_item(culture="US")
+    assert "no other is official in its culture" in str(why_not_asked("CL", unofficial, "en"))
+    assert why_not_asked("CL", unofficial, "de") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "th"),
+        ({"culture": "JP"}, "ja"),
+        ({"culture": "CA-QC"}, "fr"),
+        ({"language": "th"}, "en"),
+        ({"language": "en-GB", "culture": "GB"}, None),
+        ({"culture": "Quebec"}, None),
+        ({"culture": None}, None),
+        ({"language": "th", "source": "blend"}, "th"),
+    ],
+)
+def test_what_is_in_the_target_language_gets_that_of_the_culture(changes: dict[str, Any], expected: str | None) -> None:
+    assert target_language(make_item(**changes), "en") == expected
+
+
+def test_an_answer_is_read_as_the_json_object_in_it() -> None:
+    texts = Texts(NO_LABEL, (WAI, BARE, KISS))
+    answer = json.dumps({"prompt": texts.prompt, "responses": texts.responses}, ensure_ascii=False)
+    assert read_answer("RC", ITEM, answer) == texts
+    assert read_answer("RC", ITEM, f"Here it is:\n```json\n{answer}\n```\nDone.") == texts
+    assert read_answer("RC", ITEM, answer.replace("\\n", "\n")) == texts
+    assert read_answer("CC", ITEM, '{"response": "A hug."}') == Texts(ITEM.prompt, ("A hug.", SHAKE, KISS))
+    # CL leaves the prompt, whatever is said of it.
+    assert read_answer("CL", ITEM, json.dumps({"prompt": "?", "responses": IN_GERMAN})) == Texts(ITEM.prompt, IN_GERMAN)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "No.",
+        "}{",
+        '{"prompt": "x"}',
+        '{"prompt": "x", "responses": ["a", "b"]}',
+        '{"prompt": "x", "responses": ["a", "b", " "]}',
+        '{"prompt": "x", "responses": ["a", "b", 3]}',
+        '{"prompt": "x", "responses": "abc"}',
+        '{"prompt": null, "responses": ["a", "b", "c"]}',
+        '{"prompt": "\\ud800", "responses": ["a", "b", "c"]}',
+        '{"a":' * 100_000 + "}",
+    ],
+)
+def test_an_answer_without_the_texts_is_none(answer: str) -> None:
+    assert read_answer("RC", ITEM, answer) is None
+    assert read_answer("CC", ITEM, answer) is None
+
+
+@given(st.text(max_size=80), st.sampled_from(get_args(Edit)))
+def test_no_answer_raises(text: str, probe: Edit) -> None:
+    for answer in (text, "{" + text + "}", json.dumps({"prompt": text, "response": text, "responses": [text] * 3})):
+        after = read_answer(probe, ITEM, answer)
+        assert after is None or set(broken_rules(probe, ITEM, after, "de" if probe == "CL" else None)) <= {*RULES}
+
+
+def test_every_probe_has_its_prompt_with_the_texts_of_the_item_as_json() -> None:
+    hostile = make_item(prompt='Say "$language" and {x}', responses=("$material", "b"), culture="TH")
+    for probe in get_args(Edit):
+        asked = request_text(probe, hostile, "Thailand", "Japanese")
+        found = json.loads(asked[asked.index("\n{") :])
+        shown = [found.get("prompt", found.get("question")), *found.get("responses", [found.get("response")])]
+        assert shown[:2] == ['Say "$language" and {x}', "$material"]
+        assert asked.startswith(prompt_text(probe).partition("$")[0])
+    assert "into Japanese." in request_text("CL", hostile, "Thailand", "Japanese")
+
+
+def test_sentences_of_the_cards_are_as_long_as_their_translations_by_the_rule() -> None:
+    from think_as_locals.data.cards import cards
+
+    pairs = [
+        (text["en"], other)
+        for card in cards()
+        for text in (card.question, *card.facts.values())
+        for language, other in text.items()
+        if language != "en"
+    ]
+    assert len(pairs) == 9_900
+    assert all(edit_rules._similar_length(*pair, edit_rules._FACTOR["CL"]) for pair in pairs)

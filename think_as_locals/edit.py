@@ -1,0 +1,187 @@
+"""Edits for the probes, top to bottom: items -> a model's edits, in several tries -> those that keep the rules."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from think_as_locals.config.schema import EditConfig
+from think_as_locals.data import load, read
+from think_as_locals.data.edit_rules import (
+    RULES,
+    Texts,
+    broken_rules,
+    prompt_text,
+    read_answer,
+    request_text,
+    target_language,
+    why_not_asked,
+)
+from think_as_locals.data.edits import Edit
+from think_as_locals.data.languages import language_tag
+from think_as_locals.data.sources.jsonl import new_file
+from think_as_locals.engines import Engine, Messages, Sampling
+from think_as_locals.evaluation.breakdowns import language_name
+from think_as_locals.evaluation.candidates import load_policy
+from think_as_locals.evaluation.journal import Journal
+from think_as_locals.evaluation.tables import Cell, Table
+from think_as_locals.evaluation.tries import Sampler, Tally, yield_table
+from think_as_locals.judging.prompt import break_tokens, culture_name
+from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
+from think_as_locals.runtime.files import read_json, write_json
+from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.types import ConfigError, DataError, Item
+
+
+def items_of(config: EditConfig) -> Sequence[Item]:
+    """Load the items to edit."""
+    if language_tag(config.language) is None:
+        raise ConfigError(f"language: got {config.language!r}, expected an English name or a BCP-47 tag")
+    if config.items == "all":
+        return tuple(read(config.data, config.seed))
+    items: tuple[Item, ...] = getattr(load(config.data, config.seed), config.items)
+    return items
+
+
+def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
+    """Ask a model for edits of items, and write those that keep the rules to the folder's `edits.jsonl`.
+
+    Each try is asked about the items without an edit that keeps them, and has its answers in a journal: a run that was
+    killed asks for none of them again.
+    """
+    quiet_transformers()
+    console = progress_console()
+    console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})", highlight=False)
+    if not folder.edits.is_file():
+        rows, found = list[dict[str, Any]](), dict[str, Any]()
+        engine, identity, chunk_size = load_policy(config.editor)
+        with closing(engine), progress_bar(console) as bar:
+            for probe in config.probes:
+                editing = Editing(config, probe, engine, identity, chunk_size, folder, bar)
+                of_probe, found[probe] = editing.run(items)
+                rows += of_probe
+        write_json(folder.yields, {"n_items": len(items), "probes": found})
+        if not rows:
+            broken = sum((Counter(part["broken"]) for part in found.values()), Counter[str]()).most_common(1)
+            most = f"broken most: {RULES.get(broken[0][0], TOO_LONG)}" if broken else "none was asked for"
+            raise DataError(
+                f"no edit of {len(items)} items keeps the rules ({most}): look at {folder.yields} and at the journals "
+                f"beside it; raise tries or max_completion_length, or choose another editor"
+            )
+        with new_file(folder.edits) as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    shown = Console(markup=False, highlight=False)
+    for table in tables(read_json(folder.yields)):
+        shown.print(table.terminal())
+    print(f"edits  {folder.edits}")
+
+
+@dataclass(frozen=True, slots=True)
+class Editing:
+    """The edits of all items for one probe."""
+
+    config: EditConfig
+    probe: Edit
+    engine: Engine
+    identity: Mapping[str, Any]
+    chunk_size: int | None
+    folder: RunFolder
+    bar: Progress
+
+    def run(self, items: Sequence[Item]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return a row for each edit that keeps the rules, in the order of the items, and the counts."""
+        reasons = {item.id: why_not_asked(self.probe, item, self._language) for item in items}
+        tally = Tally([item for item in items if reasons[item.id] is None], ("kept", "rejected"))
+        rows = [row for number in range(1, self.config.tries + 1) for row in self._try(number, tally)]
+        not_asked = Counter(reason for reason in reasons.values() if reason)
+        rows.sort(key=lambda row: tally.place(row["item"]["id"]))
+        return rows, {**tally.summary(), "not_asked": dict(not_asked.most_common())}
+
+    @property
+    def _language(self) -> str:
+        return str(language_tag(self.config.language))
+
+    def _target(self, item: Item) -> str | None:
+        return target_language(item, self._language) if self.probe == "CL" else None
+
+    def _try(self, number: int, tally: Tally) -> list[dict[str, Any]]:
+        """Ask about the items that are left, and return a row for each edit that keeps the rules."""
+        left, config = tally.left(), self.config
+        if not left:
+            return []
+        seed = random.Random(f"{config.seed}-{self.probe}-{number}").randrange(2**31)
+        sampling = Sampling(
+            max_completion_length=config.max_completion_length, temperature=config.temperature, seed=seed
+        )
+        made = {
+            "editor": dict(self.identity),
+            "prompt": hashlib.sha256(prompt_text(self.probe).encode()).hexdigest()[:16],
+            "temperature": config.temperature,
+            "seed": seed,
+        }
+        asked = {**made, "language": self._language, "max_completion_length": config.max_completion_length}
+        sampler = Sampler(self.engine, sampling, self.chunk_size, self._conversation, lambda r: r.item.prompt)
+        requests, rows = [Request(item, ()) for item in left], []
+        with Journal(self.folder.journal(f"{self.probe}-try-{number}"), asked) as journal:
+            sampler.collect(journal, requests, self.bar, f"{self.probe}, try {number}")
+            for item, request in zip(left, requests, strict=True):
+                if (after := self._read(item, journal[request], tally)) is not None:
+                    rows.append(self._row(item, after, {**made, "try": number}))
+                    tally.keep([item])
+        return rows
+
+    def _conversation(self, request: Request) -> Messages:
+        item = request.item
+        language = language_name(self._target(item) or item.language)
+        text = request_text(self.probe, item, culture_name(item.culture), language)
+        return [{"role": "user", "content": break_tokens(text, self.engine.special_tokens)}]
+
+    def _read(self, item: Item, answer: Answer, tally: Tally) -> Texts | None:
+        """Count an answer, and return the edit that it is if it keeps the rules."""
+        after = None
+        if TOO_LONG in answer:
+            broken = [TOO_LONG]
+        elif answer["finish_reason"] != "stop":
+            broken = ["complete"]
+        elif (after := read_answer(self.probe, item, answer["text"])) is None:
+            broken = ["format"]
+        else:
+            broken = broken_rules(self.probe, item, after, self._target(item))
+        tally.add(item, "rejected" if broken else "kept", broken)
+        return None if broken else after
+
+    def _row(self, item: Item, after: Texts, provenance: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an edit as `eval.probes` reads it: the item, and what of it was edited."""
+        prompt = {"prompt": after.prompt} if after.prompt != item.prompt else {}
+        responses = {"responses": list(after.responses)} if after.responses != item.responses else {}
+        language = {"language": self._target(item)} if self.probe == "CL" else {}
+        edited = {**prompt, **responses, **language}
+        return {"item": asdict(item), "probe": self.probe, **edited, "provenance": dict(provenance)}
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Return the yields by probe, and what was wrong with the rejected answers."""
+    probes = found["probes"]
+    counted = {"completions": "asked", "kept": "kept", "rejected": "rejected"}
+    first = yield_table("probe", "items edited, % of those asked about", probes, counted)
+    why: list[list[Cell]] = [
+        [meaning, *(f"{part['broken'].get(rule, 0):,}" for part in probes.values())]
+        for rule, meaning in {**RULES, TOO_LONG: "the item is not too long for the editor"}.items()
+        if any(rule in part["broken"] for part in probes.values())
+    ]
+    reasons = dict.fromkeys(reason for part in probes.values() for reason in part["not_asked"])
+    aside: list[list[Cell]] = [
+        [reason, *(f"{part['not_asked'].get(reason, 0):,}" for part in probes.values())] for reason in reasons
+    ]
+    rejected = [Table(["rule that answers break", *probes], why)] if why else []
+    return [first, *rejected, *([Table(["items not asked about", *probes], aside)] if aside else [])]

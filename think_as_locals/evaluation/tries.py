@@ -1,0 +1,116 @@
+"""Tries: a model is asked about items until what it writes can be kept, each time with another seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rich.progress import Progress
+
+from think_as_locals.engines import Engine, Messages, Sampling
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
+from think_as_locals.evaluation.journal import Advance, Journal, collect
+from think_as_locals.evaluation.scored import grouped
+from think_as_locals.evaluation.statistics import accuracy
+from think_as_locals.evaluation.tables import Cell, Table, figure
+from think_as_locals.reward_models.reward_model import Keep, Request
+from think_as_locals.types import Item, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Samples a completion for each request, as `collect` asks: answers hold `text` and `finish_reason`."""
+
+    engine: Engine
+    sampling: Sampling
+    chunk_size: int | None
+    conversation: Callable[[Request], Messages]
+    sort_key: Callable[[Request], str]
+
+    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+        """As `Asker.ask`."""
+
+        def deliver(place: int, rollout: Rollout) -> None:
+            keep(place, {"text": rollout.text, "finish_reason": rollout.finish_reason})
+
+        self.engine.sample([self.conversation(request) for request in requests], self.sampling, deliver)
+
+    def collect(self, journal: Journal, requests: Sequence[Request], bar: Progress, title: str) -> None:
+        """Ask for the answers that a journal lacks, under a progress bar; one that is too long gets `TOO_LONG`."""
+        collect(self, journal, advance(bar, title), requests, too_long="wrong")
+
+
+def advance(bar: Progress, title: str) -> Advance:
+    """Add a task to a progress bar, and return what advances it."""
+    return partial(_advance, bar, bar.add_task(title, total=None))
+
+
+def _advance(bar: Progress, task: Any, more: int, total: int) -> None:
+    bar.update(task, advance=more, total=total)
+
+
+class Tally:
+    """What became of items, and of the completions about them.
+
+    Args:
+        items: The items that a model is asked about.
+        outcomes: What a completion can be.
+        marks: Ways in which an item can be kept that are counted apart.
+    """
+
+    def __init__(self, items: Sequence[Item], outcomes: Sequence[str], marks: Sequence[str] = ()) -> None:
+        self._items = {item.id: item for item in items}
+        self._places = {name: place for place, name in enumerate(self._items)}
+        self._outcomes, self._marks = tuple(outcomes), tuple(marks)
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in self._items}
+        self._kept: dict[str, str | None] = {}
+        self.issues: Counter[str] = Counter()
+
+    def place(self, name: str) -> int:
+        """Return which of the items is called so."""
+        return self._places[name]
+
+    def left(self) -> list[Item]:
+        """Return the items of which nothing was kept."""
+        return [item for name, item in self._items.items() if name not in self._kept]
+
+    def add(self, item: Item, outcome: str, issues: Iterable[str] = ()) -> None:
+        """Count a completion, and what was wrong with it."""
+        self._counts[item.id][outcome] += 1
+        self.issues.update(issues)
+
+    def keep(self, items: Iterable[Item], mark: str | None = None) -> None:
+        """Say that something of these items was kept."""
+        self._kept |= dict.fromkeys((item.id for item in items), mark)
+
+    def summary(self) -> dict[str, Any]:
+        """Return counts and the share of the items of which something was kept, of all and by culture, as JSON."""
+        by_culture = grouped(self._items.values(), BREAKDOWNS["culture"])
+        return {
+            **self._part(list(self._items.values())),
+            "by_culture": {culture: self._part(items) for culture, items in sorted(by_culture.items())},
+            "broken": dict(self.issues.most_common()),
+        }
+
+    def _part(self, items: Sequence[Item]) -> dict[str, Any]:
+        kept = [float(item.id in self._kept) for item in items]
+        found = accuracy(kept, [item.group for item in items]).as_dict("yield") if items else {"n": 0, "yield": None}
+        counts = sum((self._counts[item.id] for item in items), Counter[str]())
+        return {
+            **found,
+            "completions": counts.total(),
+            **{outcome: counts[outcome] for outcome in self._outcomes},
+            **{mark: sum(self._kept.get(item.id) == mark for item in items) for mark in self._marks},
+        }
+
+
+def yield_table(first: str, kept: str, parts: Mapping[str, Mapping[str, Any]], counted: Mapping[str, str]) -> Table:
+    """Return the yields of summaries by their names as a table; `counted` are its counts and what each is called."""
+    rows: list[list[Cell]] = [
+        [name, figure(part, "yield", show_n=True), *(f"{part[key]:,}" for key in counted)]
+        for name, part in parts.items()
+    ]
+    return Table([first, kept, *counted.values()], rows, sections=[len(rows) - 1] if "all" in parts else [])
