@@ -63,6 +63,8 @@ def serve(path: str, owner: int) -> list[str]:
                     for file in files:
                         os.close(file)
                 else:
+                    for one in (listener, client, *processes):
+                        one.detach()  # else it closes, once it is garbage, whatever has its number by then
                     become(files, *task[1:])
                     return task[0]
             elif client is woken:
@@ -151,6 +153,10 @@ if __name__ == "__main__":
     with loading():
         for name in modules:
             import_module(name)
+    with suppress(ImportError):  # it can look for the title's place in memory only as long as the environment is as it was
+        import setproctitle
+
+        setproctitle.getproctitle()
     words = serve(socket_path, int(owner))
     status = 0
     try:
