@@ -153,7 +153,9 @@ if __name__ == "__main__":
     with loading():
         for name in modules:
             import_module(name)
-    with suppress(ImportError):  # it can look for the title's place in memory only as long as the environment is as it was
+    with suppress(
+        ImportError
+    ):  # it can look for the title's place in memory only as long as the environment is as it was
         import setproctitle
 
         setproctitle.getproctitle()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,18 +18,29 @@ MOST = Claim("error", "it is exact", 0.5)
 CHECK = replace(CHECKS[0], claims=(LEAST, MOST))
 
 
+EACH = ["machine", "attention", "flex", "log_probs", "update_1k", "doctor_memory", "weights", "ddp", "scpo_llama"]
+"""A check for each function that needs no vLLM."""
+
+
 @pytest.mark.slow
-def test_every_check_runs_with_toy_models(tmp_path: Path, warm_python: str) -> None:
-    out = tmp_path / "truth.json"
-    done = launch(warm_python, "tests/gpu/truth.py", "--out", str(out), "--work", str(tmp_path / "work"))
+def test_checks_run_with_toy_models(tmp_path: Path, warm_python: str) -> None:
+    out, only = tmp_path / "truth.json", [*EACH, "fsdp2", "quick_start"]
+    words = ["tests/gpu/truth.py", "--only", *only, "--out", str(out), "--work", str(tmp_path / "work")]
+    done = launch(warm_python, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
     rows = found["rows"]
     assert found["toy"]
-    assert [row["claim"] for row in rows] == [claim.text for check in CHECKS for claim in check.claims]
+    assert [row["claim"] for row in rows] == [c.text for check in CHECKS if check.name in only for c in check.claims]
     assert {row["verdict"] for row in rows} == {"HOLDS", "NOT RUN"}
     assert {row["why"] for row in rows if row["verdict"] == "NOT RUN"} == {truth.ON_TOYS, "needs a GPU"}
     assert all(row["measured"].startswith("toy: ") for row in rows if row["why"] != "needs a GPU")
+
+
+@pytest.mark.parametrize("module", sorted({check.module for check in CHECKS}))
+def test_every_check_is_there(module: str) -> None:
+    named = {check.name for check in CHECKS if check.module == module}
+    assert named == import_module(f"gpu.{module}").RUN.keys()
 
 
 def test_a_check_that_hangs_is_killed_at_its_deadline_and_the_others_go_on(tmp_path: Path) -> None:
@@ -66,6 +79,7 @@ def test_toy_models_do_not_decide_what_is_of_a_gpu() -> None:
 
 def test_a_spent_budget_starts_no_further_check(tmp_path: Path) -> None:
     out = tmp_path / "truth.json"
-    done = launch("python", "tests/gpu/truth.py", "--only", "machine", "flex", "--budget", "0", "--out", str(out))
+    words = ["tests/gpu/truth.py", "--only", "machine", "flex", "--budget", "0", "--out", str(out)]
+    done = launch(sys.executable, *words)
     assert done.returncode == 0, done.stderr
     assert {row["why"] for row in json.loads(out.read_text())["rows"]} == {"the budget of 0 s is spent"}

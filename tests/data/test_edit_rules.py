@@ -73,6 +73,7 @@ def test_sound_edits_keep_every_rule() -> None:
     ("probe", "prompt", "responses", "rule"),
     [
         ("CC", ITEM.prompt, (WAI, SHAKE, KISS), "changed"),
+        ("CC", ITEM.prompt, (WAI.replace(" and bow:", ", AND bow:"), SHAKE, KISS), "changed"),
         ("CC", ITEM.prompt, (KISS, SHAKE, KISS), "distinct"),
         ("CC", ITEM.prompt, (HUG.replace("**hands**", "hands"), SHAKE, KISS), "structure"),
         ("CC", ITEM.prompt, (HUG.replace("elder", "elder in Japan"), SHAKE, KISS), "places"),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import shutil
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from gpu.checks import PYTHON, Report, Scale
+from gpu.checks import Report, Scale
+from gpu.models import run_program
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, DebertaV2Config, LlamaConfig
 
@@ -48,22 +48,9 @@ def machine(scale: Scale, report: Report) -> None:
     report("faults", len(faults), "; ".join(faults or shown))
 
 
-def ended(words: list[str], seconds: float) -> None:
-    """Run a command; RuntimeError where it fails."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(
-            f"{' '.join(words[1:6])} ...: status {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"
-        )
-
-
-def tal(*words: str) -> list[str]:
-    return [PYTHON, "-m", "think_as_locals", *words]
-
-
 def quick_start(scale: Scale, report: Report) -> None:
     words = [*scale.pick([*QUICK, "grpo.max_steps=2"], []), f"run.dir={scale.folder}", "run.name=quickstart"]
-    ended(tal("run", "recipes/quickstart.yaml", *words), 240)
+    run_program(["-m", "think_as_locals", "run", "recipes/quickstart.yaml", *words], 240)
     run = scale.folder / "quickstart"
     there = [run / "report.html", run / "model" / "model.safetensors", run / "model" / "tal_judge.json"]
     report("done", sum(path.is_file() for path in there), ", ".join(path.name for path in there))
@@ -81,10 +68,11 @@ def sharded(scale: Scale, report: Report, way: str) -> None:
     engine = "vllm_colocate" if way == "fsdp2" else "transformers"  # FSDP's ranks cannot sample by themselves
     dtype = scale.pick("float32", "bfloat16")
     overrides = [*QUICK, "grpo.max_steps=2", f"model.dtype={dtype}", f"rollout={engine}", f"run.dir={scale.folder}"]
-    launched = [PYTHON, "-m", "accelerate.commands.launch", "--config_file", f"launch/{name}.yaml"]
-    launched += ["--num_processes", "1", "recipes/quickstart.yaml", *overrides, f"run.name={name}", "run.resume=auto"]
+    launched = ["-m", "accelerate.commands.launch", "--config_file", f"launch/{name}.yaml"]
+    launched += ["--num_processes", "1", "recipes/quickstart.yaml", *overrides]
+    launched += [f"run.name={name}", "run.resume=auto"]
     run = scale.folder / name
-    ended(launched, 120)
+    run_program(launched, 120)
     expected = ["carb/step-0.json", "carb/step-2.json", "checkpoints/step-1", "model/model.safetensors"]
     workers = json.loads((run / "workers.json").read_text())
     engaged = f"{workers['kind']}, ZeRO stage {workers['zero_stage']}, on {workers['device']}"
@@ -95,7 +83,7 @@ def sharded(scale: Scale, report: Report, way: str) -> None:
     shutil.rmtree(run / "model")  # as after a kill behind the first step
     for path in (run / "carb").glob("step-2.*"):
         path.unlink()
-    ended(launched, 120)
+    run_program(launched, 120)
     start, resumed = (load_file(run / path / "model.safetensors") for path in ("cold_start/model", "model"))
     report("resume", distance(resumed, whole) / distance(whole, start), "of the way from the cold start")
 
@@ -113,7 +101,8 @@ def make_reward_model(scale: Scale, shape: str, folder: Path, config: ScpoConfig
     if shape == "deberta":  # deberta-v3-base
         positions = {"relative_attention": True, "position_buckets": 256, "pos_att_type": ["p2c", "c2p"]}
         shape_of = {"vocab_size": scale.pick(len(tokenizer), 128_100), "norm_rel_ebd": "layer_norm", **positions}
-        architecture: Any = DebertaV2Config(**ids, **shape_of, **scale.pick(small, {}))
+        base = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+        architecture: Any = DebertaV2Config(**ids, **shape_of, **scale.pick(small, base))
     else:  # Llama 3.1 8B, two of its 32 layers
         wide = {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 2, "num_attention_heads": 32}
         shape_of = {"vocab_size": scale.pick(len(tokenizer), 128_256), "num_key_value_heads": scale.pick(1, 8)}

@@ -30,7 +30,7 @@ from typing import Any, Literal
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
-from gpu.checks import CHECKS, PYTHON, Check, Claim, Scale
+from gpu.checks import CHECKS, MARK, OTHER_GPUS, PYTHON, Check, Claim, Scale
 from rich.console import Console
 from rich.table import Table
 
@@ -43,7 +43,6 @@ ROOT = Path(__file__).absolute().parents[2]
 Verdict = Literal["HOLDS", "REFUTED", "NOT RUN"]
 COLOURS: dict[Verdict, str] = {"HOLDS": "green", "REFUTED": "red", "NOT RUN": "yellow"}
 LEAST_S = 10.0  # a check that has less than this is not started
-MARK = "TAL_TRUTH"  # variable of the environment by which all processes of a check are found
 ON_TOYS = "toy models say nothing about it"
 
 
@@ -73,6 +72,7 @@ class Ended:
 def run_check(check: Check, scale: Scale, seconds: float) -> Ended:
     """Run a check in a process, which with all it has started is killed at its deadline or left none behind."""
     reports, log = scale.folder / f"{check.name}.jsonl", scale.folder / f"{check.name}.log"
+    reports.unlink(missing_ok=True)
     mark = f"{check.name}-{os.getpid()}"
     words = [PYTHON, "tests/gpu/truth.py", "--one", check.name, "--work", str(scale.folder)]
     began, fault = time.monotonic(), ""
@@ -80,7 +80,7 @@ def run_check(check: Check, scale: Scale, seconds: float) -> Ended:
         process = subprocess.Popen(
             [*words, *(["--toy"] if scale.toy else [])],
             cwd=ROOT,
-            env={**os.environ, MARK: mark},
+            env={**os.environ, **visible(), MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -92,22 +92,28 @@ def run_check(check: Check, scale: Scale, seconds: float) -> Ended:
         except subprocess.TimeoutExpired:
             fault = f"was not done after {seconds:.0f} s"
         finally:
-            kill(process, mark)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            kill(mark)
     found = [json.loads(line) for line in reports.read_text().splitlines()] if reports.is_file() else []
     errors = [line["error"] for line in found if "error" in line]
     values = [(line["key"], line["value"], line["details"]) for line in found if "key" in line]
     return Ended(values, errors[0] if errors else fault, time.monotonic() - began)
 
 
-def kill(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Kill a process with all that it has started, also what left its session."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for other in psutil.process_iter():
+def visible() -> dict[str, str]:
+    """What shows a check one GPU, and names the others: one process that sees several would spread its model."""
+    first, _, others = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_gpus())))).partition(",")
+    return {"CUDA_VISIBLE_DEVICES": first, OTHER_GPUS: others}
+
+
+def kill(mark: str) -> None:
+    """Kill the processes of a check, or of all checks: those whose mark ends so, whatever session they are in."""
+    for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if other.environ().get(MARK) == mark:
-                other.kill()
+            if process.environ().get(MARK, "").endswith(mark):
+                process.kill()
 
 
 def run_one(check: Check, scale: Scale) -> None:
@@ -207,11 +213,16 @@ def run_all(checks: Sequence[Check], scale: Scale, truth: Truth, budget: float, 
         ended = run_check(check, scale, min(check.seconds, left))
         return check, rows(check, ended, scale), ended.seconds
 
-    with ThreadPoolExecutor(2 if scale.toy else 1) as pool:
+    pool = ThreadPoolExecutor(2 if scale.toy else 1)
+    try:
         for done in as_completed([pool.submit(run, check) for check in runnable]):
             check, found, seconds = done.result()
             truth.add(check, found, seconds)
             console.print(f"{check.name}: {', '.join(row.verdict for row in found)} ({seconds:.0f} s)", highlight=False)
+    except BaseException:  # Ctrl-C, SIGTERM: no check outlives this process
+        pool.shutdown(wait=False, cancel_futures=True)
+        kill(f"-{os.getpid()}")
+        raise
 
 
 def main() -> int:
@@ -224,7 +235,7 @@ def main() -> int:
     parser.add_argument("--toy", action="store_true", help="use toy models on the CPU, although there is a GPU")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu/truth.json"), help="where results go")
     parser.add_argument("--work", type=Path, help="folder for models and logs, which stays; none: a temporary one")
-    parser.add_argument("--one", choices=names, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs="+", choices=names, help="run these in this process, for their reports alone")
     arguments = parser.parse_args()
     chosen = [check for check in CHECKS if check.name in arguments.only]
     if arguments.list:
@@ -233,8 +244,11 @@ def main() -> int:
             print(*(f"    {claim.text}: {claim.bound}" for claim in check.claims), sep="\n")
         return 0
     if arguments.one:
-        run_one(next(check for check in CHECKS if check.name == arguments.one), Scale(arguments.toy, arguments.work))
+        for check in CHECKS:
+            if check.name in arguments.one:
+                run_one(check, Scale(arguments.toy, arguments.work))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     toy = arguments.toy or not num_gpus()
     if toy:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -55,7 +55,7 @@ def adapter_section() -> dict[str, Any]:
 
 
 def update(scale: Scale, report: Report, prompt: int) -> None:
-    bench = AdapterBench(scale, prompt, 512, ("trl", "shared"), scale.folder)
+    bench = AdapterBench(scale, prompt, 512, ("trl", "shared"), scale.folder / f"update-{prompt}")
     result = measure(bench, scale.pick(1, 3))
     seconds = {name: median(times) for name, times in result["seconds"].items()}
     tokens = bench.prompts[0] + GENERATIONS * bench.completions[0]
@@ -72,7 +72,7 @@ def update(scale: Scale, report: Report, prompt: int) -> None:
 
 
 def doctor_memory(scale: Scale, report: Report) -> None:
-    bench = AdapterBench(scale, memory.PROMPT_TOKENS, 512, ("shared",), scale.folder)
+    bench = AdapterBench(scale, memory.PROMPT_TOKENS, 512, ("shared",), scale.folder / "doctor")
     trainer = bench.trainers["shared"]
     for _ in range(2):
         bench.update("shared")
@@ -86,9 +86,10 @@ def doctor_memory(scale: Scale, report: Report) -> None:
 
 def doctors_config(scale: Scale, completion: int) -> RunConfig:
     """The run of which doctor estimates the memory."""
-    words = [f"model.path={scale.folder}", LORA, f"model.dtype={scale.pick('float32', 'bfloat16')}", "grpo.beta=0"]
+    words = [f"model.path={scale.folder / 'doctor'}", f"model.dtype={scale.pick('float32', 'bfloat16')}"]
+    words += [LORA, "rollout=transformers", "grpo.beta=0", f"grpo.num_generations={GENERATIONS}"]
     words += [f"grpo.max_completion_length={completion}", f"grpo.per_device_train_batch_size={GENERATIONS}"]
-    return load_recipe("recipes/tal_grpo.yaml", [*words, "rollout=transformers", f"grpo.num_generations={GENERATIONS}"])
+    return load_recipe("recipes/tal_grpo.yaml", words)
 
 
 def weights(scale: Scale, report: Report) -> None:

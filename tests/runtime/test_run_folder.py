@@ -14,7 +14,7 @@ from think_as_locals.config.schema import RunConfig
 from think_as_locals.evaluation import carb
 from think_as_locals.runtime import run_folder
 from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run, resumable, rewind
-from think_as_locals.types import ConfigError, DataError, FileError, RunStoppedError
+from think_as_locals.types import TEST, ConfigError, DataError, FileError, RunStoppedError
 
 
 def config(folder: Path, *overrides: str, resume: str = "auto") -> RunConfig:
@@ -177,3 +177,14 @@ def test_the_best_step_is_the_last_of_the_most_accurate_on_validation_items(tmp_
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"step": step, "accuracy": accuracy}))
     assert carb.best_step(run) == 20
+
+
+def test_what_a_run_found_is_one_document(tmp_path: Path) -> None:
+    """The last measurement of a training; of what also measures in between, its own summary."""
+    run = RunFolder(tmp_path)
+    found = [run.measured(TEST, step) for step in (2, 10)]
+    found += [tmp_path / f"{name}.json" for name in ("yield", "leaderboard", "scpo", "sweep", "variants")]
+    for path in found:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        assert run.findings == path

@@ -9,12 +9,15 @@ from typing import Any
 
 import openai
 import pytest
+from conftest import Tal
 from fastapi.testclient import TestClient
+from items import make_item
 from reward_models.tiny import write_language_model
 from served_app import serving
 from serving.judges import Longest, judge_of, settings
 from serving.test_app import BASE, ITEM, KEY
 
+from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Sampling
 from think_as_locals.judging import render
 from think_as_locals.reward_models.judge import Judge
@@ -102,6 +105,20 @@ def test_the_judge_of_this_package_reads_its_own_server(longest: Longest) -> Non
     assert judgement.verdict is not None
     assert ITEM["responses"][judgement.verdict] == "Rice and miso soup."
     assert len(longest.prompts) == 1
+
+
+def test_a_served_judge_is_a_teacher(longest: Longest, tal: Tal, tmp_path: Path) -> None:
+    items = [
+        make_item(id=str(i), group=f"g{i}", responses=("Rice.", f"Rice, fish and {i} eggs."), best=1) for i in (2, 3)
+    ]
+    jsonl.write(items, tmp_path / "items.jsonl")
+    data = ["data=jsonl", f"data.path={tmp_path / 'items.jsonl'}", "items=all", f"run.dir={tmp_path}", "tries=1"]
+    with serving(create_app(judge_of(longest), settings(), None)) as url:
+        teacher = ["teacher=server", f"teacher.url={url}/v1", f"teacher.model={MODEL}", "teacher.key_variable=null"]
+        done = tal("demonstrate", *data, *teacher, "teacher.max_completion_length=64", "--json")
+    assert done.status == 0, done.err
+    assert json.loads(done.out)["right"] == 2
+    assert {sampling.temperature for sampling in longest.samplings} == {1.0}
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from think_as_locals.engines.vllm_server import SampledTokens
-from think_as_locals.training.rollouts import CheckedEngine
+from think_as_locals.engines.weight_digests import Digest, Request, read
+from think_as_locals.training.rollouts import ColocatedEngine
 
 
-class LocalEngine(CheckedEngine):
+class LocalEngine(ColocatedEngine):
     """Serves with the last weights that it was sent; `withheld` names tensors that do not arrive."""
 
     withheld = ""
@@ -21,13 +24,19 @@ class LocalEngine(CheckedEngine):
         self.llm: Any = AutoModelForCausalLM.from_pretrained(self.model.name_or_path, dtype=dtype).eval()
 
     def _send_weights(self) -> None:
-        received = {name: value.clone() for name, value in self._iter_named_params()}
-        kept = {name: value for name, value in received.items() if not self.withheld or self.withheld not in name}
-        self.llm.load_state_dict(kept, strict=False)
-        self.llm.tie_weights()
+        received = list(self._iter_named_params())
+        self._load(each for each in received if not self.withheld or self.withheld not in each[0])
+        self._check_tensors(self._tensors)
 
-    def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
-        raise AssertionError("under FSDP no adapter travels alone")
+    @torch.no_grad()
+    def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        own = dict(self.llm.named_parameters())
+        for name, value in weights:
+            own[name].copy_(value)
+
+    def _read(self, request: Request) -> dict[str, Digest]:
+        model = SimpleNamespace(load_weights=self._load)
+        return read(SimpleNamespace(get_model=lambda: model, model_config=SimpleNamespace(quantization=None)), request)
 
     def _complete(self, prompt: list[int], count: int, *, greedy: bool) -> SampledTokens:
         ids, log_probs, likeliest = [*prompt], [], []

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from loopback import HANGS_UP, Answer, Received, answering
-from peft import PeftModel
+from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from think_as_locals.engines.transformers_engine import padded
+from think_as_locals.engines.weight_digests import Digest, Request, digest
+from think_as_locals.training.adapters import applied_tensors
 
 
 class ScriptedVLLM:
@@ -62,10 +64,20 @@ class ScriptedVLLM:
             self.weights = body["update_info"]["weights"]
             self._model.load_state_dict(load_file(body["update_info"]["file"]), strict=False)
             return {}
+        if route == "/collective_rpc" and body["method"] == "tal_read":
+            return {"success": True, "results": [self._read(body["kwargs"]["request"])]}
         limits = {"rank": 16, "modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}
         known = {"dtype": "float32", "logprobs_mode": "processed_logprobs", "adapters": limits, "connected": False}
         now = {"weights": self.weights, "updating": self._updating, "gpu": False}
         return {"success": True, "results": [{**known, **now}]}
+
+    def _read(self, request: Request) -> dict[str, Digest]:
+        dtype = getattr(torch, request["dtype"])
+        tensors = self._model.state_dict()
+        if request["adapter"]:
+            (adapted,) = self._adapters.values()
+            tensors = applied_tensors(adapted, get_peft_model_state_dict(adapted), dtype)
+        return {name: digest(tensors[name].to(dtype), request["sync"]) for name in request["shapes"]}
 
     @torch.no_grad()
     def _complete(

@@ -166,6 +166,7 @@ class ToleranceSection(Section):
 
     full: PositiveFloat
     half: PositiveFloat
+    growth: Annotated[float, Field(ge=1)]
 
 
 class RolloutSection(Section):

@@ -143,9 +143,10 @@ def _texts(item: Item) -> tuple[str, ...]:
 
 
 def _is_changed(probe: Edit, item: Item, after: Texts) -> bool:
-    """Whether an edit changes what it is to change: for RP the prompt, and each response of several words."""
+    """Whether an edit changes words of what it is to change: for RP the prompt, and each response of several words."""
     if probe != "RP":
-        return after != Texts(item.prompt, item.responses)
+        pairs = zip(_texts(item), (after.prompt, *after.responses), strict=True)
+        return any(_words(a) != _words(b) for a, b in pairs)
     responses = zip(item.responses, after.responses, strict=True)
     long_ones = [(a, b) for a, b in responses if _count(_words(a)) >= _MUST_DIFFER]
     return all(_words(a) != _words(b) for a, b in [(item.prompt, after.prompt), *long_ones])

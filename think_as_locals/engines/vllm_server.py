@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
+from think_as_locals.engines.weight_digests import Digest, Request
 from think_as_locals.types import ServerError
 
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -72,13 +73,16 @@ class VLLMServer:
         asked = {"prompt": prompts, "logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
         route, content = "/v1/completions", {**asked, **self._adapter, **parameters}
 
-        def check_weights() -> None:
-            if (holds := self.state()["weights"]) != weights:
-                raise OtherWeightsError(f"the vLLM server at {self.url} holds {holds}, expected {weights}")
-
-        choices = self._ask("POST", route, before=check_weights, json=content).json()["choices"]
-        check_weights()
+        choices = self._ask("POST", route, before=lambda: self._check_weights(weights), json=content).json()["choices"]
+        self._check_weights(weights)
         return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
+
+    def read(self, request: Request, weights: str) -> list[dict[str, Digest]]:
+        """Return what each worker answers to a request for digests; an OtherWeightsError as of `complete`."""
+        question = {"method": "tal_read", "kwargs": {"request": request}}
+        workers = self._ask("POST", "/collective_rpc", json=question).json()["results"]
+        self._check_weights(weights)
+        return [{name: (count, total) for name, (count, total) in worker.items()} for worker in workers]
 
     def load_weights(self, files: Iterable[Path], name: str) -> None:
         """Load weights into every worker from safetensors files, each as it comes; `name` is theirs from then on.
@@ -115,6 +119,10 @@ class VLLMServer:
     def world_size(self) -> int:
         """Return how many workers it has."""
         return int(self._ask("GET", "/get_world_size").json()["world_size"])
+
+    def _check_weights(self, name: str) -> None:
+        if (holds := self.state()["weights"]) != name:
+            raise OtherWeightsError(f"the vLLM server at {self.url} holds {holds}, expected {name}")
 
     def _check_updating(self) -> None:
         if not self.state()["updating"]:

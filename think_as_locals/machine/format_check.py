@@ -14,6 +14,7 @@ from think_as_locals.judging import RULES
 from think_as_locals.machine.doctor import Finding
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.reward_model import TOO_LONG
+from think_as_locals.runtime.output import quiet_transformers
 from think_as_locals.types import Item
 
 JUDGEMENTS = 20
@@ -21,6 +22,7 @@ JUDGEMENTS = 20
 
 def ask_model(path: str, backend: Backend, prompt: str | None) -> list[Finding]:
     """Ask a model in a directory or on the Hub, with its own prompt or another; return what its answers are like."""
+    quiet_transformers()
     changes: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
     items = select(tuple(read(load_items(["data=culture_cards"]).data, 0)), JUDGEMENTS)
     with Judge.load(path, backend, **changes) as judge:

@@ -6,6 +6,7 @@ PEFT merges into the base weights and subtracts again, which leaves a rounding e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 from peft.tuners import lora
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -60,6 +62,14 @@ def adapter_tensors(model: PeftModel, gather: Gather) -> dict[str, Tensor]:
         copies = {name: parameter.detach().to("cpu", copy=True).contiguous() for name, parameter in own.items()}
     tensors: dict[str, Tensor] = get_peft_model_state_dict(model, copies, save_embedding_layers=False)
     return tensors
+
+
+def applied_tensors(model: PeftModel, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return an adapter's tensors as vLLM applies them: in its own type, B times the scaling."""
+    config = model.active_peft_config
+    scaling = config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
+    cast = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    return {name: tensor * scaling if ".lora_B." in name else tensor for name, tensor in cast.items()}
 
 
 def save_adapter(model: PeftModel, tensors: Mapping[str, Tensor], folder: str) -> None:

@@ -26,14 +26,23 @@ from think_as_locals.config.schema import RunConfig
 from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens
+from think_as_locals.engines.weight_digests import Digest, Request, read
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.adapters import adapter_tensors, lora_unsupported_reason, merged_parameters, save_adapter
+from think_as_locals.training.adapters import (
+    adapter_tensors,
+    applied_tensors,
+    lora_unsupported_reason,
+    merged_parameters,
+    save_adapter,
+)
+from think_as_locals.training.sync_check import SentTensors
 from think_as_locals.types import TrainingError
 
 _logger = logging.getLogger(__name__)
 
 CHECK_PROMPTS, _TOKENS = 4, 8  # of the check after a sync: how many prompts, and tokens of each completion
 _LIKELIEST = 20  # token ids per position; vLLM returns at most 20 unless configured
+_NEGLIGIBLE = 0.1  # share of a tolerance that log-probabilities may always differ by
 CHECK_SAMPLING = {"temperature": 0.0, "max_tokens": _TOKENS, "logprobs": _LIKELIEST, "ignore_eos": True}
 
 T = TypeVar("T")
@@ -60,8 +69,9 @@ def rollout_arguments(config: RunConfig) -> dict[str, Any]:
 class CheckedEngine(VLLMGeneration, ABC):
     """What both engines share: prompts go in the order of their prefixes, an adapter alone where it can be applied.
 
-    After every sync it completes the first prompts of the data set greedily, and the log-probabilities of the likeliest
-    tokens have to be the policy's: a stale or missing tensor, another model or type of weights shows there.
+    After every sync its tensors have to be the policy's, bit for bit (`SentTensors`). Then it completes the first
+    prompts of the data set greedily, and the log-probabilities of the likeliest tokens have to be the policy's: that
+    shows what tensors do not, a stale copy of one, an adapter that is not applied, another model.
     """
 
     def __init__(
@@ -82,15 +92,22 @@ class CheckedEngine(VLLMGeneration, ABC):
         shared = config.rollout.weights_dir
         # No other run puts weights there: files found there are this run's, from before a kill.
         self._weights = (Path(shared).expanduser() / run.read_id() if shared else run.weights).absolute()
-        self._warned = False
+        self._warned: set[str] = set()
+        self._syncs = 0
+        self._noise: float | None = None  # what log-probabilities differed by after the first sync
         super().__init__(**trl)
 
     def sync_weights(self) -> None:
         """Send the policy's weights to the engine; TrainingError on all ranks where it then computes something else."""
         self._sent = 0
+        self._syncs += 1
+        self._tensors = SentTensors(self._dtype, self._syncs)
         if is_peft_model(self.model) and self._sends_adapter():
             tensors = adapter_tensors(self.model, self._dist.gather_params)
             self._sent = sum(tensor.nbytes for tensor in tensors.values())
+            self._adapter = SentTensors(self._dtype, self._syncs, adapter=True)
+            for name, tensor in applied_tensors(self.model, tensors, getattr(torch, self._dtype)).items():
+                self._adapter.add(name, tensor)
             self._send_adapter(tensors)
         else:
             self._send_weights()
@@ -111,8 +128,10 @@ class CheckedEngine(VLLMGeneration, ABC):
 
     def _compare(self, completions: Sequence[SampledTokens]) -> float:
         """Return the worst rank's difference, in nats: the largest in full precision, the mean in half precision."""
-        precision = "full" if self._dtype == self._config.model.dtype == "float32" else "half"
-        limit = getattr(self._config.rollout.tolerance, precision)
+        precision, tolerance = self._precision, self._config.rollout.tolerance
+        limit, named = getattr(tolerance, precision), f"rollout.tolerance.{precision}"
+        if self._noise is not None and (usual := max(tolerance.growth * self._noise, _NEGLIGIBLE * limit)) < limit:
+            limit, named = usual, f"rollout.tolerance.growth times {self._noise:.2g}, the difference of the first sync"
         likeliest = [
             [sorted(p.items(), key=lambda one: one[1])[-_LIKELIEST:] for p in c.likeliest] for c in completions
         ]
@@ -126,11 +145,16 @@ class CheckedEngine(VLLMGeneration, ABC):
         if difference > limit:
             raise TrainingError(
                 f"after a weight sync vLLM's log-probabilities differ from the policy's by {difference:.2g} on rank "
-                f"{rank}, expected at most {limit:g} (rollout.tolerance.{precision}); worst token: {policys:.4f} by "
+                f"{rank}, expected at most {limit:.2g} ({named}); worst token: {policys:.4f} by "
                 f"the policy, {engines:.4f} by vLLM. Its weights are stale, of another model or of another type "
                 "(rollout.dtype): nothing was sampled with them. Only where none of that holds, raise the tolerance"
             )
+        self._noise = difference if self._noise is None else self._noise
         return difference
+
+    @property
+    def _precision(self) -> str:
+        return "full" if self._dtype == self._config.model.dtype == "float32" else "half"
 
     @torch.no_grad()
     def _policy_log_probs(self, completions: list[list[int]]) -> torch.Tensor:
@@ -163,10 +187,11 @@ class CheckedEngine(VLLMGeneration, ABC):
             yield from self._counted(super()._iter_named_params())
 
     def _counted(self, parameters: Parameters) -> Parameters:
-        """Return weights in the engine's type, which may be smaller than the policy's, and count their bytes."""
+        """Return weights in the engine's type, which may be smaller than the policy's, and note what is sent."""
         for name, parameter in parameters:
             sent = parameter.to(getattr(torch, self._dtype))
             self._sent += sent.nbytes
+            self._tensors.add(name, sent)
             yield name, sent
 
     def _merge_reason(self) -> str | None:
@@ -175,10 +200,20 @@ class CheckedEngine(VLLMGeneration, ABC):
 
     def _sends_adapter(self) -> bool:
         reason = self._merge_reason()
-        if reason and not self._warned and self.accelerator.is_main_process:
-            _logger.warning("every weight sync sends the whole model, with the adapter merged: %s", reason)
-        self._warned = reason is not None
+        if reason:
+            self._warn_once(f"every weight sync sends the whole model, with the adapter merged: {reason}")
         return reason is None
+
+    def _warn_once(self, warning: str) -> None:
+        if warning not in self._warned and self.accelerator.is_main_process:
+            _logger.warning(warning)
+        self._warned.add(warning)
+
+    def _warn_of_unread(self, tensors: list[str]) -> None:
+        """Warn of tensors that could not be read back from the engine."""
+        if tensors:
+            named = f"{len(tensors)} tensors ({', '.join(tensors[:3])}"
+            self._warn_once(f"{named}, ...) cannot be read back from vLLM: log-probabilities alone check their syncs")
 
     @abstractmethod
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -238,6 +273,16 @@ class ColocatedEngine(CheckedEngine):
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
         return lora_unsupported_reason(self.model, vllm_engine.adapter_limits(runner))
 
+    def _check_tensors(self, sent: SentTensors) -> None:
+        """Compare what the workers hold with what was sent; ranks that share an engine have a worker each."""
+        found: list[tuple[SentTensors, dict[str, Digest]]] = gather_object([(sent, self._read(sent.request))])
+        for first in range(0, len(found), size := self.tensor_parallel_size):
+            workers = [each for _, each in found[first : first + size]]
+            self._warn_of_unread(found[first][0].check(workers, f"vLLM on rank {first}"))
+
+    def _read(self, request: Request) -> dict[str, Digest]:
+        return read(self.llm.llm_engine.model_executor.driver_worker.model_runner, request)
+
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
         from vllm.lora.request import LoRARequest
 
@@ -249,9 +294,11 @@ class ColocatedEngine(CheckedEngine):
             self.llm.llm_engine.add_lora(request)
         # TRL and an evaluation sample by this method as well, and know of no adapters.
         self.llm.generate = partial(type(self.llm).generate, self.llm, lora_request=request)
+        self._check_tensors(self._adapter)
 
     def _send_weights(self) -> None:
         VLLMGeneration.sync_weights(self)
+        self._check_tensors(self._tensors)
 
     def _check_completions(self) -> list[SampledTokens]:
         from vllm import SamplingParams

@@ -27,6 +27,7 @@ from think_as_locals.training.adapters import base_parameters, lora_unsupported_
 from think_as_locals.training.faults import in_background, run_with_timeout
 from think_as_locals.training.nccl_transfer import NCCLTransfer, nccl_unsupported_reason
 from think_as_locals.training.rollouts import CHECK_SAMPLING, CheckedEngine, Counts, Parameters, in_prefix_order, since
+from think_as_locals.training.sync_check import SentTensors
 from think_as_locals.training.weight_files import WeightFiles
 from think_as_locals.types import ServerError, TrainingError
 
@@ -169,7 +170,7 @@ class ServedEngine(CheckedEngine):
 
         def load(server: VLLMServer) -> list[SampledTokens]:
             server.load_adapter(folder)
-            return server.complete(self._check_prompts, self._loaded, **CHECK_SAMPLING)
+            return self._ask_check(server, self._loaded, self._adapter)
 
         self._weights.mkdir(parents=True, exist_ok=True)
         with self._servers.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
@@ -228,7 +229,7 @@ class ServedEngine(CheckedEngine):
             for _ in range(_RESTARTS):
                 with suppress(OtherWeightsError):  # it was restarted since
                     server.load_weights(files, name)
-                    return server.complete(self._check_prompts, name, **CHECK_SAMPLING)
+                    return self._ask_check(server, name, self._tensors)
             raise ServerError(self._restarts("took new weights"))
 
         with self._servers.one_limit():
@@ -246,10 +247,16 @@ class ServedEngine(CheckedEngine):
             raise TrainingError(f"weights could not be sent by NCCL to {self._named} ({faults[0]}); {remedy}")
 
         def ask(server: VLLMServer) -> list[SampledTokens]:
-            return server.complete(self._check_prompts, name, **CHECK_SAMPLING)
+            return self._ask_check(server, name, self._tensors)
 
         self._answers = self._on_main(lambda: list(chain.from_iterable(self._servers.on_each(ask))))
         self._loaded = name
+
+    def _ask_check(self, server: VLLMServer, name: str, sent: SentTensors) -> list[SampledTokens]:
+        """Return a server's answers to the sync check; a TrainingError if it has not the tensors that were sent."""
+        answers = server.complete(self._check_prompts, name, **CHECK_SAMPLING)  # only then is an adapter applied
+        self._warn_of_unread(sent.check(server.read(sent.request, name), f"the vLLM server at {server.url}"))
+        return answers
 
     def _check_completions(self) -> list[SampledTokens]:
         return self._answers

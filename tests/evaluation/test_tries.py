@@ -1,0 +1,47 @@
+"""Tallies of what a model was asked about, and what of it was kept."""
+
+from __future__ import annotations
+
+import pytest
+from items import make_item
+
+from think_as_locals.evaluation.tries import Tally, yield_table
+
+ITEMS = [make_item(id=str(i), group=f"group {i}", culture=("TH", "JP")[i % 2]) for i in range(4)]
+
+
+def test_a_tally_counts_completions_and_the_items_of_which_something_was_kept() -> None:
+    tally = Tally(ITEMS, ("right", "wrong"), marks=["hinted"])
+    for item in ITEMS:
+        tally.add(item, "wrong", ["late", "long"] if item.id == "0" else ["late"])
+    tally.add(ITEMS[0], "right")
+    tally.add(ITEMS[1], "right")
+    tally.keep([ITEMS[1]])
+    tally.keep([ITEMS[0]], "hinted")
+    assert [item.id for item in tally.left()] == ["2", "3"]
+    assert [tally.place(item.id) for item in ITEMS] == [0, 1, 2, 3]
+    found = tally.summary()
+    assert {key: found[key] for key in ("n", "yield", "completions", "right", "wrong", "hinted")} == {
+        "n": 4,
+        "yield": 0.5,
+        "completions": 6,
+        "right": 2,
+        "wrong": 4,
+        "hinted": 1,
+    }
+    assert found["broken"] == {"late": 4, "long": 1}
+    assert {culture: part["hinted"] for culture, part in found["by_culture"].items()} == {"JP": 0, "TH": 1}
+    table = yield_table("culture", "kept, %", {**found["by_culture"], "all": found}, {"completions": "asked"})
+    assert table.markdown().splitlines()[-1].endswith("| 6 |")
+
+
+def test_of_no_items_there_is_no_yield() -> None:
+    found = Tally([], ("right",)).summary()
+    assert (found["n"], found["yield"], found["right"], found["by_culture"]) == (0, None, 0, {})
+    written = yield_table("probe", "edited, %", {"RC": found}, {"right": "kept"}).markdown()
+    assert written.splitlines()[-1].split("|")[1].strip() == "RC"
+
+
+def test_an_item_that_is_not_there_has_no_place() -> None:
+    with pytest.raises(KeyError):
+        Tally(ITEMS, ()).place("9")

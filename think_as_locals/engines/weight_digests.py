@@ -1,0 +1,200 @@
+"""Digests of an engine's weights, to compare them bit for bit with those that it was sent.
+
+vLLM keeps tensors in a layout of its own: query, key and value in one, the vocabulary padded, each worker with a part.
+So its own loader says where they are: it gets tensors without data, and wherever it would copy from one of them into a
+weight, that weight's elements are read instead. Nothing is written, and no tensor is copied as a whole.
+
+Of every tensor a sample of elements is compared, other ones at each weight sync. An update by 1e-6 changes 4 % of a
+matrix's elements in bfloat16 (of standard deviation .02), so that a sample shows whether it has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SAMPLED = 4096
+"""Elements of each tensor that are compared; of a smaller one, all."""
+
+ADAPTER_PREFIX = "base_model.model."
+"""Of the names that PEFT saves an adapter's tensors by; the rest is the layer's name."""
+
+_COMPARABLE = (torch.bfloat16, torch.float16, torch.float32)
+_INTEGERS = {2: torch.int16, 4: torch.int32}
+_MODULUS = 2**64
+
+Digest = tuple[int, int]
+"""How many of the sampled elements were found, and the sum of their hashes: digests of parts add up."""
+
+
+class Request(TypedDict):
+    """The tensors that an engine is asked for: their shapes, the type they were sent in, and the number of the sync."""
+
+    shapes: dict[str, list[int]]
+    dtype: str
+    sync: int
+    adapter: bool
+
+
+def digest(tensor: Tensor, sync: int) -> Digest:
+    """Return the digest of a tensor.
+
+    Example:
+        >>> weight = torch.zeros(64, 64)
+        >>> before = digest(weight, sync=1)
+        >>> weight[1, 2] = 1e-30
+        >>> digest(weight, sync=1) == before
+        False
+    """
+    places = _places(tensor.numel(), sync)
+    flat = tensor.detach().reshape(-1)
+    return _digest(flat[torch.from_numpy(places).to(flat.device)], places)
+
+
+def read(model_runner: Any, request: Request) -> dict[str, Digest]:
+    """Return the digests of a vLLM worker's part of the weights, or of the adapter that it applied last.
+
+    A tensor of which nothing can be read, quantised for example, has (0, 0); an adapter's are left out where the worker
+    applies none.
+    """
+    reader = _Reader(request)
+    with torch.no_grad(), reader:
+        if request["adapter"]:
+            _load_adapter(model_runner.lora_manager._adapter_manager, reader)
+        elif model_runner.model_config.quantization is None:
+            _load(model_runner.get_model().load_weights, reader)
+        else:  # a quantised layer's loader may do anything
+            _load(_by_name(model_runner.get_model()), reader)
+    return reader.found
+
+
+def _places(count: int, sync: int) -> NDArray[np.int64]:
+    """Return which of so many elements are compared."""
+    if count <= SAMPLED:
+        return np.arange(count)
+    numbers = np.arange(sync * SAMPLED, (sync + 1) * SAMPLED, dtype=np.uint64)
+    return (_hash(numbers) % np.uint64(count)).astype(np.int64)
+
+
+def _digest(elements: Tensor, places: NDArray[np.int64]) -> Digest:
+    bits = elements.cpu().view(_INTEGERS[elements.element_size()]).numpy().astype(np.uint64)
+    return len(places), int(_hash(bits ^ _hash(places.astype(np.uint64))).sum(dtype=np.uint64))
+
+
+def _hash(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the hash of each number: the output function of SplitMix64 (Steele et al. 2014)."""
+    numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+class _Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is active, copies from a probe read the weight at the destination, and no tensor is written."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._request = request
+        self._dtype = getattr(torch, request["dtype"])
+        self._probes: dict[int, tuple[str, Tensor]] = {}  # by their storage, which views share
+        self.found: dict[str, Digest] = dict.fromkeys(request["shapes"], (0, 0))
+
+    def probes(self) -> Iterator[tuple[str, Tensor | None]]:
+        """Yield a probe for every tensor, with its name."""
+        return ((name, self.probe(name)) for name in self._request["shapes"])
+
+    def probe(self, name: str) -> Tensor | None:
+        """Return a tensor without data in place of one that the request names, or `None`."""
+        if (shape := self._request["shapes"].get(name)) is None:
+            return None
+        probe = torch.empty(shape, dtype=self._dtype, device="meta")
+        self._probes[probe.untyped_storage()._cdata] = name, probe
+        return probe
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            self._read(*args[:2])
+        elif not func._schema.is_mutable:
+            return func(*args, **(kwargs or {}))
+        return args[0]
+
+    def _read(self, weight: Tensor, view: Tensor) -> None:
+        name, probe = self._probes.get(view.untyped_storage()._cdata, ("", None))
+        if probe is None or weight.shape != view.shape or weight.dtype not in _COMPARABLE:
+            return
+        places = _places(probe.numel(), self._request["sync"])
+        inside, indices = _indices(view, places)
+        elements = weight[tuple(torch.from_numpy(each).to(weight.device) for each in indices)].to(self._dtype)
+        count, total = self.found[name]
+        more, digest = _digest(elements.reshape(-1), places[inside])
+        self.found[name] = count + more, (total + digest) % _MODULUS
+
+
+def _indices(view: Tensor, places: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[NDArray[np.int64]]]:
+    """Return which places of a storage a view has, and their indices in each of its dimensions."""
+    rest = places - int(view.storage_offset())
+    inside, indices = rest >= 0, [np.zeros_like(places)] * view.dim()
+    for dim in sorted(range(view.dim()), key=view.stride, reverse=True):
+        if view.shape[dim] > 1:
+            indices[dim], rest = np.divmod(rest, max(1, view.stride(dim)))
+            inside = inside & (indices[dim] < view.shape[dim])
+    inside = inside & (rest == 0)
+    return inside, [each[inside] for each in indices]
+
+
+def _load(load_weights: Any, reader: _Reader) -> None:
+    """Give a loader all probes; one that it fails at stays unread."""
+    probes = reader.probes()
+    for _ in range(len(reader.found) + 1):
+        with suppress(Exception):  # of whatever kind: layers that are packed or quantised have no place for it
+            load_weights(each for each in probes)
+            return
+
+
+def _by_name(model: nn.Module) -> Any:
+    """Return a loader of the weights that a quantised model has kept as they are in a checkpoint."""
+    parameters = dict(model.named_parameters())
+
+    def load_weights(weights: Iterable[tuple[str, Tensor]]) -> None:
+        for name, weight in weights:
+            if name in parameters:
+                parameters[name].data.copy_(weight)
+
+    return load_weights
+
+
+def _load_adapter(manager: Any, reader: _Reader) -> None:
+    """Give every layer of vLLM's LoRA manager probes for the adapter that was loaded last among those it applies."""
+    slot, active = max(enumerate(manager.lora_index_to_id), key=lambda each: each[1] or 0)
+    if not active:
+        reader.found = {}
+        return
+    for name, layer in manager.modules.items():
+        parts = manager.packed_modules.get(name, [name])
+        sides = [[reader.probe(f"{ADAPTER_PREFIX}{part}.lora_{side}.weight") for part in parts] for side in "AB"]
+        if any(probe is not None for probe in sides[0]):
+            layer.set_lora(slot, *(sides if len(parts) > 1 else (side[0] for side in sides)))
+
+
+def differing(expected: Mapping[str, Digest], workers: Sequence[Mapping[str, Digest]]) -> tuple[list[str], list[str]]:
+    """Return which tensors differ in an engine, given the digests of its workers, and which could not be read.
+
+    Workers have parts of a tensor each, or some the same part: together every element as often as any other.
+    """
+    different, unread = [], []
+    for name, (count, total) in expected.items():
+        parts = [worker.get(name) for worker in workers]
+        read = sum(part[0] for part in parts if part)
+        copies, remainder = divmod(read, count)
+        if None in parts or remainder or (sum(part[1] for part in parts if part) - copies * total) % _MODULUS:
+            different.append(name)
+        elif not read:
+            unread.append(name)
+    return different, unread
