@@ -102,7 +102,7 @@ def fitting_command(
     colocated = isinstance(config, RunConfig) and config.rollout.backend == "vllm_colocate"
     divided = [[f"{TENSOR_PARALLEL}={ranks}"] for ranks in (2, 4, 8) if colocated and gpus % ranks == 0]
     for adapter in [[], ["lora=rank16"]][: 1 if config.lora else 2]:
-        counts = None
+        counts: memory.Counts | None = None
         for engine in [[], *divided]:
             tried = load_config(recipe, words := [*plain, *engine, *adapter])
             if not isinstance(tried, RunConfig | ScpoConfig):
