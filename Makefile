@@ -28,13 +28,19 @@ test: .venv/.vllm  ## Lint, types, layers, all tests
 pytest: .venv/.vllm
 	$(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-bench: .venv/.vllm  ## Compare updates, scoring, judging with TRL, RewardBench 2; tables, runs/bench/*.json
+bench: .venv/.vllm  ## Compare with TRL and RewardBench 2, time starts; ARGS=--scale: costs by number of rows
+ifneq ($(filter --scale,$(ARGS)),)
+	$(BIN)/python tests/benchmarks/scale.py $(filter-out --scale,$(ARGS))
+else
 	$(BIN)/python tests/benchmarks/update.py $(ARGS)
 	$(BIN)/python tests/benchmarks/scoring.py
 	$(BIN)/python tests/benchmarks/judging.py
 	$(BIN)/python tests/benchmarks/serving.py
 	$(BIN)/python tests/benchmarks/ahead.py
 	$(BIN)/python tests/benchmarks/weights.py
+	$(BIN)/python tests/benchmarks/startup.py
+	$(BIN)/python tests/benchmarks/plan.py --check
+endif
 
 soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 290 times; tests/benchmarks/soak.json
 	$(BIN)/python tests/benchmarks/soak.py $(ARGS)

@@ -63,13 +63,13 @@ def sync(run: str, scratch: str) -> dict[str, Any]:
         return [judgement.completion for judgement in Judge(engine=engine, settings=settings_of(config)).judge(items)]
 
     found = {}
-    with policy_engine(trainer, chat, 32) as engine:
+    with policy_engine(trainer, 32) as engine:
         found["before"] = texts(engine)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.add_(0.05 * parameter.std() * torch.randn(parameter.shape, generator=generator))
-    with policy_engine(trainer, chat, 32) as engine:
+    with policy_engine(trainer, 32) as engine:
         found["after"] = texts(engine)
     return {**found, "policy": texts(TransformersEngine(trainer.model, chat, 32))}
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from conftest import Tal, command, launch
+from conftest import command, launch
 from hub.fake_hub import TOKEN, FakeHub, Fault, Repository, sha256
 from hub.small_runs import REPO, content_of, download, shard
 from huggingface_hub import HfApi
@@ -249,14 +249,14 @@ def test_a_secret_ends_the_command_with_one_message(
 
 @pytest.mark.slow
 def test_a_run_goes_to_the_hub_and_comes_back_as_a_judge(
-    small_run: Path, hub: FakeHub, item: Item, tmp_path: Path, tal: Tal, monkeypatch: pytest.MonkeyPatch
+    small_run: Path, hub: FakeHub, item: Item, tmp_path: Path
 ) -> None:
     settings = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     run = Path(shutil.copytree(small_run, tmp_path / "runs" / "small"))
     assert not (run / "model" / "training_args.bin").exists()  # a pickle
     (run / "model" / "notes.md").write_text("mine")
-    words = ("push", str(run), "--repo", "people/small")
-    done = launch(command("tal"), *words, **settings)
+    words = (command("tal"), "push", str(run), "--repo", "people/small")
+    done = launch(*words, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     repository = hub.repositories["people/small"]
     files = repository.files()
@@ -271,9 +271,7 @@ def test_a_run_goes_to_the_hub_and_comes_back_as_a_judge(
     assert before == after
     assert before[0].completion
     sent = len(hub.seen("PUT"))
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-    again = tal(*words)
-    assert again.status == 0, again.err
-    assert "sent      0 of" in again.out
+    again = launch(*words, **settings)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "sent      0 of" in again.stdout
     assert len(hub.seen("PUT")) == sent

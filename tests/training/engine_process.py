@@ -158,7 +158,7 @@ def check_adapter(folder: Path, *overrides: str, base_first: bool) -> tuple[Any,
         assert again >= 128
     conversations = trainer.train_dataset[:4]["prompt"]
     reference = sample_all(TransformersEngine(trainer.model, trainer.chat, 4), conversations, GREEDY)
-    with policy_engine(trainer, trainer.chat, 4) as vllm:
+    with policy_engine(trainer, 4) as vllm:
         evaluated = sample_all(vllm, conversations, GREEDY)
     assert [one.token_ids for one in evaluated] == [one.token_ids for one in reference]
     assert unchanged(base, named)

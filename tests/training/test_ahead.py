@@ -124,7 +124,7 @@ def test_an_evaluation_waits_for_what_is_in_flight_and_has_the_policys_weights(
 
     class Evaluation(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            with policy_engine(trainer, trainer.chat, 8) as engine:
+            with policy_engine(trainer, 8) as engine:
                 evaluated.append(engine.sample_tokens(trainer.vllm_generation._check_prompts, GREEDY))
 
     trainer.add_callback(Evaluation())

@@ -468,17 +468,22 @@ class EditConfig(Recipe):
     max_completion_length: PositiveInt
 
 
-class SampleSection(Section):
-    """Which policy draws candidates, for what, and what says how good they are."""
+class TaskSection(Section):
+    """What a policy is asked, how often, and what says how good its answers are."""
 
     task: Literal["multiple_choice", "short_answers", "prompts"]
     data: DataSection
     items: Literal["train", "validation", "test", "all"]
-    policy: ChatSection
     num_candidates: PositiveInt
     temperature: PositiveFloat
     max_completion_length: PositiveInt
     scorer: RewardModelSection | None
+
+
+class SampleSection(TaskSection):
+    """A task, and the policy that draws candidates for it."""
+
+    policy: ChatSection
 
 
 class SampleConfig(Recipe):
@@ -486,6 +491,33 @@ class SampleConfig(Recipe):
 
     run: RunSection
     sample: SampleSection
+
+
+# The training of a policy with a reward model.
+
+
+class PolicyEvalSection(MeasureSection):
+    every_steps: PositiveInt
+    batch_size: PositiveInt
+    leaks: Literal["refuse", "report"]
+
+
+class PolicyConfig(Recipe):
+    """The training of a policy: conf/policy.yaml."""
+
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    rm: RewardModelSection
+    rollout: RolloutSection
+    grpo: GrpoSection
+    lora: LoraSection | None
+    eval: PolicyEvalSection
+    tasks: Annotated[dict[OwnName, TaskSection], Field(min_length=1)]
+
+
+GrpoConfig = RunConfig | PolicyConfig
+"""What trains by GRPO: a judge, or a policy."""
 
 
 class BenchmarkSection(MeasureSection):

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import nearest
 from think_as_locals.config.schema import GlobalRMSection, GrpoSection, ScpoSection, SftSection, TrlSection
-from think_as_locals.types import ConfigError
+from think_as_locals.types import ConfigError, shown
 
 _SET_ELSEWHERE = {  # fields of TRL's that other keys determine
     "output_dir": "run.dir and run.name",
@@ -137,12 +137,12 @@ def _value_fault(key: str, value: Any, kind: Any) -> str:
     try:
         TypeAdapter[Any](kind).validate_python(value, strict=True)
     except ValidationError as error:
-        return f"got {value!r}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
+        return f"got {shown(value)}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
     if key in _CHOICES and value not in _CHOICES[key]:
-        return f"got {value!r}, expected {' or '.join(_CHOICES[key])}"
+        return f"got {shown(value)}, expected {' or '.join(_CHOICES[key])}"
     least, most = _BOUNDS.get(key, (-math.inf, math.inf))
     if value is not None and key in _BOUNDS and not least <= value <= most:
-        return f"got {value}, expected at least {least:g}{f' and at most {most:g}' if most < math.inf else ''}"
+        return f"got {shown(value)}, expected at least {least:g}{f' and at most {most:g}' if most < math.inf else ''}"
     return ""
 
 
