@@ -22,6 +22,8 @@ from think_as_locals.types import Item
 # One thread each, in this process and in all it starts: models this small gain nothing from more, and several processes
 # on few cores starve one another. It has to stand before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The same tests on every machine: `make gpu` (tests/gpu) checks what is of GPUs.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 collect_ignore = ["benchmarks", "gpu"]  # scripts, which import one another
 

@@ -200,12 +200,16 @@ class TrlSection(Section):
 
 
 class GrpoSection(TrlSection):
+    OURS = frozenset({"cast_lm_head_to_fp32"})  # TRL's way fails under FSDP2, and with LoRA
+
     gradient_accumulation_steps: PositiveInt
     num_generations: Annotated[int, Field(ge=2)]
     max_completion_length: PositiveInt
     temperature: PositiveFloat
     beta: NonNegativeFloat
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
+    cast_lm_head_to_fp32: bool
+    vllm_importance_sampling_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
     num_train_epochs: PositiveFloat
     report_to: list[Tracker]
     vllm_tensor_parallel_size: PositiveInt
