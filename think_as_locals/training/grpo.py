@@ -17,15 +17,8 @@ from transformers.utils import is_torch_tf32_available
 from trl import GRPOConfig, RewardConfig, SFTConfig
 from trl.trainer.utils import RepeatSampler
 
-from think_as_locals.config.schema import (
-    GlobalRMSection,
-    GrpoConfig,
-    PolicyConfig,
-    RunConfig,
-    ScpoConfig,
-    SftSection,
-    TrlSection,
-)
+from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig, SftSection, TrlSection
+from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig
 from think_as_locals.config.trl_fields import micro_batches
 from think_as_locals.engines import Chat, eos_token_ids
 from think_as_locals.engines.vllm_engine import generation_config
