@@ -8,7 +8,11 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
+.PHONY: help install quickstart test pytest bench soak attack lint format clean
+=======
 .PHONY: help install quickstart test bench soak attack gpu lint format clean
+>>>>>>> main
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -18,7 +22,10 @@ install: .venv/.train  ## Install the training stack into .venv (with vLLM and D
 quickstart: .venv/.train  ## Train a small judge from scratch, 3 minutes on two CPU cores
 	$(BIN)/tal run recipes/quickstart.yaml $(ARGS)
 
-test: lint .venv/.vllm  ## Lint, types, layers, all tests
+test: .venv/.vllm  ## Lint, types, layers, all tests
+	@$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+pytest: .venv/.vllm
 	$(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 bench: .venv/.vllm  ## Compare with TRL and RewardBench 2, time starts; ARGS=--scale: costs by number of rows

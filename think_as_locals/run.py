@@ -23,9 +23,9 @@ from think_as_locals.config.schema import (
     RunConfig,
     SampleConfig,
     SampleSection,
-    ScpoConfig,
     ServerSection,
 )
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.ranks import Peers, take_up_launch
 from think_as_locals.runtime.signals import interrupt, on_signals
 from think_as_locals.runtime.startup import loading

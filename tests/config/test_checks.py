@@ -40,9 +40,8 @@ from think_as_locals.config.schema import (
     PolicyConfig,
     RunConfig,
     SampleConfig,
-    ScpoConfig,
-    Variant,
 )
+from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.judging import prompt_names
 from think_as_locals.runtime.run_folder import open_run
 from think_as_locals.scpo.report import DIFFERENCES

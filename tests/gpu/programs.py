@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification, DebertaV2Config, Ll
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.compose import find_launch, read_launch
-from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data import read
 from think_as_locals.machine.doctor import examine
 from think_as_locals.reward_models.scratch import train_tokenizer

@@ -29,10 +29,10 @@ from think_as_locals.config.schema import (
     RunConfig,
     RunSection,
     SampleConfig,
-    ScpoConfig,
     ServerSection,
     TaskSection,
 )
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.config.trl_fields import TRL_SECTIONS, trl_faults
 from think_as_locals.types import (
     GRAMMAR_PROMPTS,

@@ -12,7 +12,8 @@ from typing import Any, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import nearest
-from think_as_locals.config.schema import GlobalRMSection, GrpoSection, ScpoSection, SftSection, TrlSection
+from think_as_locals.config.schema import GrpoSection, SftSection, TrlSection
+from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoSection
 from think_as_locals.types import ConfigError, shown
 
 _SET_ELSEWHERE = {  # fields of TRL's that other keys determine

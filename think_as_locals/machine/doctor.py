@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from think_as_locals.config.checks import Config
 from think_as_locals.config.compose import Launch
-from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig, ScpoConfig
+from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.machine import hours, memory
 from think_as_locals.machine.gpus import gpu_fault, gpus
 from think_as_locals.machine.memory import GB

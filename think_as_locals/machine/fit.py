@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import TYPE_CHECKING, TypeVar
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.compose import Launch, find_launch, read_launch
-from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig, ScpoConfig
+from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import GB
 from think_as_locals.runtime.ranks import current_launch, gpu_bytes, num_gpus
@@ -118,17 +118,18 @@ def fitting_command(
     files = ("gpu8_zero2", "gpu8_zero3", "nodes_zero3") if gpus > 1 else ("single",)
     colocated = not isinstance(config, ScpoConfig) and config.rollout.backend == "vllm_colocate"
     divided = [[f"{TENSOR_PARALLEL}={ranks}"] for ranks in (2, 4, 8) if colocated and gpus % ranks == 0]
-    for adapter, engine in product([[], ["lora=rank16"]][: 1 if config.lora else 2], [[], *divided]):
-        tried = load_config(recipe, words := [*plain, *engine, *adapter])
-        if not isinstance(tried, RunConfig | PolicyConfig | ScpoConfig):
-            return None
-        counts = memory.count(tried)
-        for name in files:
-            file = read_launch(find_launch(name))
-            launch = replace(file, processes=gpus * file.machines)
-            if needed_bytes(tried, launch, counts) <= gpu:
-                number = "" if launch.processes == file.processes else f" --num_processes {launch.processes}"
-                return shlex.join(
-                    ["accelerate", "launch", "--config_file", f"launch/{name}.yaml", *number.split(), recipe, *words]
-                )
+    for adapter in [[], ["lora=rank16"]][: 1 if config.lora else 2]:
+        counts: memory.Counts | None = None
+        for engine in [[], *divided]:
+            tried = load_config(recipe, words := [*plain, *engine, *adapter])
+            if not isinstance(tried, RunConfig | PolicyConfig | ScpoConfig):
+                return None
+            counts = counts or memory.count(tried)  # of a large model this takes a second
+            for name in files:
+                file = read_launch(find_launch(name))
+                launch = replace(file, processes=gpus * file.machines)
+                if needed_bytes(tried, launch, counts) <= gpu:
+                    number = [] if launch.processes == file.processes else ["--num_processes", str(launch.processes)]
+                    words = ["--config_file", f"launch/{name}.yaml", *number, recipe, *words]
+                    return shlex.join(["accelerate", "launch", *words])
     return None

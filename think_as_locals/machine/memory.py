@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from think_as_locals.config.compose import Launch
-from think_as_locals.config.schema import GrpoConfig, ScpoConfig
+from think_as_locals.config.schema import GrpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.types import ConfigError
 
 GB = 1e9

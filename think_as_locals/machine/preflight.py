@@ -30,10 +30,10 @@ from think_as_locals.config.schema import (
     RunConfig,
     SampleConfig,
     SampleSection,
-    ScpoConfig,
-    ServeConfig,
     ServerSection,
 )
+from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.config.serve_schema import ServeConfig
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.fit import memory_faults
 from think_as_locals.machine.gpus import gpu_fault

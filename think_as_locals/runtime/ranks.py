@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from think_as_locals.config.compose import Launch, find_launch, read_launch
-from think_as_locals.config.schema import GrpoConfig, ScpoConfig
+from think_as_locals.config.schema import GrpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.config.trl_fields import micro_batches
 from think_as_locals.types import ConfigError, ModelError, PreflightError
 

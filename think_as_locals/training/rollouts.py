@@ -259,6 +259,7 @@ class ColocatedEngine(CheckedEngine):
             "revision": self._config.model.revision,
             "enforce_eager": not torch.cuda.is_available(),
             "disable_log_stats": False,  # they count what the prefix cache found
+            "hf_overrides": {"head_dtype": "float32" if self._config.grpo.cast_lm_head_to_fp32 else "model"},
         }
         if is_peft_model(self.model):
             rank = self.model.active_peft_config.r
