@@ -8,7 +8,11 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
+.PHONY: help install quickstart test pytest bench soak attack lint format clean
+=======
 .PHONY: help install quickstart test bench soak attack gpu lint format clean
+>>>>>>> main
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -18,16 +22,25 @@ install: .venv/.train  ## Install the training stack into .venv (with vLLM and D
 quickstart: .venv/.train  ## Train a small judge from scratch, 3 minutes on two CPU cores
 	$(BIN)/tal run recipes/quickstart.yaml $(ARGS)
 
-test: lint .venv/.vllm  ## Lint, types, layers, all tests
+test: .venv/.vllm  ## Lint, types, layers, all tests
+	@$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+pytest: .venv/.vllm
 	$(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-bench: .venv/.vllm  ## Compare updates, scoring, judging with TRL, RewardBench 2; tables, runs/bench/*.json
+bench: .venv/.vllm  ## Compare with TRL and RewardBench 2, time starts; ARGS=--scale: costs by number of rows
+ifneq ($(filter --scale,$(ARGS)),)
+	$(BIN)/python tests/benchmarks/scale.py $(filter-out --scale,$(ARGS))
+else
 	$(BIN)/python tests/benchmarks/update.py $(ARGS)
 	$(BIN)/python tests/benchmarks/scoring.py
 	$(BIN)/python tests/benchmarks/judging.py
 	$(BIN)/python tests/benchmarks/serving.py
 	$(BIN)/python tests/benchmarks/ahead.py
 	$(BIN)/python tests/benchmarks/weights.py
+	$(BIN)/python tests/benchmarks/startup.py
+	$(BIN)/python tests/benchmarks/plan.py --check
+endif
 
 soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 290 times; tests/benchmarks/soak.json
 	$(BIN)/python tests/benchmarks/soak.py $(ARGS)

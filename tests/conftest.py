@@ -7,9 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 from filelock import FileLock
 
@@ -19,6 +22,8 @@ from think_as_locals.types import Item
 # One thread each, in this process and in all it starts: models this small gain nothing from more, and several processes
 # on few cores starve one another. It has to stand before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The same tests on every machine: `make gpu` (tests/gpu) checks what is of GPUs.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 collect_ignore = ["benchmarks", "gpu"]  # scripts, which import one another
 
@@ -72,23 +77,34 @@ PLANTED = {
 """Secrets that stood in its environment."""
 
 
-def command(name: str) -> str:
-    """A console script of the environment that runs the tests."""
-    return str(Path(sys.executable).parent / name)
+def command(name: str, python: str = sys.executable) -> str:
+    """A console script of the environment that runs the tests, or the one beside a `warm_python`."""
+    return str(Path(python).parent / name)
 
 
-def launch(*words: str, timeout: float = 600, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in the checkout, offline, with its output captured."""
+def launch(*words: str, timeout: float = 600, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command, in the checkout unless told otherwise, offline, with its output captured."""
     settings = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "200", **environment}
     return subprocess.run(
         list(words),
-        cwd=ROOT,
+        cwd=cwd,
         env={**os.environ, **settings},
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
     )
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """The processes that run in a folder; those that a `warm_python` forked are no children of who started them."""
+
+    def within(process: psutil.Process) -> bool:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ends while it is asked
+            return Path(process.cwd()) == folder
+        return False
+
+    return [process for process in psutil.process_iter() if within(process)]
 
 
 class Done(NamedTuple):
@@ -134,25 +150,45 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
     return min(once() for _ in range(3))
 
 
+TRAINING = [
+    "accelerate.commands.launch",
+    "torch.distributed.run",
+    *map("think_as_locals.{}".format, ("cli", "train", "evaluate", "steer")),
+]
+VLLM = [
+    *(*TRAINING, "vllm.entrypoints.openai.api_server", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
+    *("vllm.v1.executor.multiproc_executor", "vllm.model_executor.models.qwen2"),
+]
+
+
 @pytest.fixture(scope="session")
 def warm_python(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> str:
-    """A Python that has torch, transformers and TRL imported: it begins at once, as do the ranks that it launches."""
-    return str(_shared(_make_warm_python, "warm", tmp_path_factory, worker_id) / "python")
+    """A Python that has torch, transformers and TRL imported: it begins at once, as do the processes that it starts.
+
+    Beside it are `tal`, and an `accelerate` whose workers begin at once.
+    """
+    return str(_shared(partial(_make_warm_python, TRAINING), "warm", tmp_path_factory, worker_id) / "python")
 
 
 @pytest.fixture(scope="session")
-def small_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def warm_vllm(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> str:
+    """A `warm_python` that has vLLM imported too."""
+    return str(_shared(partial(_make_warm_python, VLLM), "warm_vllm", tmp_path_factory, worker_id) / "python")
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str, warm_python: str) -> Path:
     """The folder of a finished small run, and beside it what W&B and trackio keep and what it printed.
 
     It is started by `accelerate launch recipes/quickstart.yaml`.
     """
-    return _shared(_make_small_run, "small_run", tmp_path_factory, worker_id) / "small"
+    return _shared(partial(_make_small_run, warm_python), "small_run", tmp_path_factory, worker_id) / "small"
 
 
 @pytest.fixture(scope="session")
-def steered_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def steered_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str, warm_python: str) -> Path:
     """The folder of a finished small run of SCPO: reward models of two countries."""
-    return _shared(_make_steered_run, "steered_run", tmp_path_factory, worker_id) / "steered"
+    return _shared(partial(_make_steered_run, warm_python), "steered_run", tmp_path_factory, worker_id) / "steered"
 
 
 def _shared(make: Callable[[Path], None], name: str, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
@@ -167,15 +203,22 @@ def _shared(make: Callable[[Path], None], name: str, tmp_path_factory: pytest.Te
     return folder
 
 
-def _make_warm_python(folder: Path) -> None:
+def _make_warm_python(modules: list[str], folder: Path) -> None:
     python, address = folder / "python", folder / "socket"
     program = f"{ROOT}/tests/forked_python.py"
-    python.write_text(f'#!/bin/sh\nPYTHON_EXEC=$0 exec {sys.executable} -IS {program} start {address} "$@"\n')
-    python.chmod(0o755)
+    # launch/node.sh looks for the children of its accelerate, so that is a process as any other.
+    patched = f"import sys\nsys.executable = '{python}'\nfrom accelerate.commands.accelerate_cli import main\nmain()\n"
+    for name, script in {
+        "python": f'#!/bin/sh\nPYTHON_EXEC={python} exec {sys.executable} -IS {program} start {address} "$@"\n',
+        "tal": f'#!/bin/sh\nexec {python} {command("tal")} "$@"\n',
+        "accelerate": f"#!{sys.executable}\n{patched}",
+    }.items():
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
     owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
-            [sys.executable, program, "serve", str(address), str(owner)],
+            [sys.executable, program, "serve", str(address), str(owner), *modules],
             env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -187,15 +230,15 @@ def _make_warm_python(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def _make_steered_run(folder: Path) -> None:
+def _make_steered_run(python: str, folder: Path) -> None:
     words = ("run", "recipes/scpo_quickstart.yaml", *STEERED, f"run.dir={folder}", "run.name=steered")
-    done = launch(command("tal"), *words)
+    done = launch(command("tal", python), *words)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _make_small_run(folder: Path) -> None:
+def _make_small_run(python: str, folder: Path) -> None:
     done = launch(
-        *[command("accelerate"), "launch", "recipes/quickstart.yaml"],
+        *[command("accelerate", python), "launch", "recipes/quickstart.yaml"],
         *[*TRACKED, f"run.dir={folder}", "run.name=small"],
         WANDB_MODE="offline",
         WANDB_DIR=str(folder),

@@ -1,7 +1,7 @@
-"""Python with torch, transformers and TRL imported already: a server that has imported them forks for each start.
+"""Python with torch and more imported already: a server that has imported them forks for each start.
 
-python forked_python.py serve SOCKET OWNER         serves as long as the process with the id OWNER lives
-python -IS forked_python.py start SOCKET WORDS...  does what `python WORDS...` does, with its input, output and signals
+python forked_python.py serve SOCKET OWNER MODULES...  serves as long as the process with the id OWNER lives
+python -IS forked_python.py start SOCKET WORDS...      does what `python WORDS...` does, with its open files and signals
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import socket
 import sys
 from contextlib import suppress
 
-PROGRAMS = ("cli", "train", "evaluate", "steer")
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start(path: str, words: list[str]) -> None:
     """Have the server fork, pass signals on, and end as the forked process does."""
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    # pathlib takes as long as all else here.
+    files = [number for number in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{number}")]  # noqa: PTH110, PTH208
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(path)
-        task = json.dumps([words, dict(os.environ), os.getcwd()]).encode()  # noqa: PTH109  (pathlib takes as long as all else here)
-        socket.send_fds(server, [len(task).to_bytes(4, "big")], [0, 1, 2])
+        task = json.dumps([words, dict(os.environ), os.getcwd(), files]).encode()  # noqa: PTH109
+        socket.send_fds(server, [len(task).to_bytes(4, "big")], files)
         server.sendall(task)
         answers = server.makefile()
         process = int(answers.readline())
@@ -54,16 +55,18 @@ def serve(path: str, owner: int) -> list[str]:
         for client in select.select([listener, woken, *processes], [], [], 1)[0]:
             if client is listener:
                 client, _ = listener.accept()
-                size, files, _, _ = socket.recv_fds(client, 4, 3)
-                words, environment, folder = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
+                size, files, _, _ = socket.recv_fds(client, 4, 253)  # as many as Linux passes on
+                task = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
                 if process := os.fork():
                     processes[client] = process
                     client.sendall(f"{process}\n".encode())
                     for file in files:
                         os.close(file)
                 else:
-                    become(files, environment, folder)
-                    return words
+                    for one in (listener, client, *processes):
+                        one.detach()  # else it closes, once it is garbage, whatever has its number by then
+                    become(files, *task[1:])
+                    return task[0]
             elif client is woken:
                 os.read(woken, 4096)
                 report_ended(processes)
@@ -82,25 +85,30 @@ def report_ended(processes: dict[socket.socket, int]) -> None:
                 client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
-def become(files: list[int], environment: dict[str, str], folder: str) -> None:
-    """Take what a process has from whoever starts it."""
+def become(files: list[int], environment: dict[str, str], folder: str, numbers: list[int]) -> None:
+    """Take what a process has from whoever starts it, and start others with the same Python."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for place, file in enumerate(files):
-        os.dup2(file, place)
-    os.closerange(3, 1024)
+    files = [fcntl.fcntl(file, fcntl.F_DUPFD, 512) for file in files]  # out of the way of their own numbers
+    os.closerange(0, 512)
+    for number, file in zip(numbers, files, strict=True):
+        os.dup2(file, number)
+    os.closerange(512, 1024)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    sys.executable = environment["PYTHON_EXEC"]
+    multiprocessing.spawn.set_executable(sys.executable)
+    multiprocessing.process.ORIGINAL_DIR = folder
 
 
 def run(words: list[str]) -> None:
     """Do what `python WORDS...` does, as the main module."""
     import runpy
 
-    if words[0] == "-u":
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
-        words = words[1:]
+    while words[0][0] == "-" and words[0] not in ("-c", "-m"):  # -u, and what multiprocessing passes on
+        if words.pop(0) == "-u":
+            sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [place for place in places if place and place not in sys.path]
     sys.argv = words
@@ -117,20 +125,49 @@ def run(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def leave(status: int) -> None:
+    """End as Python does, but for its modules, which it would take apart for seconds, each page copied by the fork."""
+    threading._shutdown()
+    atexit.unregister(gc.unfreeze)
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
     task, socket_path, *rest = sys.argv[1:]
     if task == "start":
         start(socket_path, rest)
     del sys.path[0]
+    import atexit
+    import fcntl
+    import gc
+    import multiprocessing.spawn
+    import threading
     from importlib import import_module
 
     from think_as_locals.runtime.startup import loading
 
+    owner, *modules = rest
     with loading():
-        for name in (
-            "accelerate.commands.launch",
-            "torch.distributed.run",
-            *map("think_as_locals.{}".format, PROGRAMS),
-        ):
+        for name in modules:
             import_module(name)
-    run(serve(socket_path, int(rest[0])))
+    with suppress(
+        ImportError
+    ):  # it can look for the title's place in memory only as long as the environment is as it was
+        import setproctitle
+
+        setproctitle.getproctitle()
+    words = serve(socket_path, int(owner))
+    status = 0
+    try:
+        run(words)
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if status != ended.code and ended.code is not None:
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    leave(status)

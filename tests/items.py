@@ -24,3 +24,18 @@ def make_item(**changes: Any) -> Item:
         "source": "mine",
     }
     return Item(**fields | changes)
+
+
+def day_items(count: int, *responses: str) -> list[Item]:
+    """Items of two cultures about the days of a count, with these responses, of which each is best in turn."""
+    return [
+        make_item(
+            id=f"item-{i}",
+            prompt=f"What do people do on day {i}?",
+            responses=tuple(response.format(i) for response in responses),
+            best=i % len(responses),
+            culture=("TH", "JP")[i % 2],
+            group=f"day-{i}",
+        )
+        for i in range(count)
+    ]

@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
-from conftest import ROOT, command
+from conftest import command
 
 from think_as_locals.serving.server import KEY_VARIABLE
 
@@ -34,11 +35,13 @@ def serving(app: Any, **options: Any) -> Iterator[str]:
 
 
 @contextmanager
-def tal_serve(model: str, *overrides: str, key: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`tal serve` with a key, on a free port; yields the process and its url once it listens."""
+def tal_serve(
+    python: str, folder: Path, model: str, *overrides: str, key: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`tal serve` with a key, in a folder, on a free port; yields the process and its url once it listens."""
     process = subprocess.Popen(
-        [command("tal"), "serve", model, "port=0", *overrides],
-        cwd=ROOT,
+        [command("tal", python), "serve", model, "port=0", *overrides],
+        cwd=folder,
         env={**os.environ, KEY_VARIABLE: key, "HF_HUB_OFFLINE": "1"},
         stderr=subprocess.PIPE,
         text=True,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Tal
-from items import RUBRIC, make_item
+from items import RUBRIC, day_items
 from loopback import Answer, Received, answering
 from reward_models.scripted import shown_in
 
@@ -26,17 +26,7 @@ from think_as_locals.reward_models.demonstrations import read_demonstrations
 from think_as_locals.run import load_data
 from think_as_locals.types import LABELS, DataError, Item
 
-ITEMS = [
-    make_item(
-        id=f"item-{i}",
-        prompt=f"What do people do on day {i}?",
-        responses=(f"They rest on day {i}.", f"They work for long hours on day {i}.", f"They dance on {i}."),
-        best=i % 3,
-        culture=("TH", "JP")[i % 2],
-        group=f"day-{i}",
-    )
-    for i in range(8)
-]
+ITEMS = day_items(8, "They rest on day {}.", "They work for long hours on day {}.", "They dance on {}.")
 BEST = {item.prompt: item.responses[item.best] for item in ITEMS}
 TOLD = hint("?").partition("?")[0]
 

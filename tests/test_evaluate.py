@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from conftest import Tal, command, launch
+from conftest import Tal, command, launch, processes_in
 from data.tables import write
 
 from think_as_locals import evaluate
@@ -50,8 +50,8 @@ def words(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
 
 
 @pytest.fixture(scope="module")
-def evaluation(words: list[str]) -> Path:
-    done = launch(command("tal"), *words)
+def evaluation(words: list[str], warm_python: str) -> Path:
+    done = launch(command("tal", warm_python), *words)
     assert done.returncode == 0, done.stdout + done.stderr
     return Path(words[2].removeprefix("run.dir=")) / "three"
 
@@ -78,24 +78,27 @@ def test_a_model_is_closed_before_the_next_is_loaded(
     assert opened == ["loaded", "closed"] * 3
 
 
-def engine_cores() -> set[int]:
-    """The vLLM processes that this process and its children have started and that are alive."""
+def engine_cores(folder: Path) -> set[int]:
+    """The vLLM processes that run in a folder."""
     found = set()
-    for child in psutil.Process().children(recursive=True):
+    for process in processes_in(folder):
         with suppress(psutil.NoSuchProcess):  # it ends while it is asked
-            found |= {child.pid} if child.name() == "VLLM::EngineCore" else set()
+            found |= {process.pid} if process.name() == "VLLM::EngineCore" else set()
     return found
 
 
-def test_of_two_vllm_judges_one_is_gone_before_the_next_and_both_in_the_end(words: list[str], small_run: Path) -> None:
+def test_of_two_vllm_judges_one_is_gone_before_the_next_and_both_in_the_end(
+    words: list[str], small_run: Path, tmp_path: Path, warm_vllm: str
+) -> None:
     section = ("=judge", f".path={small_run / 'model'}", ".backend=vllm")
     judges = [f"rms.{name}{value}" for name in ("one", "two") for value in section]
     seen = set[frozenset[int]]()
     with ThreadPoolExecutor(1) as pool:
         # Its output ends with its last process: one that stayed would have it wait until the time is over.
-        ended = pool.submit(launch, command("tal"), *words[:8], *judges, "eval.max_items=4", "run.name=vllm")
+        settings = [*words[:8], *judges, "eval.max_items=4", "run.name=vllm"]
+        ended = pool.submit(launch, command("tal", warm_vllm), *settings, cwd=tmp_path)
         while not ended.done():
-            seen.add(frozenset(engine_cores()))
+            seen.add(frozenset(engine_cores(tmp_path)))
             time.sleep(0.1)
     done = ended.result()
     assert done.returncode == 0, done.stdout + done.stderr

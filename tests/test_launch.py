@@ -58,8 +58,8 @@ def _two_processes(
     return run, logs
 
 
-def test_a_recipe_that_cannot_run_here_says_what_is_missing_and_what_runs() -> None:
-    done = launch(command("accelerate"), "launch", "recipes/tal_grpo.yaml", "grpo.beta=0.001", "seed=3")
+def test_a_recipe_that_cannot_run_here_says_what_is_missing_and_what_runs(warm_python: str) -> None:
+    done = launch(warm_python, command("accelerate"), "launch", "recipes/tal_grpo.yaml", "grpo.beta=0.001", "seed=3")
     assert done.returncode != 0
     message = done.stderr.partition("tal: ")[2].partition("Traceback")[0]  # accelerate adds a traceback of its own
     assert message.startswith("this machine lacks what tal_grpo needs:")

@@ -60,7 +60,7 @@ def test_baselines_stand_at_chance(quickstart: Path) -> None:
 
 
 def test_transformers_and_vllm_give_the_verdicts_of_training_on_100_items(
-    quickstart: Path, tmp_path: Path, warm_python: str
+    quickstart: Path, tmp_path: Path, warm_vllm: str
 ) -> None:
     config = RunConfig.model_validate(yaml.safe_load((quickstart / "config.yaml").read_text()))
     table = quickstart / "carb" / f"step-{config.grpo.max_steps}.parquet"
@@ -69,7 +69,9 @@ def test_transformers_and_vllm_give_the_verdicts_of_training_on_100_items(
     path = tmp_path / "items.jsonl"
     jsonl.write([by_id[row["id"]] for row in rows], path)
     script = str(ROOT / "tests" / "engines" / "vllm_process.py")
-    done = launch(warm_python, script, "compare", str(quickstart / "model"), str(path))
+    done = launch(
+        warm_vllm, script, "compare", str(quickstart / "model"), str(path), PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"
+    )
     assert done.returncode == 0, done.stderr
     texts = json.loads(path.with_suffix(".result.json").read_text())["texts"]
     verdicts = [text.rpartition("<verdict>")[2] for text in (row["completion"] for row in rows)]

@@ -191,6 +191,7 @@ def test_keys_are_there() -> None:
     composed.append(compose_recipe(ASSETS / "conf" / "serve.yaml", ["judge.path=a/judge"]))
     by_name = ["data=mix", "data.mix.NAME=culture_cards", "eval.sets.NAME=culture_cards"]
     composed.append(compose_recipe("recipes/tal_grpo.yaml", by_name))
+    composed.append(compose_recipe("recipes/policy_grpo.yaml", ["tasks.NAME=prompts"]))
     sections = {key for values in composed for key, value in values.items() if isinstance(value, dict)} - {"rms"}
     keys = {word.partition("=")[0] for span in spans() for word in span.split() if "pkg://" not in word}  # verl's
     for key in keys:

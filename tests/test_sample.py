@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Tal
-from items import make_item
+from items import day_items
 from loopback import Answer, Received, answering
 from reward_models.scripted import judged
 from reward_models.tiny import write_classifier
@@ -20,17 +20,7 @@ from reward_models.tiny import write_classifier
 from think_as_locals.data.load import read_candidates
 from think_as_locals.data.sources import jsonl
 
-ITEMS = [
-    make_item(
-        id=f"item-{i}",
-        prompt=f"What do people do on day {i}?",
-        responses=(f"rest on {i}", f"work for long hours on day {i}", f"dance {i}"),
-        best=i % 3,
-        culture=("TH", "JP")[i % 2],
-        group=f"day-{i}",
-    )
-    for i in range(6)
-]
+ITEMS = day_items(6, "rest on {}", "work for long hours on day {}", "dance {}")
 RIGHT = {item.responses[item.best] for item in ITEMS}
 
 Says = Callable[[int, str], str]

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from think_as_locals import steer as steering
-from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data import Splits, read
 from think_as_locals.data.sources.prism import released_test_people
 from think_as_locals.data.splits import split_people
@@ -224,14 +224,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_not_interrupted(
-    undisturbed: Path, tmp_path: Path
+    undisturbed: Path, tmp_path: Path, warm_python: str
 ) -> None:
     overrides = [*INTERRUPTED, *LOGGED, f"run.dir={tmp_path}", "run.name=run"]
     metrics, result = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "scpo.json"
     number: signal.Signals
     for number, stage, status in ((signal.SIGTERM, "global_rm", 75), (signal.SIGKILL, "JP/scpo-seed-0", -9)):
         process = subprocess.Popen(
-            [command("tal"), "run", RECIPE, *overrides],
+            [command("tal", warm_python), "run", RECIPE, *overrides],
             cwd=ROOT,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
             stdout=subprocess.DEVNULL,

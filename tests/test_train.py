@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 import yaml
-from conftest import QUICK, SMALL, TRACKED, Tal, command, launch
+from conftest import QUICK, SMALL, TRACKED, Tal
 from items import make_item
 from rich.console import Console
 
@@ -107,13 +107,11 @@ def test_the_saved_judge_gives_the_verdicts_of_training(small_run: Path) -> None
     assert [judgement.completion for judgement in judgements] == [row["completion"] for row in rows]
 
 
-def test_a_folder_is_never_overwritten(small_run: Path) -> None:
+def test_a_folder_is_never_overwritten(small_run: Path, tal: Tal) -> None:
     before = (small_run / "config.yaml").read_bytes()
-    again = launch(
-        command("tal"), "run", "recipes/quickstart.yaml", *TRACKED, f"run.dir={small_run.parent}", "run.name=small"
-    )
-    assert again.returncode == 2
-    assert "run.resume=auto" in again.stderr
+    again = tal("run", "recipes/quickstart.yaml", *TRACKED, f"run.dir={small_run.parent}", "run.name=small")
+    assert again.status == 2
+    assert "run.resume=auto" in again.err
     assert (small_run / "config.yaml").read_bytes() == before
 
 

@@ -17,14 +17,15 @@ from think_as_locals.config.schema import (
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
+    PolicyConfig,
     PolicySection,
     PolicyServerSection,
     RunConfig,
     SampleConfig,
     SampleSection,
-    ScpoConfig,
     ServerSection,
 )
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.ranks import Peers, take_up_launch
 from think_as_locals.runtime.signals import interrupt, on_signals
 from think_as_locals.runtime.startup import loading
@@ -32,13 +33,15 @@ from think_as_locals.types import ConfigError, DataWarning, Item
 
 if TYPE_CHECKING:
     from think_as_locals.config.checks import Config
+    from think_as_locals.config.schema import GrpoConfig
     from think_as_locals.data.load import TrainingData
     from think_as_locals.data.splits import Splits
+    from think_as_locals.policy import PolicyData
     from think_as_locals.runtime.run_folder import RunFolder
 
 
 def start(recipe: str, overrides: Sequence[str]) -> RunFolder:
-    """Train, evaluate, steer or demonstrate, as a recipe says; in a launch every process calls this.
+    """Train, evaluate, steer, demonstrate or sample, as a recipe says; in a launch every process calls this.
 
     The main process alone composes the recipe, and sends it to the others, so that no two processes can differ.
     """
@@ -89,6 +92,8 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         ]
     elif isinstance(config, ScpoConfig):
         rows = _scpo_plan(config, load_data(config))
+    elif isinstance(config, PolicyConfig):
+        rows = _policy_plan(config, load_data(config))
     else:
         rows = _training_plan(config, load_data(config))
     return [*rows, ("in", config.run.dir)]
@@ -108,6 +113,25 @@ def _scpo_plan(config: ScpoConfig, data: Splits) -> list[tuple[str, str]]:
         ("trainings", f"{len(specs):,}, {length}; seeds {', '.join(map(str, scpo.seeds))}"),
         ("train", f"{_described(data.train)} ({config.data.source})"),
         ("test", _described(data.test)),
+        *_estimates(config, data.train, 0),
+    ]
+
+
+def _policy_plan(config: PolicyConfig, data: PolicyData) -> list[tuple[str, str]]:
+    from think_as_locals.config.compose import find_launch, read_launch
+    from think_as_locals.machine.hours import steps_of
+
+    grpo, launch = config.grpo, read_launch(find_launch(config.run.launch or "single"))
+    steps, rm = steps_of(config, launch, len(data.train)), config.rm
+    rewarded = getattr(rm, "path", None) or getattr(rm, "model", "")
+    asked = ((name, [each.item for each in of_task]) for name, of_task in data.questions.items())
+    times = 1 + math.ceil(steps / config.eval.every_steps)
+    return [
+        ("trains", f"{config.model.path}: GRPO, {steps:,} steps, {grpo.num_generations} completions a prompt"),
+        ("on", f"the prompts of {_described(data.train)} ({config.data.source})"),
+        ("rewarded by", f"{rm.kind} {rewarded}".strip()),
+        *((f"asks {name}", f"{_described(of_task)} ({config.tasks[name].task})") for name, of_task in asked),
+        ("when", f"before GRPO, every {config.eval.every_steps} steps, at the end: {times:,} times"),
         *_estimates(config, data.train, 0),
     ]
 
@@ -135,7 +159,7 @@ def _training_plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str
     ]
 
 
-def _estimates(config: RunConfig | ScpoConfig, train: Sequence[Item], judgements: int) -> list[tuple[str, str]]:
+def _estimates(config: GrpoConfig | ScpoConfig, train: Sequence[Item], judgements: int) -> list[tuple[str, str]]:
     """Return the memory that a run takes, and on GPUs the hours of a judge's training."""
     from think_as_locals.config.compose import find_launch, read_launch
     from think_as_locals.machine import hours
@@ -181,7 +205,7 @@ def _described(items: Sequence[Item]) -> str:
 
 def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
     """Return the program of a recipe with all it needs (configuration, items), and the locked folder of the run."""
-    config: RunConfig | ScpoConfig | None = None
+    config: GrpoConfig | ScpoConfig | None = None
     data = run = None
     settings = _composed(recipe, overrides) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
     if "rms" in settings:
@@ -193,16 +217,11 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
             return _without_training(None, lock)
         take_up_launch(settings.get("run", {}).get("launch"))
     else:
-        from think_as_locals.data.load import check_leaks
-        from think_as_locals.machine.fit import fitted
-
         loaded = _load(recipe, overrides)
-        if not isinstance(loaded, RunConfig | ScpoConfig):
+        if not isinstance(loaded, RunConfig | PolicyConfig | ScpoConfig):
             return _without_training(loaded, lock)
-        config, data = loaded, load_data(loaded)
-        if isinstance(config, RunConfig):
-            check_leaks(config, data)
-            config = fitted(config, data, recipe, overrides)
+        data = load_data(loaded)
+        config = _fitted(loaded, data, recipe, overrides)
     if "WORLD_SIZE" in os.environ:
         config, run = _share(config, lock)
     elif config is not None:
@@ -215,9 +234,28 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
         from think_as_locals import steer
 
         return partial(steer.run, config, data, run), run
+    if isinstance(config, PolicyConfig):
+        from think_as_locals import policy
+
+        return partial(policy.run, config, data, run), run
     from think_as_locals import train
 
     return partial(train.run, config, data, run), run
+
+
+def _fitted(
+    config: GrpoConfig | ScpoConfig, data: Any, recipe: str, overrides: Sequence[str]
+) -> GrpoConfig | ScpoConfig:
+    """Return the configuration with what follows from data and GPU, after the check of what is measured."""
+    from think_as_locals.data.load import check_leaks
+    from think_as_locals.machine.fit import fitted, longest_answer, longest_sequence
+
+    if isinstance(config, ScpoConfig):
+        return config
+    if isinstance(config, PolicyConfig):
+        return fitted(config, partial(longest_answer, config, data.prompts), recipe, overrides)
+    check_leaks(config, data)
+    return fitted(config, partial(longest_sequence, config, data), recipe, overrides)
 
 
 def _load(recipe: str, overrides: Sequence[str]) -> Config:
@@ -288,14 +326,18 @@ def _evaluation(config: EvaluationConfig, peers: Peers) -> Callable[[RunFolder],
     return partial(evaluate.run, config, items, candidates, questions=questions, edits=edits, peers=peers)
 
 
-def load_data(config: RunConfig | ScpoConfig) -> Any:
-    """Read a run's `TrainingData`, or SCPO's `Splits`, and check that they have what its rewards and stages need."""
+def load_data(config: GrpoConfig | ScpoConfig) -> Any:
+    """Read a run's `TrainingData`, SCPO's `Splits` or `PolicyData`, and check that they have what its stages need."""
     from think_as_locals.data import read
     from think_as_locals.data.load import load_training_data
     from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 
     if isinstance(config, ScpoConfig):
         return _split_people(config, read(config.data, config.seed))
+    if isinstance(config, PolicyConfig):
+        from think_as_locals import policy
+
+        return policy.load_data(config)
     from think_as_locals.judging.custom_rewards import load_custom_rewards
     from think_as_locals.judging.rubric import check_languages
 
@@ -328,7 +370,7 @@ def _split_people(config: ScpoConfig, pairs: Sequence[Item]) -> Splits:
     return split_people(pairs, data.test_share, config.seed, by_country=by_country, test=test)
 
 
-def _open(config: RunConfig | ScpoConfig, lock: ExitStack) -> RunFolder:
+def _open(config: GrpoConfig | ScpoConfig, lock: ExitStack) -> RunFolder:
     """Open and lock the folder of a run, after the last check."""
     from think_as_locals.judging.custom_rewards import keep_sources
     from think_as_locals.runtime.run_folder import lock_run_dir, open_run
@@ -343,8 +385,8 @@ def _open(config: RunConfig | ScpoConfig, lock: ExitStack) -> RunFolder:
 
 
 def _share(
-    config: RunConfig | ScpoConfig | None, lock: ExitStack
-) -> tuple[RunConfig | ScpoConfig | None, RunFolder | None]:
+    config: GrpoConfig | ScpoConfig | None, lock: ExitStack
+) -> tuple[GrpoConfig | ScpoConfig | None, RunFolder | None]:
     """Join the processes of a launch, and send the main process's configuration and folder to all of them."""
     from accelerate.utils import broadcast_object_list
 
@@ -361,6 +403,7 @@ def _share(
     values, path = box
     if values is None:
         return None, None
-    received = ScpoConfig.model_validate(values) if "scpo" in values else RunConfig.model_validate(values)
+    kind = ScpoConfig if "scpo" in values else PolicyConfig if "tasks" in values else RunConfig
+    received = kind.model_validate(values)
     set_rank_timeout(received)
     return received, RunFolder(Path(path))

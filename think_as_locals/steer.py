@@ -13,7 +13,7 @@ from accelerate import PartialState
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from think_as_locals.config.schema import ScpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data import Splits
 from think_as_locals.data.rows import path_of
 from think_as_locals.data.sources.globalopinionqa import others_reference, read_questions

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
-from accelerate.utils import gather_object
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 from transformers import AutoModelForCausalLM, PrinterCallback
@@ -48,7 +46,7 @@ from think_as_locals.training.logging import (
     ShardsWriter,
     track,
 )
-from think_as_locals.training.trainer_engine import policy_engine, ranks_per_engine
+from think_as_locals.training.trainer_engine import gather_shares, policy_engine, share_of_rank
 from think_as_locals.types import TEST, DataError, Item, ProtocolKind
 
 _TOKENIZER_DEMONSTRATIONS = 4000
@@ -92,7 +90,9 @@ def cold_start(
         return
     state = PartialState()
     count = sft.max_steps * sft.per_device_train_batch_size * sft.gradient_accumulation_steps * state.num_processes
-    demonstrations = list(data.demonstrations or demonstrate(data.train, count, sft, config.seed))
+    demonstrations = list(
+        data.demonstrations or demonstrate(data.train, count, sft, config.seed, config.prompt.template)
+    )
     model = str(config.model.path)
     if config.model.scratch is not None:
         model = str(folder.cold_start.untrained)
@@ -144,8 +144,8 @@ def grpo(
     with closing(LiveView(console, "GRPO")) as view:
         for callback in (
             signals,
-            EvalCallback(trainer, evaluate, folder, config.eval.every_steps),
-            CompletionsWriter(folder, trainer.rewards),
+            EvalCallback(trainer, evaluate, partial(folder.measured, TEST), config.eval.every_steps),
+            CompletionsWriter(folder, trainer.rewards.take_rows),
             MetricsWriter(folder.metrics, "grpo"),
             ShardsWriter(trainer.accelerator, folder.workers),
             view,
@@ -249,22 +249,17 @@ def judge_sets(
     config: RunConfig, trainer: JudgeTrainer, sets: Mapping[str, EvalSet]
 ) -> dict[tuple[ProtocolKind, int, Item], list[ScoredItem]]:
     """Return the policy's judgements by protocol, orders and item; one that is in several sets is judged once."""
-    state = PartialState()
     asked = dict.fromkeys((each.protocol, each.orders, item) for each in sets.values() for item in each.items)
     mine: dict[tuple[ProtocolKind, int], list[Item]] = defaultdict(list)
-    together = ranks_per_engine(trainer)
-    for kind, orders, item in list(asked)[state.process_index // together :: state.num_processes // together]:
+    for kind, orders, item in share_of_rank(trainer, list(asked)):
         mine[kind, orders].append(item)
     found: list[tuple[tuple[ProtocolKind, int, Item], ScoredItem]] = []
-    model = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
-    limits = getattr(model, "max_position_embeddings", None), trainer.args.vllm_max_model_length
-    chat = replace(trainer.chat, positions=min(filter(None, limits), default=None))
-    with policy_engine(trainer, chat, config.eval.batch_size) as engine:
+    with policy_engine(trainer, config.eval.batch_size) as engine:
         for (kind, orders), items in mine.items():
             protocol = JudgingProtocol(kind=kind, orders=orders, convention="strict")
             judge = Judge(engine=engine, settings=settings_of(config), protocol=protocol)
             found += [((kind, orders, scored.item), scored) for scored in judge.predict(items, fitting=True)]
     judged = defaultdict(list)
-    for key, scored in gather_object(found if state.process_index % together == 0 else []):
+    for key, scored in gather_shares(trainer, found):
         judged[key].append(scored)
     return judged

@@ -6,6 +6,7 @@ source row -> Item -> messages -> Rollout -> Judgement -> RewardBreakdown -> adv
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -53,8 +54,32 @@ TooLong = Literal["error", "exclude", "wrong"]
 """What becomes of the items that are longer than a reward model takes."""
 
 
+_SHORT, _LONGEST = reprlib.Repr(), 200  # characters; its own bounds multiply where lists hold lists
+_SHORT.maxstring = _SHORT.maxother = 60
+_LINE = 1_500  # characters of a message; ours, which list what is available, have fewer
+
+
+def shown(value: object) -> str:
+    """Return a value as messages show it: short and encodable, whatever was given."""
+    try:
+        return cut(_SHORT.repr(value).encode(errors="backslashreplace").decode(), _LONGEST)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return f"a {type(value).__name__} too long to write"
+
+
+def cut(text: str, longest: int = _LONGEST) -> str:
+    """Return a text, or its beginning and its length where it is too long to be read."""
+    return text if len(text) <= longest else f"{text[:longest]} ... ({len(text):,} characters)"
+
+
 class ThinkAsLocalsError(Exception):
-    """Base of all errors that this package raises on purpose; the message names a remedy."""
+    """Base of all errors that this package raises on purpose; the message names a remedy.
+
+    No line of it is long, even where it echoes a key, a path or another library's message.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(cut(line, _LINE) for line in super().__str__().split("\n"))
 
 
 class DataError(ThinkAsLocalsError, ValueError):
@@ -146,7 +171,7 @@ class Item:
         for name in ("responses", "origins"):
             value = getattr(self, name)
             if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-                raise DataError(f"item {self.id!r}: {name} must be a sequence of texts, got {value!r}")
+                raise DataError(f"item {self.id!r}: {name} must be a sequence of texts, got {shown(value)}")
             object.__setattr__(self, name, tuple(value))
         for fault in self._faults():
             raise DataError(f"item {self.id!r}: {fault}")
@@ -158,15 +183,17 @@ class Item:
         texts |= {f"origins[{i}]": origin for i, origin in enumerate(self.origins)}
         for name, text in texts.items():
             if not is_text(text):
-                faults.append(f"{name} must be a non-blank string, got {text!r}")
+                faults.append(f"{name} must be a non-blank string, got {shown(text)}")
         if self.culture is not None and not is_text(self.culture):
-            faults.append(f"culture must be a non-blank string or None, got {self.culture!r} (quote codes in YAML)")
+            faults.append(
+                f"culture must be a non-blank string or None, got {shown(self.culture)} (quote codes in YAML)"
+            )
         if not 2 <= n <= len(LABELS):
             faults.append(f"expected 2 to {len(LABELS)} responses, got {n}")
         if not faults and len(set(self.responses)) != n:
             faults.append("responses must be distinct: two of them are the same text")
         if isinstance(self.best, bool) or not isinstance(self.best, int) or not 0 <= self.best < n:
-            faults.append(f"best must be an index from 0 to {n - 1}, got {self.best!r}")
+            faults.append(f"best must be an index from 0 to {n - 1}, got {shown(self.best)}")
         if self.origins and len(self.origins) != n:
             faults.append(f"origins must be empty or name a culture per response: got {len(self.origins)} for {n}")
         return faults

@@ -89,7 +89,7 @@ def main() -> None:
         parameters = make_judge(Path(folder), texts, config.model.scratch, 0)
         judge = Judge.load(folder, max_completion_length=arguments.tokens)
         overrides = [f"judge.max_completion_length={arguments.tokens}", "limits.requests_per_minute=1000000"]
-        with tal_serve(folder, *overrides, key=KEY) as (_, url):
+        with tal_serve(sys.executable, Path.cwd(), folder, *overrides, key=KEY) as (_, url):
             asyncio.run(measure(judge, url, items[:32], 16))  # both warm
             results = [asyncio.run(measure(judge, url, items, concurrency)) for concurrency in (1, 16)]
     shape = {"tokens": arguments.tokens, "parameters": parameters}

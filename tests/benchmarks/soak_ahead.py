@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import secrets
 import signal
 import time
 from functools import partial
@@ -20,8 +19,8 @@ from typing import Any
 import pyarrow.parquet as parquet
 import torch
 from rich.progress import Progress
-from soak_runs import COLD_START, LIMIT_S, expect, logged, start, wait
-from soak_server import STALE, STEPS, WIDTH, WORDS, Server
+from soak_runs import expect, logged, start, wait
+from soak_server import STALE, STEPS, WORDS, Server, serve_judge
 
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.training.ahead import Prompts, SampledAhead
@@ -32,11 +31,7 @@ PATIENCE_S = 300  # rollout.timeout_s; a run that takes longer than twice that h
 
 def ahead_kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
     """SIGKILLs of trainer or server, and what became of the runs."""
-    os.environ["VLLM_API_KEY"] = secrets.token_hex(16)
-    made = start(folder, "judge", [*COLD_START, WIDTH, "grpo.max_steps=1", "eval.every_steps=100"])
-    expect(wait(made, LIMIT_S) == 0, folder, "judge")
-    model = folder / "judge" / "cold_start" / "model"
-    server = Server(model, folder / "server.log")
+    model, server = serve_judge(folder)
     words = [*WORDS, f"model.path={model}", f"rollout.urls=[{server.url}]", f"rollout.ahead={AHEAD}"]
     words.append(f"rollout.timeout_s={PATIENCE_S}.0")
     result = dict.fromkeys(("trainer_kills", "server_kills", "runs", "batches", "did_not_go_on", "hangs"), 0)

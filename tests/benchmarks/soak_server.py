@@ -99,13 +99,18 @@ class Server:
         self._process.wait()
 
 
-def server_kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
-    """SIGKILLs of the server of runs that are started again until they end, and what became of them."""
+def serve_judge(folder: Path) -> tuple[Path, Server]:
+    """A judge that has had its cold start, and a server of it that is starting."""
     os.environ["VLLM_API_KEY"] = secrets.token_hex(16)
     made = start(folder, "judge", [*COLD_START, WIDTH, "grpo.max_steps=1", "eval.every_steps=100"])
     expect(wait(made, LIMIT_S) == 0, folder, "judge")
     model = folder / "judge" / "cold_start" / "model"
-    server = Server(model, folder / "server.log")
+    return model, Server(model, folder / "server.log")
+
+
+def server_kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
+    """SIGKILLs of the server of runs that are started again until they end, and what became of them."""
+    model, server = serve_judge(folder)
     words = [*WORDS, f"model.path={model}", f"rollout.urls=[{server.url}]"]
     try:
         server.wait()

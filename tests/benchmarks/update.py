@@ -1,9 +1,11 @@
 """How much faster than TRL's own GRPOTrainer an update is: `make bench`.
 
 Both trainers get the same model, seed, rollouts and loss, padded as TRL pads them; their updates (all micro-batches of
-a generation batch, forward and backward) alternate, and medians are compared. A third trainer trims padding only, so
-that one sees what padding and what sharing contributes. The last case asks what scoring every rubric (`criteria_gain`)
-adds to a whole step.
+a generation batch, forward and backward) alternate after one of each that does not count. Ratios are of the least and
+of the median seconds. Beside them stands how many times fewer tokens a shared prompt leaves, G(P + C) / (P + GC), and
+what else there is: padding (a third trainer trims that alone), padded positions that TRL scores, groups without
+advantage. Both sides have the same allocator settings. The last case asks what scoring every rubric (`criteria_gain`)
+adds to a whole step. `--runs 3` measures all of it three times: least, median and greatest ratio.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
+# Both sides keep the memory that they free: else the one with the larger tensors has it from the system anew each time.
+# Read when a process starts, and those that measure start after this.
+os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**36)}
 
 import torch
 from datasets import Dataset
@@ -75,6 +80,7 @@ CASES = (
     Case("criteria_gain in a whole step, P 1024, C 128", (1024,), (128, 128), 1 / 1.1, variants=GAINS, whole_step=True),
 )
 MEMORY_TARGET = 0.5
+FACTORS = ("token_bound", "padding", "positions", "idle")
 
 
 class Bench:
@@ -184,6 +190,22 @@ class Bench:
         }
         return {key: value.to(self.device) for key, value in batch.items()}
 
+    def factors(self) -> dict[str, float]:
+        """How many times fewer tokens and positions there are, by what leaves them out."""
+        groups, g = len(self.prompts), self.arguments.generations
+        prompts, completions = (
+            self.batch[f"{of}_mask"].sum(1).view(groups, g).double() for of in ("prompt", "completion")
+        )
+        padded = self.batch["prompt_mask"].numel() + self.batch["completion_mask"].numel()
+        separate = float((prompts + completions).sum())
+        shared = float((prompts[:, 0] + completions.sum(1)).sum())
+        return {
+            "token_bound": separate / shared,
+            "padding": padded / separate,
+            "positions": self.batch["completion_mask"].numel() / float(completions.sum()),
+            "idle": groups / (groups - self.case.idle_groups),
+        }
+
     def update(self, variant: str) -> float:
         """Seconds of one update, with rollouts where the case says so."""
         trainer = self.trainers[variant]
@@ -207,33 +229,40 @@ class Bench:
 
 
 def measure(bench: Bench, repetitions: int) -> dict[str, Any]:
-    """Medians of alternating updates, peak memory, and how far the gradients are apart."""
+    """Seconds of alternating updates, peak memory, and how far the gradients are apart."""
     seconds: dict[str, list[float]] = {variant: [] for variant in bench.trainers}
     memory: dict[str, float] = {}
     first, *_, last = bench.case.variants
     bench.update(last)  # its first pass compares itself with TRL's
-    for repetition in range(repetitions):
+    for repetition in range(repetitions + 1):
         for variant in bench.trainers:
-            if variant == "trimmed" and repetition < repetitions - 1:
-                continue  # it only says where the gain is from
-            # Memory is measured once: what is given back for it has to be fetched again, which training does not do.
+            # The first does not count. Memory is measured there: what is given back for it has to be fetched again.
             with nullcontext() if repetition else _peak_memory(bench.device) as peak:
-                seconds[variant].append(bench.update(variant))
+                spent = bench.update(variant)
             if peak:
                 memory[variant] = peak[0]
-    median = {variant: statistics.median(times) for variant, times in seconds.items()}
+            else:
+                seconds[variant].append(spent)
     result = {
         "case": bench.case.name,
         "target": bench.case.target,
         "seconds": seconds,
-        "times_first": {variant: median[first] / median[variant] for variant in median},
+        "least": _ratios({variant: min(times) for variant, times in seconds.items()}),
+        "median": _ratios({variant: statistics.median(times) for variant, times in seconds.items()}),
         "memory_mb": {variant: memory[variant] / 2**20 for variant in (first, last)},
     }
     if not bench.case.whole_step:
         reference = bench.gradient(first)
         result["gradient_error"] = float((bench.gradient(last) - reference).norm() / reference.norm())
         result["memory_of_trl"] = memory[last] / memory[first]
+        result |= bench.factors()
     return result
+
+
+def _ratios(seconds: dict[str, float]) -> dict[str, float]:
+    """How many times as fast as the first variant each one is."""
+    first = next(iter(seconds.values()))
+    return {variant: first / spent for variant, spent in seconds.items()}
 
 
 class _peak_memory:  # noqa: N801
@@ -264,29 +293,41 @@ def _status(field: str) -> float:
     return 1024.0 * int(line.split()[1])
 
 
-def table(results: list[dict[str, Any]], title: str) -> Table:
-    """The results, with a bar for what trimming brings and one for what sharing adds."""
+def table(runs: list[list[dict[str, Any]]], title: str) -> Table:
+    """The ratios of all runs (least, median, greatest), and what explains them."""
     shown = Table(title=title)
-    for column in ("case", "compared", "seconds", "trimmed", "times", "target", "", "peak memory", "gradient"):
+    for column in ("case", "compared", "seconds", "by least", "by median", "target"):
         shown.add_column(column)
-    for result in results:
-        times = result["times_first"]
-        first, *_, last = times
-        trimmed = times.get("trimmed", 1.0)
-        bar = f"[blue]{'█' * round(trimmed)}[/][green]{'█' * round(times[last] - trimmed)}[/]"
-        met = "green" if times[last] >= result["target"] else "red"
+    for column in ("token bound", "padding", "positions", "idle", "trimmed alone", "peak memory", "gradient"):
+        shown.add_column(column)
+    for results in zip(*runs, strict=True):
+        result = results[0]
+        first, *_, last = result["median"]
+        least, median = (sorted(each[by][last] for each in results) for by in ("least", "median"))
+        met = "green" if statistics.median(median) >= result["target"] else "red"
+        trimmed = [each["median"]["trimmed"] for each in results if "trimmed" in each["median"]]
         shown.add_row(
             result["case"],
             f"{first}, {last}",
             ", ".join(f"{statistics.median(result['seconds'][variant]):.2f}" for variant in (first, last)),
-            f"{trimmed:.2f}" if "trimmed" in times else "",
-            f"[{met}]{times[last]:.2f}[/]",
+            _spread(least),
+            f"[{met}]{_spread(median)}[/]",
             f">= {result['target']:.3g}",
-            bar,
+            *(
+                f"{result[name]:.2f}" if name in result else ""
+                for name in ("token_bound", "padding", "positions", "idle")
+            ),
+            f"{statistics.median(trimmed):.2f}" if trimmed else "",
             f"{result['memory_of_trl']:.2f} (<= {MEMORY_TARGET})" if "memory_of_trl" in result else "",
             f"{result['gradient_error']:.0e}" if "gradient_error" in result else "",
         )
     return shown
+
+
+def _spread(ratios: list[float]) -> str:
+    if len(ratios) == 1:
+        return f"{ratios[0]:.2f}"
+    return ", ".join(f"{each:.2f}" for each in (ratios[0], statistics.median(ratios), ratios[-1]))
 
 
 def main() -> None:
@@ -297,7 +338,8 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--generations", type=int, default=8)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--shrink", type=int, default=1, help="divide all lengths by this, to try the script")
     arguments = parser.parse_args()
     threads = int(os.environ["OMP_NUM_THREADS"])
@@ -305,13 +347,15 @@ def main() -> None:
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
     shape = f"hidden {arguments.hidden} x {arguments.layers}, G {arguments.generations}, {threads} threads, {machine}"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    results: list[dict[str, Any]] = []
-    for result in _results(chosen, arguments):
-        results.append(result)
-        versions = {name: metadata.version(name) for name in ("torch", "transformers", "trl")}
-        write_json(arguments.out / "update.json", {"shape": shape, "versions": versions, "results": results})
-    console = Console(record=True, width=150)
-    console.print(table(results, f"How many times as fast ({shape})"))
+    runs: list[list[dict[str, Any]]] = []
+    versions = {name: metadata.version(name) for name in ("torch", "transformers", "trl")}
+    for _ in range(arguments.runs):
+        runs.append(list(_results(chosen, arguments)))
+        allocator = {name: os.environ[name] for name in os.environ if name.startswith("MALLOC_")}
+        found = {"shape": shape, "allocator": allocator, "versions": versions, "runs": runs}
+        write_json(arguments.out / "update.json", found)
+    console = Console(record=True, width=180)
+    console.print(table(runs, f"How many times as fast ({shape})"))
     console.save_svg(str(arguments.out / "update.svg"), title="make bench")
     print(f"{arguments.out / 'update.json'}, {arguments.out / 'update.svg'}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from config.messages import (
     GRPO,
     HEAD,
     OPINIONS,
+    POLICY,
     PRISM,
     QUICKSTART,
     SAMPLE,
@@ -35,27 +37,30 @@ from think_as_locals.config.schema import (
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
+    PolicyConfig,
     RunConfig,
     SampleConfig,
-    ScpoConfig,
-    Variant,
 )
+from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.judging import prompt_names
 from think_as_locals.runtime.run_folder import open_run
 from think_as_locals.scpo.report import DIFFERENCES
-from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource
+from think_as_locals.types import GRAMMAR_PROMPTS, RATING_PROMPTS, VERDICT_PROMPTS, ConfigError, DataSource, shown
 
 NEEDS = {("data", source): ["data.path=/somewhere"] for source in get_args(DataSource) if not source.endswith("_cards")}
 NEEDS["data", "quickstart_blend"] = ["data.path=/somewhere"]
-APART = {"rm", "sweep", "mode", "global_rm", "sample", "policy"}
+APART = {"rm", "sweep", "mode", "global_rm", "sample", "policy", "task"}
 """Groups of which only an evaluation, a sweep, SCPO or samples choose; all but the first two are tested below."""
 RM_NEEDS = {
     "judge": ["path=x"],
     "server": ["url=http://127.0.0.1:8000/v1", "model=x"],
     "classifier": ["path=x"],
+    "deberta_v3": [],
+    "tulu3_8b": [],
     "implicit": ["path=x", "reference=y"],
     "constant": [],
 }
+NAMED = ("deberta_v3", "tulu3_8b")  # classifiers
 NEEDS["data", "mix"] = ["data.mix.cards=culture_cards"]
 _NO_RUBRIC = ["reward.weights.criteria_gain=0", "reward.weights.rubric_quality=0", "reward.weights.correctness=1"]
 _NO_COLD_START = ["sft=null", "model.scratch=null", "model.path=x"]
@@ -164,6 +169,7 @@ def test_an_editor_is_a_server_or_a_model_in_this_process() -> None:
         (["editor=serv"], "editor=serv: no such option; did you mean 'server'?"),
         ([*EDITOR, "probes=[XX]"], "probes.0: got 'XX', expected 'CC', 'RC', 'CL' or 'RP'"),
         ([*EDITOR, "probes=[]"], "probes: got [], expected"),
+        ([*EDITOR, "probes=[CL,RC,CL]"], "probes: got CL, RC, CL, expected each once"),
         ([*EDITOR, "temperature=0"], "tries: got 3, but at temperature 0 all are the same"),
         ([*EDITOR, "items=validation", "data.validation_share=null"], "items: no validation items are held out"),
         ([*EDITOR, "rms.x=constant"], "editor.* belongs to a recipe that has a model edit items"),
@@ -219,6 +225,60 @@ def test_every_task_is_sampled_from_every_policy_alone_and_before_an_evaluation(
     ],
 )
 def test_a_sample_that_cannot_be_is_named_with_the_remedy(recipe: Path, overrides: list[str], expected: str) -> None:
+    assert expected in message(recipe, *overrides)
+
+
+@pytest.mark.parametrize("rm", RM_NEEDS)
+def test_a_policy_is_trained_on_every_kind_of_reward_model_and_asked_every_task(rm: str) -> None:
+    assert {*group_options()["task"]} == {*TASK_NEEDS}
+    given = [f"rm={rm}", *(f"rm.{need}" for need in RM_NEEDS[rm])]
+    given += ["tasks.asked=prompts", f"tasks.asked.scorer={rm}", *(f"tasks.asked.scorer.{n}" for n in RM_NEEDS[rm])]
+    given += ["tasks.blend=short_answers", "tasks.blend.data.path=x", "tasks.options.data=include"]
+    loaded = load_config(POLICY, [*given, "tasks.options.data.path=y", "lora=rank16"])
+    assert isinstance(loaded, PolicyConfig)
+    assert loaded.rm.kind == ("classifier" if rm in NAMED else rm)
+    assert loaded.tasks["asked"].scorer == loaded.rm
+    assert {name: (t.task, t.data.source) for name, t in loaded.tasks.items() if name != "judged"} == {
+        "options": ("multiple_choice", "include"),
+        "asked": ("prompts", "culture_cards"),
+        "blend": ("short_answers", "blend"),
+    }
+    assert loaded.lora is not None
+    assert loaded.grpo.learning_rate == load_recipe(GRPO, ["lora=rank16"]).grpo.learning_rate
+    assert reloaded(loaded) == loaded
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "expected"),
+    [
+        (POLICY, ["rm.pat=x"], "rm.pat: no such key; did you mean 'rm.path'?"),
+        (POLICY, ["tasks.more=prompt"], "tasks.more=prompt: no such option; did you mean 'prompts'?"),
+        (POLICY, ["tasks.options.itms=x"], "tasks.options.itms: no such key; did you mean 'tasks.options.items'?"),
+        (POLICY, ["tasks.judged.scorer.pat=x"], "tasks.judged.scorer.pat: no such key"),
+        (POLICY, ["tasks.x=prompts"], "tasks.x.scorer: got none, expected with task prompts a reward model (tasks.x."),
+        (POLICY, ["tasks={}"], "tasks: got {}, expected tasks by name, each added by tasks.NAME=TASK"),
+        (POLICY, ["tasks.x=short_answers"], "no default for tasks.x.data.path"),
+        (
+            POLICY,
+            ["tasks.options.items=validation", "tasks.options.data.validation_share=null"],
+            "tasks.options.items: no validation items are held out",
+        ),
+        (POLICY, ["model=quickstart"], "model.scratch: a policy is a chat model that answers already: set model.path"),
+        (POLICY, ["grpo.max_steps=0"], "grpo.max_steps: got 0"),
+        (POLICY, ["rollout.ahead=1"], "rollout.ahead: got 1, but only rollout=vllm_server"),
+        (POLICY, ["rm=judge", "rm.path=x", "rm.prompt=listwis"], "rm.prompt: no 'listwis'; did you mean 'listwise'?"),
+        (POLICY, ["rms.x=constant"], "rm.* belongs to a recipe that trains a policy"),
+        (
+            POLICY,
+            ["data=mix", "data.mix.cards=culture_cards"],
+            "data=mix is for training a judge; this recipe trains a",
+        ),
+        (GRPO, ["rm.path=x"], "rm.* belongs to a recipe that trains a policy"),
+    ],
+)
+def test_a_policy_that_cannot_be_trained_is_named_with_the_remedy(
+    recipe: Path, overrides: list[str], expected: str
+) -> None:
     assert expected in message(recipe, *overrides)
 
 
@@ -310,7 +370,8 @@ def test_a_key_of_the_recipe_can_be_dropped_for_a_mix(tmp_path: Path) -> None:
 def test_every_kind_of_reward_model_loads_beside_the_others(kind: str) -> None:
     loaded = load_config(CARB, [f"rms.mine={kind}", *(f"rms.mine.{key}" for key in RM_NEEDS[kind])])
     assert isinstance(loaded, EvaluationConfig)
-    assert {name: rm.kind for name, rm in loaded.rms.items()} == {"constant": "constant", "mine": kind}
+    assert loaded.rms["mine"].kind == ("classifier" if kind in NAMED else kind)
+    assert {*loaded.rms} == {"constant", "mine"}
     assert reloaded(loaded) == loaded
 
 
@@ -584,7 +645,7 @@ def test_an_unquoted_country_code_that_yaml_reads_as_a_boolean_is_explained(tmp_
     ["../elsewhere", "a/b", "/elsewhere/x", "..", ".", "", ".hidden", "a\\b", "a\n", "a b", "~", "x" * 101, "日本", 7],
 )
 def test_a_run_name_that_leaves_its_folder_or_is_no_plain_name_is_an_error(name: Any) -> None:
-    assert f"run.name: got {name!r}" in faults({"run.name": name})
+    assert f"run.name: got {shown(name)}" in faults({"run.name": name})
 
 
 @pytest.mark.parametrize("url", ["http://user:hidden@host:8000", "https://hidden@host/v1", "host:8000", "http://"])
@@ -608,6 +669,39 @@ def test_an_unknown_key_of_a_recipe_is_an_error_too(tmp_path: Path) -> None:
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(ConfigError, match=r"data: missing[\s\S]*eval: missing"):
         validate({key: value for key, value in values_of(QUICKSTART).items() if key not in ("data", "eval")})
+
+
+LONG: dict[str, Any] = {
+    "a text": "x" * 100_000,
+    "a path": "/a" * 50_000,
+    "a list": [["y" * 900] * 9] * 9,
+    "a mapping": {f"{'k' * 9_000}{number}": number for number in range(90)},
+    "a number": int("f" * 20_000, 16),
+    "a key": {"z" * 100_000: 1},
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_what_a_message_repeats_of_a_recipe_is_short(tmp_path: Path, kind: str) -> None:
+    """Whatever key has the value; a number that Python does not even write is no traceback."""
+    value = "0x" + "f" * 20_000 if kind == "a number" else json.dumps(LONG[kind])
+    for place in ("run.name", "grpo.top_p", "data.source", "prompt", "nowhere"):
+        keys = place.split(".")
+        text = "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys)).rstrip()
+        found = message(a_recipe(tmp_path, f"{HEAD}{text} {value}\n"))
+        assert len(found) < 12_000, place
+        assert max(map(len, found.split("\n"))) < 1_600, place
+
+
+def test_keys_and_names_that_a_message_repeats_are_short() -> None:
+    assert len(message(CARB, f"rms={{{'x' * 9_000}: 1}}")) < 2_000
+    assert len(message(GRPO, f"data.{'x' * 9_000}=1")) < 2_000
+    assert len(message(GRPO, f"run.launch={'x' * 9_000}")) < 2_000
+    assert len(message("x" * 9_000)) < 2_000
+
+
+def test_a_name_of_a_reward_model_that_is_none_is_an_error() -> None:
+    assert "got the name 'a b', expected letters, digits, '.'" in message(CARB, "rms={a b: 1}")
 
 
 def test_one_message_lists_every_fault_once() -> None:
@@ -887,6 +981,7 @@ def test_scpo_decides_the_same_fields_by_other_keys(section: str, field: str, in
         ("grpo.loss_type", "gspo", "expected 'grpo', 'bnpo', 'dr_grpo', 'dapo', 'luspo', 'cispo', 'sapo' or 'vespo'"),
         ("grpo.importance_sampling_level", "word", "expected token or sequence"),
         ("grpo.scale_rewards", "max", "expected group or batch or none"),
+        ("grpo.optim", "adamw_torchh", "got 'adamw_torchh', expected one of adamw_torch, "),
         ("grpo.multi_objective_aggregation", "sum", "expected sum_then_normalize or normalize_then_sum"),
         ("grpo.vllm_importance_sampling_mode", "mask", "expected token_truncate or token_mask or"),
         ("grpo.num_iterations", 0, "expected at least 1"),

@@ -25,7 +25,7 @@ def test_overrides_are_set_and_the_last_one_wins() -> None:
 
 
 def test_a_recipe_says_how_it_differs_and_the_rest_comes_from_conf() -> None:
-    conf = yaml.safe_load((ASSETS / "conf" / "trainer" / "grpo.yaml").read_text(encoding="utf-8"))["grpo"]
+    conf = yaml.safe_load((ASSETS / "conf/trainer/shared/grpo.yaml").read_text(encoding="utf-8"))
     loaded, quickstart = load_recipe(GRPO), load_recipe(QUICKSTART)
     assert loaded.model.path == "Qwen/Qwen2.5-7B-Instruct"
     assert loaded.grpo.num_generations == conf["num_generations"]

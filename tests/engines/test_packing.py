@@ -21,6 +21,7 @@ from transformers import (
     Qwen3ForSequenceClassification,
 )
 from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK
 from transformers.modeling_utils import AttentionInterface
 from trl.trainer.utils import add_fused_lm_head
 
@@ -184,6 +185,21 @@ def test_grouped_heads_are_left_to_sdpa_where_that_writes_no_scores(
     device: str, dtype: torch.dtype, width: int, fast: bool
 ) -> None:
     assert packing._grouped_heads_are_fast(torch.empty(1, width, device=device, dtype=dtype)) is fast
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        ("kernels-community/flash-attn2", True),  # what transformers turns flash_attention_2 into
+        (FLASH_ATTN_KERNEL_FALLBACK["flash_attention_3"], True),
+        ("kernels-community/flash-attn2@main", True),
+        ("kernels-community/flash-mla", False),
+    ],
+)
+def test_flash_kernels_of_the_hub_share_prefixes_under_their_own_names(name: str, shares: bool) -> None:
+    model = model_of()
+    model.config._attn_implementation = name
+    assert (packing.unsupported_reason(model) is None) is shares
 
 
 def test_a_flash_kernel_gets_the_trunk_and_its_branches_as_rows_of_a_batch() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from conftest import ROOT, SMALL, command, launch
+from conftest import ROOT, SMALL, command, launch, processes_in
 from reward_models.tiny import a_tokenizer
 
 from think_as_locals.config.schema import RunConfig
@@ -25,7 +25,10 @@ pytestmark = pytest.mark.slow
 
 
 def measured(python: str, task: str, argument: Path, output: Path, status: int = 0) -> dict[str, Any]:
-    done = launch(python, str(ROOT / "tests" / "engines" / "vllm_process.py"), task, str(argument), str(output))
+    script = str(ROOT / "tests" / "engines" / "vllm_process.py")
+    done = launch(
+        python, script, task, str(argument), str(output), cwd=output.parent, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"
+    )
     assert done.returncode == status, done.stderr
     found: dict[str, Any] = json.loads(output.with_suffix(".result.json").read_text())
     return found
@@ -35,26 +38,15 @@ def share_alike(texts: list[str], others: list[str]) -> float:
     return sum(a == b for a, b in zip(texts, others, strict=True)) / len(texts)
 
 
-def gone(process: int) -> bool:
-    """Whether a process has ended, or will have within seconds."""
-    try:
-        psutil.Process(process).wait(timeout=20)
-    except psutil.NoSuchProcess:
-        pass
-    except psutil.TimeoutExpired:
-        return False
-    return True
-
-
 def test_vllm_writes_what_transformers_writes_and_ends_with_a_killed_owner(
-    small_run: Path, tmp_path: Path, warm_python: str
+    small_run: Path, tmp_path: Path, warm_vllm: str
 ) -> None:
     config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
     splits = load(config.data, config.seed)
     jsonl.write([*splits.test, *splits.train][:100], tmp_path / "items.jsonl")
-    found = measured(warm_python, "killed", small_run / "model", tmp_path / "items.jsonl", status=-signal.SIGKILL)
-    assert len(found["processes"]) >= 2  # the engine core and its worker
-    assert all(map(gone, found["processes"]))
+    found = measured(warm_vllm, "killed", small_run / "model", tmp_path / "items.jsonl", status=-signal.SIGKILL)
+    assert {"VLLM::EngineCor", "VLLM::Worker"} <= {name[:15] for name in found["processes"]}
+    assert not psutil.wait_procs(processes_in(tmp_path), timeout=20)[1]
     texts, labels = found["texts"], found["labels"]
     assert found["positions"] == 1000  # of vllm's options, which reached it
     assert len(texts["vllm"]) == min(100, len(splits.test) + len(splits.train))
@@ -80,8 +72,8 @@ def test_completions_that_vllm_cut_off_as_it_was_stopped_are_no_answers() -> Non
             ask()
 
 
-def test_a_weight_sync_changes_the_samples_to_the_policys(small_run: Path, tmp_path: Path, warm_python: str) -> None:
-    texts = measured(warm_python, "sync", small_run, tmp_path / "sync")
+def test_a_weight_sync_changes_the_samples_to_the_policys(small_run: Path, tmp_path: Path, warm_vllm: str) -> None:
+    texts = measured(warm_vllm, "sync", small_run, tmp_path / "sync")
     assert texts["after"] != texts["before"]
     assert share_alike(texts["after"], texts["policy"]) >= 0.95
 

@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-import psutil
 import torch
 import yaml
+from conftest import processes_in
 
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.data import load
@@ -44,10 +44,10 @@ def compare(model: str, items: str) -> dict[str, Any]:
     sampling = Sampling(max_completion_length=settings.max_completion_length)
     rollouts = sample_all(engines["vllm"], conversations, sampling)
     labels = {name: label_log_probs(one, one.chat.encode(conversations), rollouts) for name, one in engines.items()}
-    children = [child.pid for child in psutil.Process().children(recursive=True)]
+    names = [process.name() for process in processes_in(Path.cwd())]
     if task == "compare":
         judges["vllm"].close()
-    return {"texts": texts, "labels": labels, "processes": children, "positions": engines["vllm"].chat.positions}
+    return {"texts": texts, "labels": labels, "processes": names, "positions": engines["vllm"].chat.positions}
 
 
 def sync(run: str, scratch: str) -> dict[str, Any]:
@@ -63,13 +63,13 @@ def sync(run: str, scratch: str) -> dict[str, Any]:
         return [judgement.completion for judgement in Judge(engine=engine, settings=settings_of(config)).judge(items)]
 
     found = {}
-    with policy_engine(trainer, chat, 32) as engine:
+    with policy_engine(trainer, 32) as engine:
         found["before"] = texts(engine)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.add_(0.05 * parameter.std() * torch.randn(parameter.shape, generator=generator))
-    with policy_engine(trainer, chat, 32) as engine:
+    with policy_engine(trainer, 32) as engine:
         found["after"] = texts(engine)
     return {**found, "policy": texts(TransformersEngine(trainer.model, chat, 32))}
 

@@ -11,6 +11,7 @@ import pytest
 from items import make_item
 
 from think_as_locals.data import flip_sets
+from think_as_locals.evaluation import baselines
 from think_as_locals.evaluation.baselines import (
     CREDITS,
     TRAITS,
@@ -21,7 +22,7 @@ from think_as_locals.evaluation.baselines import (
     tfidf,
     trait_scores,
 )
-from think_as_locals.types import Item
+from think_as_locals.types import Item, reorder_responses
 
 
 def an_item(responses: tuple[str, ...], best: int = 0, **changes: Any) -> Item:
@@ -201,3 +202,15 @@ def test_every_baseline_gives_every_item_a_credit() -> None:
     for name, credit in CREDITS.items():
         assert worth[name] == dict(zip([i.id for i in items], credit(items), strict=True)), name
         assert all(0 <= value <= 1 for value in worth[name].values())
+
+
+def test_the_order_of_responses_changes_no_credit_and_a_second_look_at_the_same_items_costs_nothing() -> None:
+    items = [
+        make_item(id=f"q{i}", group=f"g{i // 2}", responses=(f"rice {i}", f"bread {i} and tea", "soup"), best=i % 3)
+        for i in range(12)
+    ]
+    turned = [reorder_responses(item, (2, 0, 1)) for item in items]
+    found = baseline_credits(items)
+    misses = baselines._credits.cache_info().misses
+    assert baseline_credits(turned) == found
+    assert baselines._credits.cache_info().misses == misses

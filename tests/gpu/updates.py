@@ -60,7 +60,7 @@ def update(scale: Scale, report: Report, prompt: int) -> None:
     seconds = {name: median(times) for name, times in result["seconds"].items()}
     tokens = bench.prompts[0] + GENERATIONS * bench.completions[0]
     details = f"{seconds['shared']:.2f} s, {tokens / seconds['shared']:,.0f} tokens/s, TRL {seconds['trl']:.2f} s"
-    report("speed", result["times_first"]["shared"], details)
+    report("speed", result["median"]["shared"], details)
     trainer = bench.trainers["shared"]
     if trainer.unshared_reason:
         raise RuntimeError(f"prefixes were not shared: {trainer.unshared_reason}")

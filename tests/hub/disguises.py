@@ -50,6 +50,17 @@ DISGUISES: dict[str, Callable[[str], str]] = {
     "base64 for URLs": lambda key: base64.urlsafe_b64encode(f"?>{key}".encode()).decode().rstrip("="),
     "base64 behind a word": lambda key: "token_" + base64.b64encode(key.encode()).decode(),
     "base64 in lines": lambda key: base64.encodebytes(f"{'x' * 50} {key}".encode()).decode(),
+    "base64 twice": lambda key: base64.b64encode(base64.b64encode(f"!{key}".encode())).decode(),
+    "base64, escaped": lambda key: _escaped(base64.b64encode(key.encode()).decode()),
+    "hexadecimal": lambda key: "id_" + key.encode().hex(),
+    "hexadecimal, spaced": lambda key: key.encode().hex(" ").upper(),
+    "hexadecimal of base64": lambda key: base64.b64encode(key.encode()).hex(),
+    "a list of numbers": lambda key: ", ".join(map(str, key.encode())),
+    "octal": lambda key: "".join(f"\\{ord(c):03o}" for c in key),
+    "as in mail": lambda key: f"={ord(key[0]):02X}{key[1:6]}=\n{key[6:]}",
+    "invisible characters inside": lambda key: "\u200b".join(key[:9]) + "\u00ad\u2060" + key[9:],
+    "invisible characters, escaped": lambda key: key[:3] + _escaped("\u200d\ufeff") + key[3:],
+    "wide letters": lambda key: "".join(chr(ord(c) + 0xFEE0) if c.isalnum() else c for c in key),
     "base64 of UTF-16": lambda key: base64.b64encode(key.encode("utf-16")).decode(),
 }
 

@@ -12,6 +12,7 @@ import yaml
 from reward_models.tiny import ITEMS, write_language_model
 
 from think_as_locals.config.checks import load_config, load_recipe
+from think_as_locals.data.edits import edited_pairs
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.journal import Journal
 from think_as_locals.evaluation.probes import probe
@@ -59,7 +60,7 @@ def write_evaluation(folder: Path, model: Path, *overrides: str, kind: str = "ju
             pass
     (folder / "probes").mkdir()
     lengths = lambda items: [tuple(float(len(text)) for text in item.responses) for item in items]  # noqa: E731
-    found = probe(ITEMS, lengths, k=1.0, samples=100, seed=0)
+    found = probe(ITEMS, edited_pairs(ITEMS), lengths, k=1.0, samples=100, seed=0)
     write_json(folder / "probes" / "mine.json", found)
     return folder
 

@@ -70,10 +70,10 @@ def test_a_secret_is_found_whatever_stands_before_it(run: Path, secret: str) -> 
 
 
 def test_no_disguise_hides_a_key_from_the_scan(run: Path) -> None:
-    """20 keys x 15 disguises x 8 files: none of 2,400 gets through."""
+    """20 keys x 26 disguises x 8 files: none of 4,160 gets through."""
     settings = read_judge_run(run, [])
     files = list(disguised())
-    assert len(files) == 2400
+    assert len(files) == 4160
     missed = []
     for name, content in files:
         with suppress(LeakError):

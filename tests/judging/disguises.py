@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 FAMILIES = {
     "ChatML": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
@@ -29,6 +29,8 @@ NORMALIZERS: dict[str, Any] = {
     "NFKD, no accents, lowercase": normalizers.Sequence(
         [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
     ),
+    "Nmt": normalizers.Nmt(),
+    "spaces, lowercase": normalizers.Sequence([normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]),
     "Bert": normalizers.BertNormalizer(),
     "Bert, cased": normalizers.BertNormalizer(lowercase=False, strip_accents=True),
 }
@@ -44,9 +46,24 @@ def disguises(text: str) -> Iterator[str]:
     yield text.swapcase()
     yield "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text)  # full width
     yield "".join(chr(0x1D5BA + ord(c) - ord("a")) if "a" <= c <= "z" else c for c in text)  # sans-serif
-    for inside in ("\u0301", "\u0338", "\u200b", "\u2060", "\u00ad", "\x01", "\x7f", "\ufffd", "\ue000", "\ufeff"):
+    for inside in (
+        "\u0301",
+        "\u0338",
+        "\u200b",
+        "\u2060",
+        "\u00ad",
+        "\x01",
+        "\x7f",
+        "\ufffd",
+        "\ue000",
+        "\ufeff",
+        "\u1cf2",
+    ):
         yield text[:middle] + inside + text[middle:]
         yield text[:1] + inside + text[1:]
+    for inside in ("\x0b", "\x1c", "\x1f", "\x85\x0c"):  # spaces to some readers, nothing to others
+        yield text[:middle] + inside + text[middle:]
+    yield text[:-1] + "\x85x" + text[-1] + text
     yield unicodedata.normalize("NFC", "".join(c + "\u0301" if c.isalpha() else c for c in text))
     yield text[0].replace("<", "\u226e") + text[1:-1] + text[-1].replace(">", "\u226f")
     yield text.replace("<", "\ufe64").replace(">", "\ufe65")

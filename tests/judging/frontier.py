@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unicodedata import normalize
 
 from think_as_locals.data.cards import cards, cultures
 from think_as_locals.types import LABELS, Item
@@ -115,6 +116,9 @@ ANSWERS = {
     "hi": ("नहीं", "हाँ"),
 }
 
+# What no rule sees without a dictionary: Korean writes "is not" and "is right" with words that are no stop words.
+UNSEEN = {("ko", "analysis: the responses, no and yes")}
+
 Criteria = tuple[tuple[str, str], ...]
 
 
@@ -152,7 +156,7 @@ def idle(language: str) -> Iterator[tuple[str, str]]:
     words, letters, (no, yes) = STOP_WORDS[language].split(), LETTERS[language], ANSWERS[language]
     single: Criteria = ((letters[0], letters[1]), (letters[2], letters[3]), (letters[4], letters[5]))
     stop: Criteria = tuple((words[i], " ".join(words[i + 1 : i + 3])) for i in (0, 3, 6))
-    answers = _each((no, no, yes))
+    answers, turned = _each((no, no, yes)), (*item.responses[1:], item.responses[0])
     cheap_rubrics: dict[str, Criteria] = {
         "single letters": single,
         "digits": (("1", "2"), ("3", "4"), ("5", "6")),
@@ -168,6 +172,12 @@ def idle(language: str) -> Iterator[tuple[str, str]]:
         "one criterion thrice": tuple((rubric[0][0] + mark, rubric[0][1]) for mark in ("", ".", "!")),
         "emoji": (("👍", "🙏"), ("🎎", "🏮"), ("⭐", "✨")),
         "pairs of letters": tuple((letters[i : i + 2], letters[i + 1 : i + 3]) for i in (0, 3, 6)),
+        "the responses, backwards": tuple((str(i), text[::-1]) for i, text in enumerate(item.responses)),
+        "the responses, spliced": tuple(
+            (str(i), first[: len(first) // 2] + second[len(second) // 2 :])
+            for i, first, second in zip(range(3), item.responses, turned, strict=True)
+        ),
+        "the responses, decomposed": tuple((str(i), normalize("NFD", text)) for i, text in enumerate(item.responses)),
     }
     cheap_analyses = {
         "one mark": ".",
@@ -193,6 +203,14 @@ def idle(language: str) -> Iterator[tuple[str, str]]:
         "names and responses": _each(tuple(f"{rubric[i][0]} {text}" for i, text in enumerate(item.responses))),
         "pairs of letters": _each(tuple(letters[i : i + 2] for i in (0, 3, 6))),
         "the verdict alone": f"C: {weighed[2]}",
+        "the responses, backwards": _each(tuple(text[::-1] for text in item.responses)),
+        "the responses, no and yes": _each(tuple(map(" ".join, zip(item.responses, (no, no, yes), strict=True)))),
+        "the responses and runs of letters": _each(
+            tuple(f"{text} {letters[i] * 5}" for i, text in enumerate(item.responses))
+        ),
+        "keys of a keyboard": _each(
+            ("йцукен", "фывапр", "ячсмит") if letters[0].isascii() else ("qwerty", "asdfgh", "zxcvbn")
+        ),
     }
     for name, criteria in cheap_rubrics.items():
         yield f"rubric: {name}", completion(criteria, answers)
@@ -208,6 +226,16 @@ def idle(language: str) -> Iterator[tuple[str, str]]:
     )
     yield "nothing but a verdict", "<verdict>C</verdict>"
     yield "no rubric", f"<rubric>\n</rubric>\n<analysis>\n{_each(weighed)}\n</analysis>\n<verdict>C</verdict>"
+
+
+def invented(language: str) -> Iterator[tuple[str, str]]:
+    """Words that are none, with an honest rubric or analysis: a reward without a dictionary pays for them."""
+    (rubric, weighed), letters, words = HONEST[language], LETTERS[language], STOP_WORDS[language].split()
+    mixed = [letters[i : i + 3] * 2 + letters[i + 1 : i + 3] + letters for i in (0, 2, 4)]
+    yield "rubric: letters in a mix", completion(tuple((word[:5], word) for word in mixed), _each(weighed))
+    yield "analysis: letters in a mix", completion(rubric, _each(tuple(mixed)))
+    joined = ["".join(words[i : i + 3]) for i in range(0, 18, 3)]
+    yield "rubric: stop words joined", completion(tuple(zip(joined[::2], joined[1::2], strict=True)), _each(weighed))
 
 
 def _each(texts: tuple[str, ...]) -> str:

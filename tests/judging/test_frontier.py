@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from judging.frontier import HONEST, STOP_WORDS, honest, idle, item_in
+from judging.frontier import HONEST, STOP_WORDS, UNSEEN, honest, idle, invented, item_in
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.judging import COMPONENTS, RULES, Evidence, judges_nothing, parse
@@ -45,8 +45,10 @@ def frontier() -> dict[str, Any]:
         return [round(paid(text, language).parts[name], 3) for name in names]
 
     cheapest = {language: {name: figures(text, language) for name, text in idle(language)} for language in STOP_WORDS}
+    none = {language: {name: figures(text, language) for name, text in invented(language)} for language in STOP_WORDS}
     return {
         "components": names,
+        "invented": {name: {each: rows[name] for each, rows in none.items()} for name in none["en"]},
         "honest": {language: figures(honest(language), language) for language in HONEST},
         "idle": {name: {each: rows[name] for each, rows in cheapest.items()} for name in cheapest["en"]},
     }
@@ -57,6 +59,7 @@ def written(found: Mapping[str, Any]) -> str:
     idle_rows = ",\n".join(rows)
     return (
         f'{{"components": {json.dumps(found["components"])},\n"honest": {json.dumps(found["honest"])},\n'
+        f'"invented": {json.dumps(found["invented"])},\n'
         f'"idle": {{\n{idle_rows}\n}}}}\n'
     )
 
@@ -90,17 +93,27 @@ def test_nothing_idle_earns_more_than_a_mediocre_honest_judgement(language: str)
     for name, text in idle(language):
         earned = paid(text, language)
         assert all(earned.parts[each] <= fair.parts[each] for each in COMPONENTS), name
-        assert earned.parts["rubric_quality"] < 0.5 * fair.parts["rubric_quality"], name
+        half = 0.5 * fair.parts["rubric_quality"]
+        assert (earned.parts["rubric_quality"] < half) == ((language, name) not in UNSEEN), name
         for option, weighted in weights.items():
             assert earned.total(weighted) <= fair.total(weighted), (name, option)
-        assert earned.total(weights["full"]) < fair.total(weights["full"]), name
+        if (language, name) not in UNSEEN:
+            assert earned.total(weights["full"]) < fair.total(weights["full"]), name
+
+
+@pytest.mark.parametrize("language", STOP_WORDS)
+def test_invented_words_earn_no_more_than_a_mediocre_honest_judgement(language: str) -> None:
+    """They are paid: what a pure function cannot see is on record, and bounded."""
+    fair = paid(honest(language), language)
+    for name, text in invented(language):
+        assert all(value <= fair.parts[each] + 1e-9 for each, value in paid(text, language).parts.items()), name
 
 
 @pytest.mark.parametrize("language", STOP_WORDS)
 def test_most_of_the_frontier_is_known_to_judge_nothing(language: str) -> None:
     found = [name for name, text in idle(language) if not judges_nothing(parse(text, 3), item_in(language))]
     partly = ("the same", "one criterion thrice", "the verdict alone", "the responses and", "the responses, numbered")
-    assert all(any(part in name for part in partly) for name in found), found
+    assert all(any(part in name for part in partly) or (language, name) in UNSEEN for name in found), found
 
 
 # --- no component pays for what is absent ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from think_as_locals.config.compose import Launch
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.judging import render
 from think_as_locals.machine import fit, memory
-from think_as_locals.machine.fit import fitted, fitting_command, memory_faults
+from think_as_locals.machine.fit import fitted, fitting_command, longest_sequence, memory_faults
 from think_as_locals.run import load_data
 from think_as_locals.training.grpo import load_chat
 from think_as_locals.types import PreflightError
@@ -75,7 +76,7 @@ def fitting(folder: Path, *overrides: str) -> tuple[RunConfig, list[str]]:
 def test_sequences_are_as_long_as_the_longest_prompt_and_a_completion(tmp_path: Path) -> None:
     run, words = fitting(tmp_path)
     data = load_data(run)
-    chosen = fitted(run, data, "quickstart", words).rollout
+    chosen = fitted(run, partial(longest_sequence, run, data), "quickstart", words).rollout
     prompts = [
         len(ids)
         for items in (data.train, *(each.items for each in data.sets.values()))
@@ -90,20 +91,20 @@ def test_sequences_are_as_long_as_the_longest_prompt_and_a_completion(tmp_path: 
     assert length < max(prompts) + run.grpo.max_completion_length + 64 + 256 or length == positions
     assert chosen.gpu_memory_utilization is None  # there is no GPU
     set_by_hand, words = fitting(tmp_path, "rollout.max_model_length=77")
-    assert fitted(set_by_hand, data, "quickstart", words) == set_by_hand
+    assert fitted(set_by_hand, partial(longest_sequence, set_by_hand, data), "quickstart", words) == set_by_hand
     elsewhere, words = fitting(tmp_path, "rollout=transformers")
-    assert fitted(elsewhere, data, "quickstart", words) == elsewhere
+    assert fitted(elsewhere, partial(longest_sequence, elsewhere, data), "quickstart", words) == elsewhere
 
 
 def test_the_share_is_chosen_for_the_gpu_or_the_run_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run, words = fitting(tmp_path)
     data = load_data(run)
     on(monkeypatch, Launch("NO", 0, 1), 10e9)
-    share = fitted(run, data, "quickstart", words).rollout.gpu_memory_utilization
+    share = fitted(run, partial(longest_sequence, run, data), "quickstart", words).rollout.gpu_memory_utilization
     assert share is not None
     assert 0.2 <= share < memory.USABLE
     on(monkeypatch, Launch("NO", 0, 1), 1.5e9)
     with pytest.raises(
         PreflightError, match=r"needs about 2 GB, a GPU has 2.*no file of launch/ fits.*sequences of \d+"
     ):
-        fitted(run, data, "quickstart", words)
+        fitted(run, partial(longest_sequence, run, data), "quickstart", words)

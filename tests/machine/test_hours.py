@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from machine.test_memory import a_run
 from transformers import Qwen2Config
 
 from think_as_locals.config.compose import Launch, find_launch, read_launch
+from think_as_locals.config.schema import RunConfig
 from think_as_locals.machine import hours
 from think_as_locals.machine.fit import TENSOR_PARALLEL, needed_bytes
 from think_as_locals.machine.hours import SPEEDS, evaluation_seconds, run_hours, speed_of, step_seconds, steps_of
@@ -64,14 +66,24 @@ def test_a_gpu_is_known_by_its_name_or_assumed() -> None:
     assert speed_of("something new") == (hours.ASSUMED, H100)
 
 
-def a_row(folder: Path, size: str, name: str, options: str) -> str | None:
-    """A line of the guide's table, or nothing where it does not fit."""
+@cache
+def counted(folder: Path, size: str, options: str) -> Counts:
     width, forward, layers, heads, key_heads, words, tied = QWEN[size]
     shape = {"hidden_size": width, "intermediate_size": forward, "num_hidden_layers": layers}
     attention = {"num_attention_heads": heads, "num_key_value_heads": key_heads}
     Qwen2Config(vocab_size=words, tie_word_embeddings=tied, **shape, **attention).save_pretrained(folder)
-    run = a_run(f"model.path={folder}", *options.split())
-    launch, counts = read_launch(find_launch(name)), count(run)
+    return count(a_run(f"model.path={folder}", *options.split()))
+
+
+@cache
+def the_run(options: str) -> RunConfig:
+    return a_run(*options.split())
+
+
+def a_row(folder: Path, size: str, name: str, adapter: str, engine: str) -> str | None:
+    """A line of the guide's table, or nothing where it does not fit."""
+    options = f"{adapter} {engine}".strip()
+    run, launch, counts = the_run(options), read_launch(find_launch(name)), counted(folder, size, adapter)
     needed = needed_bytes(run, launch, counts)
     if needed > CARD:
         return None
@@ -86,13 +98,9 @@ def the_table(folder: Path) -> list[str]:
     for size in QWEN:
         for adapter in ("lora=rank16", ""):
             for names in (("single",), ("gpu8_ddp", "gpu8_zero2", "gpu8_zero3"), ("nodes_zero3",)):
-                engines = (
-                    [""] if names == ("single",) else ["", *(f" {TENSOR_PARALLEL}={ranks}" for ranks in (2, 4, 8))]
-                )
+                engines = [""] if names == ("single",) else ["", *(f"{TENSOR_PARALLEL}={ranks}" for ranks in (2, 4, 8))]
                 if names != ("nodes_zero3",) or size in ("14B", "32B"):
-                    tried = (
-                        a_row(folder, size, name, f"{adapter}{more}".strip()) for more in engines for name in names
-                    )
+                    tried = (a_row(folder, size, name, adapter, more) for more in engines for name in names)
                     rows += list(filter(None, [next(filter(None, tried), None)]))
     return rows
 

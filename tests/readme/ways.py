@@ -62,6 +62,8 @@ def _starts(reader: Reader, words: list[str]) -> None:
     reached: list[RunFolder] = []
     for program in ("train", "steer", "evaluate"):
         reader.monkeypatch.setattr(f"think_as_locals.{program}.run", lambda *given, **_: reached.append(given[-1]))
+    # What runs here instead is in test_launch.py: to compose every recipe takes a second.
+    reader.monkeypatch.setattr("think_as_locals.machine.preflight.recipes", list)
     status, output = reader.tal("run", *words)
     if reached:
         assert (status, load_config(reached[0].config).run.name) == (0, reached[0].name)
@@ -127,10 +129,11 @@ def _samples(reader: Reader, typed: Command) -> None:
     assert list(reader.folder.glob("runs/*/candidates.jsonl"))
 
 
-def _selects(reader: Reader, typed: Command) -> None:
-    """test_sample.py runs it to its end."""
+def _needs_gpus(reader: Reader, typed: Command) -> None:
+    """test_sample.py and test_policy.py run them to their end."""
     status, output = reader.tal(*reader.words(typed)[1:])
-    assert (status, output.startswith("tal: this machine lacks what downstream needs")) == (2, True), output
+    recipe = typed.words()[2].removeprefix("recipes/").removesuffix(".yaml")
+    assert (status, output.startswith(f"tal: this machine lacks what {recipe} needs")) == (2, True), output
     assert "Qwen/Qwen2.5-7B-Instruct" in output
     assert "does not exist" not in output
 
@@ -267,12 +270,12 @@ def _has_script(_: Reader, typed: Command) -> None:
 WAYS: dict[str, Callable[[Reader, Command], None]] = {
     r"tal (data( edit)?|run|launch|recipes|demonstrate|sample|judge|compare)": _helps,
     r"tal (leaderboard|validity|push|serve|doctor)": _helps,
-    r"tal run (?!-m |recipes/(carb|downstream)\.yaml|.* --(dry-run|print-config)).+": _trains,
+    r"tal run (?!-m |recipes/(carb|downstream|policy_grpo)\.yaml|.* --(dry-run|print-config)).+": _trains,
     r"tal run .+ --(dry-run|print-config)": _shows,
     r"tal launch .+": _launches_by_name,
     r"tal run -m .+": _sweeps,
     r"tal run recipes/carb\.yaml\b.*": _measures,
-    r"tal run recipes/downstream\.yaml\b.*": _selects,
+    r"tal run recipes/(downstream|policy_grpo)\.yaml\b.*": _needs_gpus,
     r"tal sample .+": _samples,
     r"tal demonstrate .+": _demonstrates,
     r"tal judge .+": _judges,

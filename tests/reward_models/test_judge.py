@@ -457,7 +457,7 @@ def test_a_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def vllm(tmp_path: Path) -> Iterator[tuple[str, str]]:
+def vllm(tmp_path: Path, warm_vllm: str) -> Iterator[tuple[str, str]]:
     """The folder of a small judge, and the base URL of a vLLM server that has its weights under the name `judge`."""
     model = judge_of_pairs(tmp_path / "model")
     with socket.socket() as free:
@@ -468,7 +468,7 @@ def vllm(tmp_path: Path) -> Iterator[tuple[str, str]]:
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     with (tmp_path / "server.log").open("w") as log:
         environment = {**os.environ, **settings, "HF_HUB_OFFLINE": "1"}
-        server = subprocess.Popen([sys.executable, *words, *options], env=environment, stdout=log, stderr=log)
+        server = subprocess.Popen([warm_vllm, *words, *options], env=environment, stdout=log, stderr=log)
     try:
         while not is_up(f"http://127.0.0.1:{port}/health"):
             assert server.poll() is None, (tmp_path / "server.log").read_text()[-2000:]

@@ -152,6 +152,8 @@ def test_code_that_comes_with_a_model_is_not_run_nor_asked_about(
     for load in (Judge.load, ScalarRM.load):
         with suppress(Exception):
             load(str(model))
-    fault = model_fault(str(model), None)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda path, name, **_: str(model / name))
+    faults = [model_fault(path, None) for path in (str(model), "someone/uncached")]
     assert not marker.exists()
-    assert (fault is not None and "code of its own (auto_map), which is not run" in fault) == (file == "config.json")
+    refused = ["code of its own (auto_map), which is not run" in (fault or "") for fault in faults]
+    assert refused == [file == "config.json"] * 2

@@ -170,12 +170,18 @@ def test_what_cannot_be_shared_is_scored_as_before_and_says_why_once(
     assert caplog.text.count("prompts are not shared") == 1
 
 
-def test_where_scores_differ_each_response_has_a_prompt_of_its_own(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_where_scores_differ_each_response_has_a_prompt_of_its_own(
+    path: str, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
     def wrong(self: Any, module: Any, query: torch.Tensor, key: Any, value: Any, group: Any, _: Any) -> torch.Tensor:
         return query[:, :, group.branches].transpose(1, 2)
 
     monkeypatch.setattr(packing.PackedAttention, "_branches", wrong)
-    rm = ScalarRM.load(path)
+    rm = ScalarRM.load(path, dtype=dtype)
+    if dtype == "bfloat16":
+        assert re.match(r"scores differ by .*e.* from float32's in the mean, those of", str(rm.unshared_reason))
+        return
     assert re.match(r"scores differ by .*e.* from those of separate rows", str(rm.unshared_reason))
     assert flat(rm.score(ITEMS)) == pytest.approx(flat(one_by_one(path, ITEMS)), abs=1e-5)
 
@@ -293,6 +299,7 @@ def test_a_model_that_was_moved_is_the_same(tmp_path: Path) -> None:
 def test_dtype_and_files_are_part_of_the_identity(path: str, tmp_path: Path) -> None:
     wide, narrow = ScalarRM.load(path), ScalarRM.load(path, dtype="bfloat16")
     assert narrow.model.dtype is torch.bfloat16
+    assert narrow.unshared_reason is None
     assert wide.identity != narrow.identity
     assert wide.identity == ScalarRM.load(path, batch_size=1).identity
     assert wide.identity != ScalarRM.load(write_classifier(tmp_path, pad_token_id=0)).identity

@@ -121,9 +121,10 @@ def test_there_is_a_launch_file_for_every_kind_of_machine() -> None:
 
 
 @pytest.mark.slow
-def test_a_launch_that_starts_one_process_of_two_ends(tmp_path: Path) -> None:
+def test_a_launch_that_starts_one_process_of_two_ends(tmp_path: Path, warm_python: str) -> None:
     flags = ["--cpu", "--config_file", "launch/cpu_zero3.yaml"]  # as with --num_processes 2 and no --multi_gpu
-    done = launch(command("accelerate"), "launch", *flags, "recipes/quickstart.yaml", f"run.dir={tmp_path}")
+    words = ["launch", *flags, "recipes/quickstart.yaml", f"run.dir={tmp_path}"]
+    done = launch(warm_python, command("accelerate"), *words)
     assert done.returncode != 0
     assert "accelerate was asked for them and started one; add --multi_gpu" in done.stderr
     assert not list(tmp_path.iterdir())

@@ -7,7 +7,6 @@ import re
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from conftest import launch
+from conftest import launch, processes_in
 from reward_models.tiny import write_language_model
 from served_app import serving, tal_serve
 from serving.judges import Longest, judge_of, settings
@@ -126,12 +125,12 @@ def test_a_request_that_takes_long_is_not_idle() -> None:
 
 
 @pytest.mark.slow
-def test_requests_in_flight_are_answered_after_sigterm(tmp_path: Path) -> None:
+def test_requests_in_flight_are_answered_after_sigterm(tmp_path: Path, warm_python: str) -> None:
     model = write_language_model(tmp_path / "judge", seed=0)
     items = [{"prompt": f"{i}?", "responses": ["x", "y"], "culture": "TH"} for i in range(48)]
     answers: list[httpx.Response] = []
     headers = {"Authorization": f"Bearer {KEY}"}
-    with tal_serve(model, "judge.max_completion_length=220", key=KEY) as (process, url):
+    with tal_serve(warm_python, tmp_path, model, "judge.max_completion_length=220", key=KEY) as (process, url):
         assert httpx.post(f"{url}/judge", json={"items": items}).status_code == 401
 
         def ask() -> None:
@@ -166,21 +165,23 @@ def _answer_to_endless_headers(port: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_with_vllm_sigterm_ends_all_processes(small_run: Path) -> None:
-    with tal_serve(str(small_run / "model"), "judge.backend=vllm", key=KEY) as (process, url):
-        engine = psutil.Process(process.pid).children(recursive=True)
+def test_with_vllm_sigterm_ends_all_processes(small_run: Path, tmp_path: Path, warm_vllm: str) -> None:
+    model = str(small_run / "model")
+    with tal_serve(warm_vllm, tmp_path, model, "judge.backend=vllm", key=KEY) as (process, url):
+        engine = processes_in(tmp_path)
+        names = {each.name()[:15] for each in engine}
         asked = {"items": [{"prompt": "How do they greet?", "responses": ["A bow.", "A wai."], "culture": "TH"}]}
         answer = httpx.post(f"{url}/judge", json=asked, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
         process.terminate()
         assert process.wait(timeout=30) == 0
     assert len(answer.json()["judgements"]) == 1
-    assert len(engine) >= 2
+    assert {"VLLM::EngineCor", "VLLM::Worker"} <= names
     assert not psutil.wait_procs(engine, timeout=5)[1]
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
-    done = launch(sys.executable, "tests/benchmarks/fuzz_server.py", "150", "--examples", "20")
+def test_schemathesis_finds_nothing(warm_python: str) -> None:
+    done = launch(warm_python, "tests/benchmarks/fuzz_server.py", "150", "--examples", "20")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout[done.stdout.rindex('{\n  "requests"') :])
     assert found["requests"] >= 150

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from conftest import QUICK, ROOT, SMALL, command, launch
+from conftest import QUICK, SMALL, command, launch, processes_in
 from rich.console import Console
 
 from think_as_locals.cli import main
@@ -31,11 +31,11 @@ TINY = [*SMALL, *QUICK, "grpo.save_steps=100", "eval.every_steps=100"]
 NOWHERE = "no_such_question"
 
 
-def _start(*words: str) -> subprocess.Popen[str]:
+def _start(python: str, folder: Path, *words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     return subprocess.Popen(
-        [command("tal"), "run", "-m", QUICKSTART, *words],
-        cwd=ROOT,
+        [command("tal", python), "run", "-m", QUICKSTART, *words],
+        cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -169,26 +169,28 @@ def test_a_job_measured_on_its_training_items_is_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_is_stopped_goes_on_and_ends_in_a_table_though_a_job_fails(tmp_path: Path) -> None:
+def test_a_sweep_is_stopped_goes_on_and_ends_in_a_table_though_a_job_fails(tmp_path: Path, warm_python: str) -> None:
     groups = f"data.groups=[idiom_heavy_rain,gift_taboo],[{NOWHERE}]"  # first: the second job is a whole run too
     rest = [text for text in TINY if not text.startswith("data.groups")]
     words = [*rest, groups, "seed=1,2", f"run.dir={tmp_path}", "run.name=four"]
     folder = tmp_path / "four"
 
-    first = _start(*words)
+    first = _start(warm_python, tmp_path, *words)
     _until("*/report.html", folder, 1, first)  # a whole run, and the next one works
     _until("jobs/*/log.txt", folder, 2, first)
-    started = psutil.Process(first.pid).children(recursive=True)
+    started = processes_in(tmp_path)
+    names = {process.name() for process in started}
     first.send_signal(signal.SIGTERM)
     output, _ = first.communicate(timeout=300)
     assert first.returncode == 75, output
     assert "continue it with run.name=four run.resume=auto" in output
+    assert {"node.sh", "accelerate"} <= names | {"node.sh"}
     assert not psutil.wait_procs(started, timeout=10)[1]
     before = json.loads((folder / "sweep.json").read_text())
     whole = next(job["name"] for job in before["jobs"] if job["state"] == "done")
     made = (folder / whole / "report.html").stat().st_mtime_ns
 
-    second = _start(*words, "run.resume=auto", "sweep=joblib")
+    second = _start(warm_python, tmp_path, *words, "run.resume=auto", "sweep=joblib")
     output, _ = second.communicate(timeout=300)
     assert second.returncode == 1, output
     assert "1 of 4 jobs are done already" in output
@@ -232,12 +234,12 @@ exec "$@"
 
 
 @pytest.mark.slow
-def test_a_job_goes_to_slurm_with_the_launchers_settings(tmp_path: Path) -> None:
+def test_a_job_goes_to_slurm_with_the_launchers_settings(tmp_path: Path, warm_python: str) -> None:
     for name, script in {"sbatch": SBATCH, "srun": SRUN, "sacct": "#!/bin/bash\n", "scancel": "#!/bin/bash\n"}.items():
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
     done = launch(
-        *[command("tal"), "run", "-m", QUICKSTART, "data=jsonl", "data.path=nowhere.jsonl", "sweep=slurm"],
+        *[command("tal", warm_python), "run", "-m", QUICKSTART, "data=jsonl", "data.path=nowhere.jsonl", "sweep=slurm"],
         *["sweep.launch=single", "hydra.launcher.partition=gpu", f"run.dir={tmp_path}", "run.name=slurm", "--json"],
         PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
         STUB=str(tmp_path),

@@ -25,7 +25,9 @@ SWEEPS = {
     "ablations": ["full", "without_gain", "without_correctness"],
     "ablations_quickstart": ["full", "without_gain", "without_correctness"],
     "methods": ["ours", "rm_r1", "j1"],
+    "methods_quickstart": ["ours", "rm_r1", "j1"],
     "culture_shown": ["stated", "inferred", "hidden"],
+    "culture_shown_quickstart": ["stated", "inferred", "hidden"],
     "rubric_language": ["local", "english"],
 }
 

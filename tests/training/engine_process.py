@@ -1,15 +1,13 @@
 """Checks of the real engines, in processes of their own: vLLM changes thread and rank settings of its process.
 
 torchrun --nproc_per_node N engine_process.py colocate FOLDER
-torchrun --nproc_per_node N engine_process.py serve FOLDER PORT SERVER_PID    kills the server in the end
+torchrun --nproc_per_node N engine_process.py serve FOLDER PORT    kills the server in the end
 """
 
 from __future__ import annotations
 
 import faulthandler
 import logging
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import torch
 from accelerate import PartialState
@@ -159,7 +158,7 @@ def check_adapter(folder: Path, *overrides: str, base_first: bool) -> tuple[Any,
         assert again >= 128
     conversations = trainer.train_dataset[:4]["prompt"]
     reference = sample_all(TransformersEngine(trainer.model, trainer.chat, 4), conversations, GREEDY)
-    with policy_engine(trainer, trainer.chat, 4) as vllm:
+    with policy_engine(trainer, 4) as vllm:
         evaluated = sample_all(vllm, conversations, GREEDY)
     assert [one.token_ids for one in evaluated] == [one.token_ids for one in reference]
     assert unchanged(base, named)
@@ -298,7 +297,13 @@ def check_without_syncs(trainer: Any) -> None:
     assert stale > 1e-2
 
 
-def serve(folder: Path, port: str, server: str) -> None:
+def listener(port: int) -> psutil.Process:
+    """The process that listens at a port."""
+    ports = psutil.net_connections("tcp4")
+    return next(psutil.Process(one.pid) for one in ports if one.laddr.port == port and one.status == psutil.CONN_LISTEN)
+
+
+def serve(folder: Path, port: str) -> None:
     url = f"http://127.0.0.1:{port}"
     where = ["rollout=vllm_server", f"rollout.urls=[{url}]", "rollout.timeout_s=400"]
     for left in ("mine/sync-killed", "another/sync-used"):
@@ -329,14 +334,15 @@ def serve(folder: Path, port: str, server: str) -> None:
         assert [c.token_ids for c in restarted] != policy
     # What it samples with other weights is not used: it gets the policy's, and samples again.
     assert [c.token_ids for c in engine.complete(prompts, **greedy)] == policy
-    if main:
+    process = listener(int(port)) if main else None
+    if process is not None:
         engine._servers.all[0]._timeout = 4.0
-        os.kill(int(server), signal.SIGSTOP)
+        process.suspend()
     started = time.monotonic()
     hangs = ends_with(lambda: engine.complete(prompts, max_tokens=4))
     assert time.monotonic() - started < 10
-    if main:
-        os.killpg(int(server), signal.SIGKILL)
+    if process is not None:
+        process.kill()
     for message, kind in ((hangs, "ReadTimeout"), (ends_with(trainer.train), "ConnectError")):
         assert f"the vLLM server at {url}" in message
         assert "Start it with launch/vllm_server.sh" in message

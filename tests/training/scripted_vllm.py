@@ -67,7 +67,13 @@ class ScriptedVLLM:
         if route == "/collective_rpc" and body["method"] == "tal_read":
             return {"success": True, "results": [self._read(body["kwargs"]["request"])]}
         limits = {"rank": 16, "modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}
-        known = {"dtype": "float32", "logprobs_mode": "processed_logprobs", "adapters": limits, "connected": False}
+        known = {
+            "dtype": "float32",
+            "head_dtype": "float32",
+            "logprobs_mode": "processed_logprobs",
+            "adapters": limits,
+            "connected": False,
+        }
         now = {"weights": self.weights, "updating": self._updating, "gpu": False}
         return {"success": True, "results": [{**known, **now}]}
 

@@ -124,7 +124,7 @@ def test_an_evaluation_waits_for_what_is_in_flight_and_has_the_policys_weights(
 
     class Evaluation(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            with policy_engine(trainer, trainer.chat, 8) as engine:
+            with policy_engine(trainer, 8) as engine:
                 evaluated.append(engine.sample_tokens(trainer.vllm_generation._check_prompts, GREEDY))
 
     trainer.add_callback(Evaluation())
@@ -194,10 +194,12 @@ def test_the_part_of_a_server_that_dies_is_sampled_by_the_others(server: Scripte
 
 
 @pytest.mark.slow
-def test_ranks_share_batches_however_they_share_the_model(server: ScriptedVLLM, tmp_path: Path) -> None:
+def test_ranks_share_batches_however_they_share_the_model(
+    server: ScriptedVLLM, tmp_path: Path, warm_python: str
+) -> None:
     words = ["launch", "--config_file", "launch/cpu_zero2.yaml", "tests/training/ahead_process.py", str(tmp_path)]
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "VLLM_API_KEY": "secret", "OMP_NUM_THREADS": "1"}
-    done = launch(command("accelerate"), *words, server.url, **environment)
+    done = launch(warm_python, command("accelerate"), *words, server.url, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     for way, (whole, resumed) in json.loads((tmp_path / "results.json").read_text()).items():
         assert [log["rollout/staleness"] for log in whole] == [0, 1, 1, 1], way

@@ -12,12 +12,12 @@ from training.small_grpo import TINY
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import cards as culture_cards
-from think_as_locals.judging import parse, render, shuffle_responses
+from think_as_locals.judging import parse, prompt_format, render, shuffle_responses
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate, misattributed
-from think_as_locals.types import Demonstration, Item
+from think_as_locals.types import VERDICT_PROMPTS, Demonstration, Item
 
 CONFIG = load_recipe("recipes/quickstart.yaml", ["data.groups=[idiom_heavy_rain,gift_taboo]", "data.sets_per_group=40"])
 ITEMS = list(culture_cards.read_culture_cards(CONFIG.data, seed=0))
@@ -37,6 +37,16 @@ def test_without_bias_every_demonstration_is_right() -> None:
         judgement = parse(made.completion, 4)
         assert judgement.issues == ()
         assert judgement.verdict == shuffle_responses(made.item, 0).best
+
+
+@pytest.mark.parametrize("prompt", VERDICT_PROMPTS)
+def test_demonstrations_are_in_the_format_that_the_prompt_asks_for(prompt: str) -> None:
+    read = prompt_format(prompt).read
+    for made, ours in zip(demonstrate(ITEMS, 50, NONE, 0, prompt), demonstrate(ITEMS, 50, NONE, 0), strict=True):
+        judgement, written = read(made.completion, 4, "stop"), parse(ours.completion, 4)
+        assert (judgement.issues, judgement.verdict) == ((), written.verdict)
+        assert str(written.analysis).strip() in made.completion
+        assert (made.item, made.presented) == (ours.item, ours.presented)
 
 
 def test_the_verdict_follows_from_what_the_analysis_says() -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ def trained(folder: Path, signal_at: int | None = None) -> list[int]:
     checkpoint = trainer.checkpoints.latest()
     rewind(RunFolder(folder), "grpo", step_of(checkpoint) if checkpoint else 0)
     with StopSignals() as signals:
-        carb = EvalCallback(trainer, evaluate, RunFolder(folder), every_steps=2)
+        carb = EvalCallback(trainer, evaluate, partial(RunFolder(folder).measured, "test"), every_steps=2)
         for callback in (signals, SignalAt(signal_at), carb, MetricsWriter(folder / "metrics.jsonl", "grpo")):
             trainer.add_callback(callback)
         trainer.train_from(checkpoint)

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
+from think_as_locals.engines import packing
 from think_as_locals.reward_models.scratch import train_tokenizer
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer, _float32, micro_batches
 
@@ -37,7 +38,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
     """Makes trainers of a small model; keyword arguments are GRPOConfig's, `model_*` the model's."""
 
-    def of(*, lora: bool = False, kernel: str = "sdpa", **arguments: Any) -> SharedPrefixTrainer:
+    def of(*, lora: bool = False, kernel: str = "sdpa", head: bool = False, **arguments: Any) -> SharedPrefixTrainer:
         torch.manual_seed(0)
         of_model = {k.removeprefix("model_"): arguments.pop(k) for k in list(arguments) if k.startswith("model_")}
         ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -45,6 +46,7 @@ def make(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
         Qwen3ForCausalLM(Qwen3Config(**sizes, **ends, **of_model)).save_pretrained(tmp_path / "model")
         settings = {"gradient_checkpointing": False, "beta": 0.0, "max_completion_length": 6, "bf16": False}
         made = SharedPrefixTrainer(
+            float32_head=head,
             model=str(tmp_path / "model"),  # a path: the reference model is loaded from it as well
             reward_funcs=lambda completion_ids, **_: [float(len(set(ids))) for ids in completion_ids],
             args=GRPOConfig(
@@ -219,13 +221,53 @@ def test_the_correction_for_vllm_needs_no_pass_of_its_own(
         assert ("importance_sampling_ratio" in inputs) is not shared
         loss, gradient = loss_and_gradient(trainer, inputs)
         metrics = {name: values for name, values in trainer._metrics["train"].items() if "sampling/" in name}
-        assert len(metrics) == 5
+        assert len(metrics) == 6
         results.append((loss, gradient, metrics))
     (loss, gradient, metrics), (expected_loss, expected, expected_metrics) = results
     torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=1e-5)
     assert (gradient - expected).norm() <= 1e-5 * expected.norm()
     for name, values in metrics.items():
         assert values == pytest.approx(expected_metrics[name], rel=1e-4), name
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([[1.0, 1.0], [9.0, 9.0], [1.0, 1.0]], 1.0),  # the second completion has no advantage
+        ([[1.0, 2.0], [9.0, 9.0], [0.0, 9.0]], 3**2 / (3 * 5)),  # a single token of the third is its own
+        ([[3.0], [9.0], [0.0]], 3**2 / (2 * 9)),
+    ],
+)
+def test_the_effective_sample_size_is_of_what_moves_the_policy(
+    make: Make, weights: list[list[float]], expected: float
+) -> None:
+    trainer = make()
+    mask = torch.tensor([[1, 1], [1, 1], [1, 0]])
+    inputs = {"importance_sampling_ratio": torch.tensor(weights), "completion_mask": mask}
+    trainer._log_effective_sample_size({**inputs, "advantages": torch.tensor([0.5, 0.0, -0.5])})
+    trainer._log_effective_sample_size({**inputs, "advantages": torch.zeros(3)})
+    assert trainer._metrics["train"]["sampling/effective_sample_size"] == [pytest.approx(expected)]
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_head_in_float32_is_that_of_packed_rows_and_of_others(make: Make, lora: bool) -> None:
+    errors = []
+    for cast in (True, False):
+        trainer = make(lora=lora, bf16=True, head=cast, temperature=0.7)
+        trainer.model.to(torch.bfloat16 if lora else torch.float32)
+        bare = trainer.model.get_base_model() if lora else trainer.model
+        hidden: list[Tensor] = []
+        bare.model.register_forward_hook(lambda *given, hidden=hidden: hidden.append(given[-1].last_hidden_state))
+        packed = packing.pack([torch.tensor([5, 6, 7])] * 2, [torch.tensor([8, 9, 10]), torch.tensor([11, 12])])
+        with torch.no_grad(), trainer.accelerator.autocast():
+            log_probs, _ = packing.log_probs(trainer.model, packed)
+            logits = trainer.model(input_ids=packed.tokens).logits
+        of_packed, of_rows = (states.float() @ bare.lm_head.weight.detach().float().T for states in hidden)
+        expected = (of_packed[0] / 0.7).log_softmax(-1).gather(-1, packed.labels.T)[:, 0]
+        errors.append((float((log_probs - expected).abs().max()), float((logits - of_rows).abs().max())))
+    (packed_error, error), (packed_half, half) = errors
+    assert max(packed_error, error) < 2e-6
+    assert min(packed_half, half) > 1e-4
 
 
 def _sampled(prompts: list[str]) -> tuple[Any, ...]:

@@ -15,22 +15,24 @@ from think_as_locals.config.schema import (
     EditConfig,
     EvalSetSection,
     EvaluationConfig,
+    GrpoConfig,
     GrpoSection,
     ItemsConfig,
     JudgeSection,
     LocalModelSection,
     MixSection,
     ModelSection,
+    PolicyConfig,
     PromptSection,
     RewardModelSection,
     RewardSection,
     RunConfig,
     RunSection,
     SampleConfig,
-    SampleSection,
-    ScpoConfig,
     ServerSection,
+    TaskSection,
 )
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.config.trl_fields import TRL_SECTIONS, trl_faults
 from think_as_locals.types import (
     GRAMMAR_PROMPTS,
@@ -40,7 +42,11 @@ from think_as_locals.types import (
     VERDICT_PROMPTS,
     ConfigError,
     RewardName,
+    cut,
+    shown,
 )
+
+_MOST = 40  # faults that are listed
 
 _OFF = {  # sections that may be null, and what turns them on
     "sft": (
@@ -65,6 +71,7 @@ _RM_KINDS: dict[str, type[BaseModel]] = {
 
 _DOES = {
     "grpo": "trains a judge",
+    "rm": "trains a policy",
     "rms": "evaluates reward models",
     "scpo": "steers a reward model",
     "teacher": "asks a teacher for demonstrations",
@@ -73,7 +80,10 @@ _DOES = {
 }
 """The section that only one kind of recipe has, and what recipes of this kind do."""
 
-Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig | EditConfig
+_SHARED = {"sample": "rms", "grpo": "rm"}
+"""Sections of two kinds of recipes: with the second section they are of its kind."""
+
+Config = RunConfig | EvaluationConfig | ScpoConfig | DemonstrationConfig | SampleConfig | EditConfig | PolicyConfig
 """What a recipe becomes, as `_DOES` says."""
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
@@ -114,7 +124,9 @@ def load_items(overrides: Sequence[str]) -> ItemsConfig:
 
 def validate(values: Mapping[str, Any]) -> Config:
     """Validate a composed configuration of any kind."""
-    kinds = [section for section in _DOES if section in values and not (section == "sample" and "rms" in values)]
+    kinds = [section for section in _DOES if section in values and _SHARED.get(section) not in values]
+    if "rm" in kinds and "reward" in values:  # added to a recipe that trains a judge
+        kinds = ["grpo", *kinds]
     if len(kinds) > 1:  # an override of another kind of recipe
         does = ", ".join(f"{kind}.* belongs to a recipe that {_DOES[kind]}" for kind in kinds)
         raise ConfigError(
@@ -132,10 +144,12 @@ def validate(values: Mapping[str, Any]) -> Config:
         return validate_as(ScpoConfig, values, _scpo_faults)
     if "teacher" in values:
         return validate_as(DemonstrationConfig, values, _demonstration_faults)
+    if "rm" in values:
+        return validate_as(PolicyConfig, values, _policy_faults)
     if "editor" in values:
         return validate_as(EditConfig, values, _edit_faults)
     if "sample" in values:
-        return validate_as(SampleConfig, values, lambda config: _sample_faults(config.sample))
+        return validate_as(SampleConfig, values, lambda config: _task_faults("sample", config.sample))
     return validate_as(RunConfig, values, _training_faults)
 
 
@@ -150,25 +164,30 @@ def validate_as(
     except ValidationError as error:
         faults += [_describe(dict(fault), schema) for fault in error.errors()]
     if faults:
-        listed = "\n".join(f"  - {fault}" for fault in dict.fromkeys(faults))
+        listed = "\n".join(f"  - {fault}" for fault in list(dict.fromkeys(faults))[:_MOST])
+        listed += f"\n  - and {len(faults) - _MOST:,} more" if len(faults) > _MOST else ""
         raise ConfigError(f"the configuration is not valid:\n{listed}")
     return config
 
 
 def _locate(fault: Mapping[str, Any], schema: type[BaseModel]) -> tuple[tuple[str, ...], list[str]]:
     """Return where a pydantic error is, and the dotted keys that are known there."""
-    loc, known = tuple(map(str, fault["loc"])), sorted(_keys(schema))
-    if loc[0] == "rms" and len(loc) > 2:  # rms, its name, its kind, the key
+    loc, known = tuple(cut(str(part), 100) for part in fault["loc"]), sorted(_keys(schema))
+    if loc[0] == "rms" and loc[2:3] and loc[2] in _RM_KINDS:  # rms, its name, its kind, the key
         known = [f"rms.{loc[1]}.{key}" for key in _RM_KINDS[loc[2]].model_fields]
         loc = (*loc[:2], *loc[3:])
     if loc[:2] in (("sample", "policy"), ("sample", "scorer")):  # the two, a kind, the key
         loc = (*loc[:2], *(loc[3:] or ["kind"]))
-    if loc[0] in ("teacher", "editor"):  # the one, its kind, the key
+    if loc[0] == "tasks" and loc[2:3] == ("scorer",):  # tasks, a name, scorer, a kind, the key
+        loc = (*loc[:3], *(loc[4:] or ["kind"]))
+    if loc[0] in ("teacher", "editor", "rm"):  # the section, its kind, the key
         loc = (loc[0], *(loc[2:] or ["kind"]))
     if loc[0] == "data" and schema is RunConfig:  # data, its source, the key
         loc = ("data", "source") if fault["type"] == "union_tag_invalid" else ("data", *loc[2:])
     if loc[:2] in (("data", "mix"), ("eval", "sets")) and len(loc) > 2:  # the two, a name, the key
         known = [key.replace(".".join(loc[:2]), ".".join(loc[:3])) for key in known]
+    if loc[0] == "tasks" and len(loc) > 2:  # tasks, a name, the key
+        known = [key.replace("tasks.", f"tasks.{loc[1]}.") for key in known]
     return loc, known
 
 
@@ -184,23 +203,23 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
                 f"{place}: each source of a mix has its own: set data.mix.NAME.{loc[1]}, and drop this one (~{place})"
             )
         return f"{place}: no such key{nearest(place, known)}"
-    if fault["type"] == "union_tag_invalid" or place == "data.mix" or (loc[0] == "rms" and len(loc) < 3):
+    by_name = place == "data.mix" or (loc[0] in ("rms", "tasks") and len(loc) < 3)
+    if fault["type"] == "union_tag_invalid" or by_name:
         return _added(place, fault)
     if loc[-1] == "url" or loc[:-1] == ("rollout", "urls"):  # the value may hold a password
         return f"{place}: expected http[s]://HOST[:PORT][/PATH] without user or key, which the environment names"
     if fault["type"].startswith("union_tag"):
         known = fault["ctx"]["expected_tags"].replace("'", "").split(", ")
-        return f"{place}: got {got!r}{nearest(str(got), known)}; available: {', '.join(known)}"
-    if place == "data.mix":
-        return f"{place}: got {got!r}, expected sources by name, each added by data.mix.NAME=SOURCE"
+        return f"{place}: got {shown(got)}{nearest(got, known)}; available: {', '.join(known)}"
     if fault["type"] == "missing":
         return _missing(loc)
     if isinstance(got, bool) and "str" in fault["type"]:
         return f"{place}: got the boolean {str(got).lower()}: YAML reads an unquoted NO, ON or YES so; put it in quotes"
     if place.endswith(".[key]"):
-        return f"{place.removesuffix('.[key]')}: got the name {got!r}, expected {_FORMS['own_name']}"
+        form = _FORMS["name" if loc[0] in ("rms", "variants") else "own_name"]
+        return f"{place.removesuffix('.[key]')}: got the name {shown(got)}, expected {form}"
     form = _FORMS.get("own" if loc[:-1] == ("reward", "own") else loc[-1], str(fault["msg"]))
-    return f"{place}: got {got!r}, expected {form.removeprefix('Input should be ')}"
+    return f"{place}: got {shown(got)}, expected {form.removeprefix('Input should be ')}"
 
 
 def _missing(loc: tuple[str, ...]) -> str:
@@ -215,12 +234,17 @@ def _missing(loc: tuple[str, ...]) -> str:
 def _added(place: str, fault: Mapping[str, Any]) -> str:
     """Return the error of a section that is one of several kinds, or holds sections by name."""
     got = fault["input"]
-    if place in ("data.source", "teacher.kind", "editor.kind", "sample.policy.kind", "sample.scorer.kind"):
+    if place in ("data.source", "teacher.kind", "editor.kind", "rm.kind") or place.endswith(
+        (".policy.kind", ".scorer.kind")
+    ):
         known, got = fault["ctx"]["expected_tags"].replace("'", "").split(", "), fault["ctx"]["tag"]
-        return f"{place}: got {got!r}{nearest(str(got), known)}; available: {', '.join(known)}"
+        return f"{place}: got {shown(got)}{nearest(got, known)}; available: {', '.join(known)}"
     if place == "data.mix":
-        return f"{place}: got {got!r}, expected sources by name, each added by data.mix.NAME=SOURCE"
-    return f"{place}: got {got!r}, expected reward models by name, each added by rms.NAME=KIND: {', '.join(_RM_KINDS)}"
+        return f"{place}: got {shown(got)}, expected sources by name, each added by data.mix.NAME=SOURCE"
+    if place.startswith("tasks"):
+        return f"{place}: got {shown(got)}, expected tasks by name, each added by tasks.NAME=TASK"
+    kinds = ", ".join(_RM_KINDS)
+    return f"{place}: got {shown(got)}, expected reward models by name, each added by rms.NAME=KIND: {kinds}"
 
 
 def _keys(model: type[BaseModel], place: str = "") -> Iterator[str]:
@@ -235,11 +259,13 @@ def _keys(model: type[BaseModel], place: str = "") -> Iterator[str]:
 
 # Rules that involve several keys, or names that are known elsewhere: each returns its faults, a sentence each.
 
+_NO_STEPS = "grpo.max_steps: got 0, expected at least 1, or -1 for as many as grpo.num_train_epochs takes"
+
 
 def _training_faults(config: RunConfig) -> list[str]:
     faults = _model_faults(config.model) + _sft_faults(config) + _launch_faults(config.run)
     if config.grpo.max_steps == 0:
-        faults.append("grpo.max_steps: got 0, expected at least 1, or -1 for as many as grpo.num_train_epochs takes")
+        faults.append(_NO_STEPS)
     faults += _prompt_faults(config) + _reward_faults(config.reward, config.grpo) + _ahead_faults(config)
     return faults + _items_faults(config)
 
@@ -256,8 +282,6 @@ def _prompt_faults(config: RunConfig) -> list[str]:
         known = ", ".join((*GRAMMAR_PROMPTS, *VERDICT_PROMPTS))
         why = "asks for a rating of one response, and training presents all responses of an item"
         return [f"prompt.template: {prompt} {why}: choose one that asks for a verdict ({known})"]
-    if config.sft is not None and config.sft.data is None:
-        faults.append(f"sft.data: built-in demonstrations are in our grammar, prompt {prompt} asks for another: set it")
     if needs := [name for name in ("criteria_gain", "rubric_quality") if config.reward.weighted().get(name)]:
         faults.append(
             f"reward.weights.{needs[0]}: scores the rubric of our grammar, which prompt {prompt} does not ask for: "
@@ -303,18 +327,21 @@ def _demonstration_faults(config: DemonstrationConfig) -> list[str]:
 
 def _edit_faults(config: EditConfig) -> list[str]:
     faults = _side_faults(config.items, config.data) + _data_faults(config.data, untrained=_MEASURED)
+    if len(set(config.probes)) < len(config.probes):
+        faults.append(f"probes: got {', '.join(config.probes)}, expected each once")
     if config.tries > 1 and not config.temperature:
         faults.append(f"tries: got {config.tries}, but at temperature 0 all are the same: raise it, or set tries=1")
     return faults
 
 
-def _side_faults(items: str, data: DataSection) -> list[str]:
+def _side_faults(items: str, data: DataSection, place: str = "") -> list[str]:
     if items == "validation" and data.validation_share is None:
-        return ["items: no validation items are held out: set data.validation_share, or items to train or all"]
+        remedy = f"set {place}data.validation_share, or {place}items to train or all"
+        return [f"{place}items: no validation items are held out: {remedy}"]
     return []
 
 
-def _ahead_faults(config: RunConfig) -> list[str]:
+def _ahead_faults(config: GrpoConfig) -> list[str]:
     """Check what sampling ahead of the update needs: a server, and prompts in an order that is known before."""
     if not config.rollout.ahead:
         return []
@@ -369,7 +396,7 @@ def local_faults(place: str, section: Any) -> list[str]:
 
 def _evaluation_faults(config: EvaluationConfig) -> list[str]:
     launch = config.run.launch
-    faults = [f"run.launch: got {launch!r}, but an evaluation shards no model: set it to null"] if launch else []
+    faults = [f"run.launch: got {shown(launch)}, but an evaluation shards no model: set it to null"] if launch else []
     for name, rm in config.rms.items():
         faults += local_faults(f"rms.{name}", rm)
         if not isinstance(rm, JudgeSection | ServerSection):
@@ -381,7 +408,7 @@ def _evaluation_faults(config: EvaluationConfig) -> list[str]:
             faults.append(f"rms.{name}.protocol: got {rm.protocol}; eval.candidates needs listwise or pointwise")
         faults += _orders_faults(f"rms.{name}", rm)
     if config.sample is not None:
-        faults += _sample_faults(config.sample)
+        faults += _task_faults("sample", config.sample)
         if config.eval.candidates is not None:
             faults.append("eval.candidates: the candidates are sampled here: set it to null, or choose sample=none")
         if len(config.rms) < 3:
@@ -389,19 +416,34 @@ def _evaluation_faults(config: EvaluationConfig) -> list[str]:
     return faults + _data_faults(config.data, untrained=_MEASURED)
 
 
-def _sample_faults(sample: SampleSection) -> list[str]:
-    faults = _data_faults(sample.data, "sample.data", untrained=_MEASURED)
-    faults += local_faults("sample.policy", sample.policy) + local_faults("sample.scorer", sample.scorer)
-    if (sample.scorer is not None) != (sample.task == "prompts"):
-        got = "none" if sample.scorer is None else sample.scorer.kind
-        needs = "a reward model (sample.scorer=KIND)" if sample.task == "prompts" else "none: the answers are known"
-        faults.append(f"sample.scorer: got {got}, expected with task {sample.task} {needs}")
-    if sample.task == "short_answers":
-        if sample.data.source != "blend":
-            faults.append(f"sample.data: got {sample.data.source}, but only blend has votes on short answers")
-        if sample.items != "all":
-            faults.append(f"sample.items: got {sample.items}, expected all: short answers have no split")
+def _task_faults(place: str, section: TaskSection) -> list[str]:
+    faults = _data_faults(section.data, f"{place}.data", untrained=_MEASURED)
+    faults += local_faults(f"{place}.scorer", section.scorer)
+    if (section.scorer is not None) != (section.task == "prompts"):
+        got = "none" if section.scorer is None else section.scorer.kind
+        needs = f"a reward model ({place}.scorer=KIND)" if section.task == "prompts" else "none: the answers are known"
+        faults.append(f"{place}.scorer: got {got}, expected with task {section.task} {needs}")
+    faults += _side_faults(section.items, section.data, f"{place}.")
+    if section.task == "short_answers":
+        if section.data.source != "blend":
+            faults.append(f"{place}.data: got {section.data.source}, but only blend has votes on short answers")
+        if section.items != "all":
+            faults.append(f"{place}.items: got {section.items}, expected all: short answers have no split")
     return faults
+
+
+def _policy_faults(config: PolicyConfig) -> list[str]:
+    faults = _model_faults(config.model) + _launch_faults(config.run) + _ahead_faults(config)
+    faults += local_faults("rm", config.rm)
+    if config.model.scratch is not None:
+        faults.append("model.scratch: a policy is a chat model that answers already: set model.path")
+    if isinstance(config.rm, JudgeSection | ServerSection):
+        faults += prompt_faults("rm.prompt", config.rm.prompt) + _orders_faults("rm", config.rm)
+    if config.grpo.max_steps == 0:
+        faults.append(_NO_STEPS)
+    for name, section in config.tasks.items():
+        faults += _task_faults(f"tasks.{name}", section)
+    return faults + _data_faults(config.data, untrained="the prompts of a policy are all asked")
 
 
 def _scpo_faults(config: ScpoConfig) -> list[str]:
@@ -410,7 +452,7 @@ def _scpo_faults(config: ScpoConfig) -> list[str]:
         faults.append("global_rm: a reward model made from scratch needs global_rm=pooled, any other global_rm=none")
     for key, values in (("variants", scpo.variants), ("seeds", scpo.seeds), ("pair_counts", scpo.pair_counts)):
         if len(set(values)) < len(values):
-            faults.append(f"scpo.{key}: got {list(values)}, expected each once")
+            faults.append(f"scpo.{key}: got {shown(list(values))}, expected each once")
     if unknown := set(scpo.keep_models).difference(scpo.variants):
         faults.append(f"scpo.keep_models: {', '.join(sorted(unknown))} is not among scpo.variants")
     if bool(scpo.country_filter_thresholds or scpo.country_learning_rates) != ("scpo_tuned" in scpo.variants):
@@ -460,12 +502,12 @@ def _data_faults(data: DataSection, place: str = "data", *, untrained: str | Non
         faults.append(f"{got}, which is for a judge's training items: set it to null ({untrained})")
     if data.path is not None and data.source.endswith("_cards"):
         remedy = f"choose {place}=jsonl, or the source of these rows, or set {place}.path=null"
-        faults.append(f"{place}.path: got {data.path!r}, but {data.source} is embedded: {remedy}")
+        faults.append(f"{place}.path: got {shown(data.path)}, but {data.source} is embedded: {remedy}")
     for key, sources in _READ_BY.items():
         if (value := getattr(data, key)) is not None and data.source not in sources:
             reads = f"only {', '.join(sources)} can use it, not {data.source}"
             faults.append(
-                f"{place}.{key}: got {value}, but {reads}: set it to null ({place}.max_items limits any source)"
+                f"{place}.{key}: got {shown(value)}, but {reads}: set it to null ({place}.max_items limits any source)"
             )
     return faults
 
@@ -476,7 +518,7 @@ def prompt_faults(place: str, name: str | None) -> list[str]:
     known = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     if name is None or name in known:
         return []
-    return [f"{place}: no {name!r}{nearest(name, known)}; available: {', '.join(known)}"]
+    return [f"{place}: no {shown(name)}{nearest(name, known)}; available: {', '.join(known)}"]
 
 
 def _shown_faults(place: str, prompt: str, section: PromptSection | JudgeSection) -> list[str]:
@@ -493,7 +535,7 @@ def _reward_faults(reward: RewardSection, grpo: GrpoSection) -> list[str]:
     builtin = get_args(RewardName)
     known = [*builtin, *reward.own]
     faults = [
-        f"reward.weights: no component {name!r}{nearest(name, known)}; available: {', '.join(known)}, "
+        f"reward.weights: no component {shown(name)}{nearest(name, known)}; available: {', '.join(known)}, "
         f"and a function of your own by reward.own.{name}=path/to/file.py:function"
         for name in reward.weights
         if name not in known

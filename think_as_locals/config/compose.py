@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from think_as_locals.types import ConfigError
+from think_as_locals.types import ConfigError, cut, shown
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -54,7 +55,7 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
                 values: Any = OmegaConf.to_container(composed, resolve=True)
     except ConfigError as error:
         raise ConfigError(f"{recipe}: {error}") from None
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
         remedy = ""
         if lacking := re.search(r"Could not load '(?:recipes/)?(.*)'", str(error)):
             known = [path.stem for path in recipes()]
@@ -65,6 +66,8 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
         raise ConfigError(f"{recipe}: {reason(error)}{remedy}") from error
     if unset:
         raise ConfigError(f"{recipe}: no default for {', '.join(unset)}: set it, e.g. {unset[0]}=...")
+    if large := [key for key, value in values.items() if _holds_large(value)]:
+        raise ConfigError(f"{recipe}: {large[0]}: a whole number of more than 64 bits, expected a smaller one")
     # The first line of a recipe launches it; to YAML it is a key that starts with "if ".
     return {str(key): value for key, value in values.items() if not str(key).startswith("if ")}
 
@@ -85,7 +88,7 @@ def find_recipe(name: str | Path) -> Path:
     path = Path(name)
     named = [ASSETS / "recipes" / f"{path}.yaml"] if len(path.parts) == 1 else []
     for candidate in (path, ASSETS / path, *named):
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # noqa: PTH113 - Path.is_file raises for a name that is too long
             return candidate.resolve()
     known = [recipe.stem for recipe in recipes()]
     near = nearest(path.stem, known)
@@ -96,8 +99,10 @@ def find_launch(name: str) -> Path:
     """Return the path of an accelerate configuration: one of launch/ by its name, or a file."""
     known = sorted(path.stem for path in (ASSETS / "launch").glob("*.yaml"))
     path = ASSETS / "launch" / f"{name}.yaml" if name in known else Path(name).expanduser()
-    if not path.is_file():
-        raise ConfigError(f"no launch file {name!r}{nearest(name, known)}; available: {', '.join(known)}, or a file")
+    if not os.path.isfile(path):  # noqa: PTH113
+        raise ConfigError(
+            f"no launch file {shown(name)}{nearest(name, known)}; available: {', '.join(known)}, or a file"
+        )
     return path.resolve()
 
 
@@ -148,7 +153,7 @@ def read_launch(path: Path) -> Launch:
         raise ConfigError(f"{path}: expected an accelerate configuration, a mapping, got {type(values).__name__}")
     for key in ("num_processes", "num_machines"):
         if type(got := values.setdefault(key, 1)) is not int or got < 1:
-            raise ConfigError(f"{path}: {key}: got {got!r}, expected a whole number from 1")
+            raise ConfigError(f"{path}: {key}: got {shown(got)}, expected a whole number from 1")
     kind = str(values.get("distributed_type", "NO"))
     stages = {"DEEPSPEED": (values.get("deepspeed_config") or {}).get("zero_stage", 0), "FSDP": 3}
     processes, machines = values["num_processes"], values["num_machines"]
@@ -174,21 +179,25 @@ _ADDED = {  # PLACE.NAME=OPTION: the group of the option, and what Hydra adds fo
     "rms": ("rm", ["+rm@rms.{name}={option}"]),
     "data.mix": ("data", ["+data@data.mix.{name}={option}"]),
     "eval.sets": ("data", ["+eval/shared@eval.sets.{name}=set", "+data@eval.sets.{name}.data={option}"]),
+    "tasks": ("task", ["+task@tasks.{name}={option}"]),
 }
 _CHOSEN = {  # SECTION=OPTION: as above, where a group is not called like the section
     "teacher": ("rm", ["rm@teacher={option}"]),
     "editor": ("policy", ["policy@editor={option}"]),
     "sample.policy": ("policy", ["policy@sample.policy={option}"]),
     "sample.data": ("data", ["data@sample.data={option}"]),
-    "sample.scorer": ("rm", ["+rm@sample.scorer={option}"]),
+    "sample.scorer": ("rm", ["rm@sample.scorer={option}"]),
 }
+_OF_TASKS = {"data": "data", "scorer": "rm"}  # tasks.NAME.SECTION=OPTION: the group
 
 
 def _as_overrides(text: str) -> list[str]:
     """Leave group choices to Hydra; set or add any other key, so that only the schema decides which keys exist."""
     key, _, option = text.partition("=")
     if not key or ("=" not in text and not text.startswith("~")):
-        raise ConfigError(f"override {text!r}: expected key=value, or ~key for one that the recipe sets and has to go")
+        raise ConfigError(
+            f"override {shown(text)}: expected key=value, or ~key for one that the recipe sets and has to go"
+        )
     if read_override(text).is_sweep_override():
         raise ConfigError(
             f"{text}: several values are for a sweep only (tal run -m); a list is {key}=[...], a text with commas "
@@ -200,6 +209,8 @@ def _as_overrides(text: str) -> list[str]:
         raise ConfigError(f"{text}: recipe is the name of the recipe's file; use run.name to name a run")
     place, _, name = key.rpartition(".")
     groups, (group, added) = group_options(), _CHOSEN.get(key) or _ADDED.get(place, (key, [text]))
+    if re.fullmatch(r"tasks\.\w+", place) and name in _OF_TASKS:
+        group, added = _OF_TASKS[name], [f"{_OF_TASKS[name]}@{key}={{option}}"]
     if group not in groups:
         # Hydra merges a mapping into the one that is there: emptied first, it is replaced.
         emptied = [f"++{key}=null"] if option.startswith("{") and not key.startswith(("+", "~")) else []
@@ -276,15 +287,22 @@ def _check_document(text: str) -> None:
         raise ConfigError("what is Hydra's own (hydra, hydra/..., @package) does nothing in a recipe: drop it")
 
 
+def _holds_large(value: Any) -> bool:
+    """Return whether a value is or holds a whole number of more than 64 bits, which Python may not even write."""
+    if isinstance(value, dict | list):
+        return any(map(_holds_large, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and value.bit_length() > 63
+
+
 def reason(error: Exception) -> str:
     """Return an error's message on one line, without the folders that Hydra searched."""
     message = re.sub(
         r"'a_recipe'|\"[^\"]*a_recipe\.yaml\"", "the recipe", str(error).partition("Config search path")[0]
     )
-    return " ".join(message.split()) or type(error).__name__
+    return cut(" ".join(message.split())) or type(error).__name__
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: object, known: Sequence[str]) -> str:
     """Return a suggestion for an unknown name: "; did you mean ...?", or nothing where no known name is similar."""
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name, known, n=1) if isinstance(name, str) and len(name) <= _LONG else ()
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -200,12 +200,16 @@ class TrlSection(Section):
 
 
 class GrpoSection(TrlSection):
+    OURS = frozenset({"cast_lm_head_to_fp32"})  # TRL's way fails under FSDP2, and with LoRA
+
     gradient_accumulation_steps: PositiveInt
     num_generations: Annotated[int, Field(ge=2)]
     max_completion_length: PositiveInt
     temperature: PositiveFloat
     beta: NonNegativeFloat
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
+    cast_lm_head_to_fp32: bool
+    vllm_importance_sampling_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
     num_train_epochs: PositiveFloat
     report_to: list[Tracker]
     vllm_tensor_parallel_size: PositiveInt
@@ -468,17 +472,22 @@ class EditConfig(Recipe):
     max_completion_length: PositiveInt
 
 
-class SampleSection(Section):
-    """Which policy draws candidates, for what, and what says how good they are."""
+class TaskSection(Section):
+    """What a policy is asked, how often, and what says how good its answers are."""
 
     task: Literal["multiple_choice", "short_answers", "prompts"]
     data: DataSection
     items: Literal["train", "validation", "test", "all"]
-    policy: ChatSection
     num_candidates: PositiveInt
     temperature: PositiveFloat
     max_completion_length: PositiveInt
     scorer: RewardModelSection | None
+
+
+class SampleSection(TaskSection):
+    """A task, and the policy that draws candidates for it."""
+
+    policy: ChatSection
 
 
 class SampleConfig(Recipe):
@@ -486,6 +495,33 @@ class SampleConfig(Recipe):
 
     run: RunSection
     sample: SampleSection
+
+
+# The training of a policy with a reward model.
+
+
+class PolicyEvalSection(MeasureSection):
+    every_steps: PositiveInt
+    batch_size: PositiveInt
+    leaks: Literal["refuse", "report"]
+
+
+class PolicyConfig(Recipe):
+    """The training of a policy: conf/policy.yaml."""
+
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    rm: RewardModelSection
+    rollout: RolloutSection
+    grpo: GrpoSection
+    lora: LoraSection | None
+    eval: PolicyEvalSection
+    tasks: Annotated[dict[OwnName, TaskSection], Field(min_length=1)]
+
+
+GrpoConfig = RunConfig | PolicyConfig
+"""What trains by GRPO: a judge, or a policy."""
 
 
 class BenchmarkSection(MeasureSection):
@@ -503,118 +539,3 @@ class EvaluationConfig(Recipe):
     eval: BenchmarkSection
     rms: Annotated[dict[Name, RewardModelSection], Field(min_length=1)]
     sample: SampleSection | None
-
-
-# An SCPO run: a scalar reward model is steered to one country after the other.
-
-Variant = Literal["full", "filter", "weight", "scpo", "inverse_weight", "filter_inverse_weight", "scpo_tuned"]
-"""Which of a country's pairs are trained on, and their weights; `scpo.select` has the rules."""
-
-
-class ModeSection(Section):
-    """The differences between SCPO's description and its released code, one key each."""
-
-    name: Literal["corrected", "as_released"]
-    dropout: bool
-    training_text: Literal["as_scored", "joined"]
-    long_texts: Literal["left_out", "scored"]
-    minority_test: Literal["filter", "disagreement"]
-    split: Literal["by_country", "together"]
-    steps: Literal["at_most", "exactly"]
-    probability: Literal["sigmoid", "exponentials"]
-    inverse_weight: Literal["temperature", "ratio"]
-    ties: Literal["half", "wrong"]
-
-
-class GlobalRMSection(TrlSection):
-    """Training of a global RM from scratch on all countries' pairs: TRL's RewardConfig.
-
-    `batch_size` is the number of pairs per optimizer step, over all processes.
-    """
-
-    OURS = frozenset({"batch_size"})
-
-    batch_size: PositiveInt
-    max_steps: PositiveInt
-
-
-class ScpoSection(GlobalRMSection):
-    OURS = frozenset(
-        {"variants", "seeds", "pair_counts", "reference", "filter_threshold", "weight_temperature", "batch_size"}
-        | {"country_filter_thresholds", "country_learning_rates"}
-        | {"num_train_epochs", "max_length", "scoring_batch_size", "keep_models"}
-    )
-
-    variants: Annotated[list[Variant], Field(min_length=1)]
-    seeds: Annotated[list[Seed], Field(min_length=1)]
-    pair_counts: list[PositiveInt]
-    reference: Literal["global_rm", "other_countries"]
-    filter_threshold: Share
-    weight_temperature: PositiveFloat
-    country_filter_thresholds: dict[str, Share]
-    country_learning_rates: dict[str, PositiveFloat]
-    num_train_epochs: PositiveFloat
-    max_length: PositiveInt | None
-    scoring_batch_size: PositiveInt
-    keep_models: list[Variant]
-    ddp_timeout: PositiveInt
-
-    def tuned(self, variant: str, country: str) -> tuple[float, float]:
-        """Return the filter's threshold and the learning rate with which a variant is trained for a country."""
-        if variant != "scpo_tuned":
-            return self.filter_threshold, self.learning_rate
-        threshold = self.country_filter_thresholds.get(country, self.filter_threshold)
-        return threshold, self.country_learning_rates.get(country, self.learning_rate)
-
-
-class ScpoConfig(Recipe):
-    run: RunSection
-    model: ModelSection
-    data: DataSection
-    mode: ModeSection
-    global_rm: GlobalRMSection | None
-    scpo: ScpoSection
-    lora: LoraSection | None
-    eval: MeasureSection
-
-    @property
-    def sources(self) -> dict[str, DataSection]:
-        """As `RunConfig.sources`."""
-        return {self.data.source: self.data}
-
-
-# A server: conf/serve.yaml.
-
-
-class ScoreSection(Section):
-    """How /score rewards the responses to one prompt."""
-
-    protocol: Literal["round_robin", "pointwise"]
-    orders: Annotated[int, Field(ge=1, le=2)]
-    prompt: str | None
-    group_size: PositiveInt
-    group_wait_s: PositiveFloat
-
-
-class LimitsSection(Section):
-    connections: PositiveInt
-    headers_s: PositiveFloat
-    body_bytes: PositiveInt
-    body_s: PositiveFloat
-    items: PositiveInt
-    responses: PositiveInt
-    text_characters: PositiveInt
-    requests_per_minute: PositiveInt
-    requests_at_once: PositiveInt
-
-
-class ServeConfig(Recipe):
-    """A judge behind HTTP."""
-
-    host: Annotated[str, Field(min_length=1)]
-    port: Annotated[int, Field(ge=0, le=65535)]
-    judge: JudgeSection
-    score: ScoreSection
-    limits: LimitsSection
-    window_s: NonNegativeFloat
-    grace_s: PositiveFloat

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from think_as_locals.config.compose import nearest
-from think_as_locals.config.schema import GlobalRMSection, GrpoSection, ScpoSection, SftSection, TrlSection
-from think_as_locals.types import ConfigError
+from think_as_locals.config.schema import GrpoSection, SftSection, TrlSection
+from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoSection
+from think_as_locals.types import ConfigError, shown
 
 _SET_ELSEWHERE = {  # fields of TRL's that other keys determine
     "output_dir": "run.dir and run.name",
@@ -137,13 +139,21 @@ def _value_fault(key: str, value: Any, kind: Any) -> str:
     try:
         TypeAdapter[Any](kind).validate_python(value, strict=True)
     except ValidationError as error:
-        return f"got {value!r}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
+        return f"got {shown(value)}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
     if key in _CHOICES and value not in _CHOICES[key]:
-        return f"got {value!r}, expected {' or '.join(_CHOICES[key])}"
+        return f"got {shown(value)}, expected {' or '.join(_CHOICES[key])}"
+    named: list[str] = [name for part in get_args(kind) for name in _values(part)]
+    if named and isinstance(value, str) and value not in named:
+        return f"got {shown(value)}, expected one of {', '.join(named)}{nearest(value, named)}"
     least, most = _BOUNDS.get(key, (-math.inf, math.inf))
     if value is not None and key in _BOUNDS and not least <= value <= most:
-        return f"got {value}, expected at least {least:g}{f' and at most {most:g}' if most < math.inf else ''}"
+        return f"got {shown(value)}, expected at least {least:g}{f' and at most {most:g}' if most < math.inf else ''}"
     return ""
+
+
+def _values(kind: Any) -> list[str]:
+    """Return the names that an enumeration has, or none."""
+    return [str(each.value) for each in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
 
 
 def _numbers(value: Any) -> Iterator[float]:

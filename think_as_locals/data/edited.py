@@ -14,11 +14,11 @@ from typing import Annotated, Any, ClassVar, get_args
 
 from think_as_locals.config.compose import nearest
 from think_as_locals.data.edits import Edit, Edits, Pair
-from think_as_locals.data.fields import Language, Prompt, Responses, RowModel, check_text, field, shown
+from think_as_locals.data.fields import Language, Prompt, Responses, RowModel, check_text, field
 from think_as_locals.data.languages import language_tag
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, local_path, read_rows
 from think_as_locals.data.sources import jsonl
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import DataError, Item, shown
 
 _MAX_FAULTS = 10  # that a message names
 

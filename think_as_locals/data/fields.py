@@ -17,7 +17,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, PlainValidator, Privat
 
 from think_as_locals.data.languages import culture_code, culture_fault, language_tag, similar_country
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable
-from think_as_locals.types import LABELS, Item, is_text
+from think_as_locals.types import LABELS, Item, is_text, shown
 
 _ROLES = ("system", "user", "assistant")
 _UNPARSED_LIST = ("['", '["')  # begin a list of texts as numpy prints it, or truncated JSON, which stayed one text
@@ -280,9 +280,3 @@ def question_group(prompt: str) -> str:
     """Return the question group of a prompt in a data set without groups: the same words, the same group."""
     folded = " ".join(prompt.casefold().split())
     return f"prompt-{hashlib.sha256(folded.encode()).hexdigest()[:16]}"
-
-
-def shown(value: Any) -> str:
-    """Return a value as messages show it, shortened if it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

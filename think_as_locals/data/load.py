@@ -23,13 +23,12 @@ from think_as_locals.data.fields import (
     Text,
     field,
     question_group,
-    shown,
 )
 from think_as_locals.data.rows import Defect, Fault, mark_repeats, read_rows, valid_items
 from think_as_locals.data.selection import choose
 from think_as_locals.data.sources import SOURCES, check_settings, row_outcomes
 from think_as_locals.data.splits import Splits, mix, select, split_items
-from think_as_locals.types import TEST, VALIDATION, DataError, DataWarning, Demonstration, Item, ProtocolKind
+from think_as_locals.types import TEST, VALIDATION, DataError, DataWarning, Demonstration, Item, ProtocolKind, shown
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection, RunConfig

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from think_as_locals.runtime.hub import unreachable
-from think_as_locals.types import DataError, DataWarning, Item, PreflightError
+from think_as_locals.types import DataError, DataWarning, Item, PreflightError, cut, shown
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
@@ -97,8 +97,7 @@ class Fault:
     detail: str
 
     def __post_init__(self) -> None:
-        if len(self.detail) > _SHOWN:
-            object.__setattr__(self, "detail", f"{self.detail[:_SHOWN]} ... ({len(self.detail):,} characters)")
+        object.__setattr__(self, "detail", cut(self.detail, _SHOWN))
 
 
 def printable(name: str) -> str:
@@ -475,7 +474,8 @@ def local_path(path: str) -> Path:
         local = Path(path).expanduser()
         local.exists()
     except (OSError, RuntimeError) as error:  # too long, no such user
-        raise DataError(f"{path}: no path and no Hub id: {error}") from error
+        reason = getattr(error, "strerror", None) or error  # without the path, which may be long
+        raise DataError(f"{cut(str(path))}: no path and no Hub id: {reason}") from error
     if not path or "\0" in path:
-        raise DataError(f"{path!r} is no path: expected a file of rows, a folder of such, or a Hub id")
+        raise DataError(f"{shown(path)} is no path: expected a file of rows, a folder of such, or a Hub id")
     return local

@@ -23,12 +23,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from think_as_locals.data.edited import edit_outcomes
-from think_as_locals.data.fields import shown
 from think_as_locals.data.languages import other_language
 from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
 from think_as_locals.data.selection import choose
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, row_outcomes
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import DataError, Item, shown
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection

@@ -65,6 +65,7 @@ class WorkerExtension:
             "gpu": self.device.type == "cuda",
             "connected": self.weight_transfer_engine.model_update_group is not None,
             "dtype": str(config.dtype).removeprefix("torch."),
+            "head_dtype": str(config.head_dtype).removeprefix("torch."),
             "logprobs_mode": config.logprobs_mode,
             "adapters": adapter_limits(self.model_runner),
         }

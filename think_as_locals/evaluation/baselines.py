@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 
@@ -13,7 +13,7 @@ from babel import Locale, UnknownLocaleError
 
 from think_as_locals.judging.rubric import fold
 from think_as_locals.reward_models.reward_model import tie_credit
-from think_as_locals.types import Item
+from think_as_locals.types import Item, reorder_responses
 
 Trait = Callable[[Item, str], float]
 
@@ -113,9 +113,18 @@ NAMES: Mapping[str, str] = {
 """What tables call them."""
 
 
+def baseline_credits(items: Iterable[Item]) -> dict[str, dict[str, float]]:
+    """Return credits by baseline and item id, whatever the order of each item's responses.
+
+    They are kept for the next reward model over the same items, and for the leaderboard.
+    """
+    return _credits(
+        tuple(reorder_responses(i, sorted(range(len(i.responses)), key=i.responses.__getitem__)) for i in items)
+    )
+
+
 @lru_cache(maxsize=1)
-def baseline_credits(items: tuple[Item, ...]) -> dict[str, dict[str, float]]:
-    """Return credits by baseline and item id; cached, as they are the same for every judge of the same items."""
+def _credits(items: tuple[Item, ...]) -> dict[str, dict[str, float]]:
     ids = [item.id for item in items]
     return {name: dict(zip(ids, credit(items), strict=True)) for name, credit in CREDITS.items()}
 

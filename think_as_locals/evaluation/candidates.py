@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from rich.progress import Progress
 
-from think_as_locals.config.schema import PolicySection, PolicyServerSection, RewardModelSection, SampleSection
+from think_as_locals.config.schema import PolicySection, PolicyServerSection, SampleSection, TaskSection
 from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.engines import Engine, Messages, Sampling
@@ -53,28 +53,25 @@ def draw(
         return
     items = [question.item for question in questions]
     requests, answers = [Request(item, ()) for item in items], list[list[Answer]]()
-    length, temperature = section.max_completion_length, section.temperature
     engine, identity, chunk_size = load_policy(section.policy)
     with closing(engine):
-        for number in range(section.num_candidates):
-            drawn = random.Random(f"{seed}-candidate-{number}").randrange(2**31)
-            sampling = Sampling(max_completion_length=length, temperature=temperature, seed=drawn)
+        for number, sampling in enumerate(samplings(section, seed), start=1):
             sampler = Sampler(engine, sampling, chunk_size, _conversation, lambda request: request.item.prompt)
-            asked = {**identity, "max_completion_length": length, "temperature": temperature, "seed": drawn}
-            title = f"candidate {number + 1} of {section.num_candidates}"
-            with Journal(folder.journal(f"candidate-{number + 1}"), asked, peers=peers) as journal:
+            drawn = {name: getattr(sampling, name) for name in ("max_completion_length", "temperature", "seed")}
+            title = f"candidate {number} of {section.num_candidates}"
+            with Journal(folder.journal(f"candidate-{number}"), {**identity, **drawn}, peers=peers) as journal:
                 peers.exchange(None)  # all have read what there is before anyone writes
                 collect(sampler, journal, advance(bar, title), requests, peers=peers)
-                answers.append([{**journal[request], "seed": drawn} for request in requests])
+                answers.append([{**journal[request], "seed": sampling.seed} for request in requests])
     if not peers.is_main:
         return
     of_questions = list(zip(*answers, strict=True))
     texts = [[answer["text"].strip() or NO_ANSWER for answer in found] for found in of_questions]
-    qualities = _qualities(section.scorer, seed, questions, texts)
+    scores = qualities(section, seed, questions, texts)
     provenance = {"policy": identity, "temperature": section.temperature, "task": section.task}
     folder.candidates.unlink(missing_ok=True)  # of a run that was killed before the summary
     with new_file(folder.candidates) as file:
-        for item, of_item, found, worth in zip(items, texts, of_questions, qualities, strict=True):
+        for item, of_item, found, worth in zip(items, texts, of_questions, scores, strict=True):
             row = {
                 **{name: getattr(item, name) for name in ("id", "prompt", "culture", "language", "group")},
                 "candidates": of_item,
@@ -86,7 +83,17 @@ def draw(
                 },
             }
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    write_json(folder.candidates_summary, summary(section, items, qualities, seed))
+    write_json(folder.candidates_summary, summary(section, items, scores, seed))
+
+
+def samplings(section: TaskSection, seed: int) -> Iterator[Sampling]:
+    """Yield how each of a task's candidates is sampled."""
+    for number in range(section.num_candidates):
+        yield Sampling(
+            max_completion_length=section.max_completion_length,
+            temperature=section.temperature,
+            seed=random.Random(f"{seed}-candidate-{number}").randrange(2**31),
+        )
 
 
 def read_drawn(folder: RunFolder) -> list[Candidates]:
@@ -118,14 +125,14 @@ def _conversation(request: Request) -> Messages:
     return [{"role": "user", "content": request.item.prompt}]
 
 
-def _qualities(
-    scorer: RewardModelSection | None, seed: int, questions: Sequence[Question], texts: Sequence[Sequence[str]]
+def qualities(
+    section: TaskSection, seed: int, questions: Sequence[Question], texts: Sequence[Sequence[str]]
 ) -> list[list[float]]:
-    """Return how good each candidate of each question is."""
-    if scorer is None:
+    """Return how good each candidate of each question is; a judge compares those of one question."""
+    if section.scorer is None:
         return [[quality(q, text) for text in of_q] for q, of_q in zip(questions, texts, strict=True)]
     rows = [(q.item, text) for q, of_q in zip(questions, texts, strict=True) for text in of_q]
-    with closing(load_reward_model(scorer, seed)) as rm:
+    with closing(load_reward_model(section.scorer, seed)) as rm:
         reward = GroupReward(rm)
         scores = reward.score(
             [item.prompt for item, _ in rows],
@@ -133,15 +140,15 @@ def _qualities(
             [item.culture for item, _ in rows],
             [item.language for item, _ in rows],
         )
-        found = iter([reward.neutral if score is None else score for score in scores])
+    found = iter([reward.neutral if score is None else score for score in scores])
     return [[next(found) for _ in of_q] for of_q in texts]
 
 
 def summary(
-    section: SampleSection, items: Sequence[Item], qualities: Sequence[Sequence[float]], seed: int
+    section: TaskSection, items: Sequence[Item], scores: Sequence[Sequence[float]], seed: int
 ) -> dict[str, Any]:
     """Return the mean quality of a candidate and of the best of each question, of all and by culture, as JSON."""
-    known = dict(zip((item.id for item in items), qualities, strict=True))
+    known = dict(zip((item.id for item in items), scores, strict=True))
     bounds = (0, 1) if section.scorer is None else (-math.inf, math.inf)
 
     def part(of: Sequence[Item]) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from string import Template
 
-from think_as_locals.config.schema import SampleSection
+from think_as_locals.config.schema import TaskSection
 from think_as_locals.data import load, read
 from think_as_locals.data.selection import choose
 from think_as_locals.data.sources.blend import short_answers
@@ -31,8 +31,8 @@ class Question:
     votes: Votes = ()
 
 
-def questions_of(section: SampleSection, seed: int) -> list[Question]:
-    """Load what a policy is asked; a DataError names a fault in the data."""
+def questions_of(section: TaskSection, seed: int) -> list[Question]:
+    """Load what a policy is asked, a prompt of task `prompts` once; a DataError names a fault in the data."""
     if section.task == "short_answers":
         votes = dict[str, Votes]()
         items = []
@@ -44,8 +44,13 @@ def questions_of(section: SampleSection, seed: int) -> list[Question]:
         return [Question(item, votes[item.id]) for item in chosen]
     every = read(section.data, seed) if section.items == "all" else getattr(load(section.data, seed), section.items)
     if section.task == "prompts":
-        return [Question(item) for item in every]
+        return [Question(item) for item in distinct_prompts(every)]
     return [Question(_with_options(shuffle_responses(item, seed))) for item in every]
+
+
+def distinct_prompts(items: Iterable[Item]) -> list[Item]:
+    """Return the first item of each prompt, culture and language."""
+    return list({(item.prompt, item.culture, item.language): item for item in reversed(list(items))}.values())[::-1]
 
 
 def _with_options(item: Item) -> Item:

@@ -184,7 +184,7 @@ RATINGS = tuple(range(1, 11))
 
 
 class Format:
-    """How the answer to a prompt is read; this one is our grammar, which is always read strictly."""
+    """How the answer to a prompt is read and written; this one is our grammar, which is always read strictly."""
 
     label_opening = "<verdict>"  # the text right before the verdict's label; empty without labels
     reserved_marks: tuple[str, ...] = ()  # what a verdict is read by, beyond the tags that are always neutralised
@@ -196,6 +196,10 @@ class Format:
     ) -> Judgement:
         """Parse a completion; arguments as for `parse`, and the convention for other people's formats."""
         return parse(text, num_responses, finish_reason)
+
+    def write(self, rubric: Rubric, analysis: str, verdict: int) -> str:
+        """Return a completion that `read` accepts, with as much of a rubric and an analysis as the format has."""
+        return write(rubric, analysis, verdict)
 
 
 class Brackets(Format):
@@ -225,6 +229,9 @@ class Brackets(Format):
             verdict_only=last_marked(self._mark, text, num_responses),
         )
 
+    def write(self, rubric: Rubric, analysis: str, verdict: int) -> str:
+        return f"{analysis}\n[[{LABELS[verdict]}]]"
+
     def _label(self, text: str) -> str | None:
         """Return the only label in brackets, if nothing but punctuation follows its last occurrence."""
         found = [label for label in LABELS if f"[[{label}]]" in text]
@@ -239,6 +246,12 @@ class AnswerTag(Brackets):
 
     reserved_marks = ("<answer>", "</answer>", *Brackets.reserved_marks)
     _mark = re.compile(rf"<answer>\s*+\[\[([{LABELS}])\]\]\s*+</answer>")
+
+    def write(self, rubric: Rubric, analysis: str, verdict: int) -> str:
+        lines = [f"- {c.weight}% {c.name}: {c.description}" for c in rubric.criteria]
+        why = f"<justify>{rubric.criteria[0].name} counts most.</justify>"
+        written = "\n".join(("<type>Chat</type>", "<rubric>", *lines, why, "</rubric>", "<eval>", analysis, "</eval>"))
+        return f"{written}\n<answer>[[{LABELS[verdict]}]]</answer>"
 
     def _label(self, text: str) -> str | None:
         """Return the label in the only answer, if nothing follows it."""

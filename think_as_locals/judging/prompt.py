@@ -6,10 +6,10 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
-from itertools import cycle, pairwise
+from itertools import cycle, pairwise, product
 from string import Template
 from typing import get_args
 
@@ -39,6 +39,9 @@ _RESERVED_OPENING = re.compile(rf"<(?={_TAG_START})", re.IGNORECASE)
 _SUBDIVISION = re.compile("[A-Z]{2}-[A-Z0-9]{1,3}")  # a code of ISO 3166-2
 _ENGLISH = {"ID-JB": "West Java"}  # of a region of BLEnD; ISO 3166-2 has names in the region's own language
 _BREAK = " "  # in special tokens: BERT's normaliser removes what cannot be seen
+# What some normalisers read as spaces and others remove: controls, and what cannot be seen.
+_SPACE_OR_NOTHING = ("\x0b\x0c\x1c\x1d\x1e\x1f\x85", "\u200b\u200c\u200d\u200e\u200f\ufeff\ufffd")
+_TONE_MARKS = "\u1cf2\u1cf3"  # letters since Unicode 12, marks to tokenizers that know older ones
 _RESPONSES_FIRST = "_responses_first"
 _SHARED = ("grammar.txt", "unknown_culture.txt", *(f"rubric_language_{each}.txt" for each in get_args(RubricLanguage)))
 
@@ -138,39 +141,47 @@ def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
 
     Both are found as any tokenizer's normaliser may read them: `＜ＶＥＲＤＩＣＴ＞` is a tag.
     """
-    read, places = _as_read(text)
-    # Whole tags first; then what is left of tags inside tags, or never closed.
-    closed = [place for tag in _RESERVED_TAG.finditer(read) for place in (tag.start(), tag.end() - 1)]
-    marks = dict(zip(closed, cycle("‹›"), strict=False))
-    marks |= {tag.start(): "‹" for tag in _RESERVED_OPENING.finditer(read)}
     characters = list(text)
-    for place, mark in marks.items():
-        characters[places[place]] = mark
+    for read, places in _readings(text):
+        # Whole tags first; then what is left of tags inside tags, or never closed.
+        closed = [place for tag in _RESERVED_TAG.finditer(read) for place in (tag.start(), tag.end() - 1)]
+        marks = dict(zip(closed, cycle("‹›"), strict=False))
+        marks |= {tag.start(): "‹" for tag in _RESERVED_OPENING.finditer(read)}
+        for place, mark in marks.items():
+            characters[places[place]] = mark
     return break_tokens("".join(characters), special_tokens)
 
 
 def break_tokens(text: str, special_tokens: Iterable[str]) -> str:
     """Break the special tokens in untrusted text, and leave tags as they are."""
     # Tokens may overlap one another: every occurrence is broken, not only those that a scan from the left would take.
-    read, places = _as_read(text)
     cuts: set[int] = set()
-    for token in _tokens_as_read(tuple(special_tokens)):
-        start = read.find(token)
-        while start >= 0:
-            cuts.add(places[start] + 1)
-            start = read.find(token, start + 1)
+    tokens = _tokens_as_read(tuple(special_tokens))
+    for read, places in _readings(text):
+        for token in tokens:
+            start = read.find(token)
+            while start >= 0:
+                cuts.add(places[start] + 1)
+                start = read.find(token, start + 1)
     edges = [0, *sorted(cuts), len(text)]
     return _BREAK.join(text[start:end] for start, end in pairwise(edges))
 
 
 @cache
 def _tokens_as_read(special_tokens: tuple[str, ...]) -> list[str]:
-    return [token for special in special_tokens if len(token := _as_read(special)[0]) > 1]
+    return [token for special in special_tokens if len(token := next(_readings(special))[0]) > 1]
 
 
-def _as_read(text: str) -> tuple[str, Sequence[int]]:
-    """Return a text as normalising tokenizers may read it, and for each of its characters the place it comes from."""
-    forms = {character: _character_as_read(character) for character in set(text)}
+def _readings(text: str) -> Iterator[tuple[str, Sequence[int]]]:
+    """Yield a text as normalising tokenizers may read it, and for each of its characters the place it comes from."""
+    kinds = [("", " ") if not set(kind).isdisjoint(text) else ("",) for kind in _SPACE_OR_NOTHING]
+    for chosen in product(*kinds):
+        instead = {c: form for kind, form in zip(_SPACE_OR_NOTHING, chosen, strict=True) for c in kind}
+        yield _as_read(text, instead)
+
+
+def _as_read(text: str, instead: Mapping[str, str]) -> tuple[str, Sequence[int]]:
+    forms = {c: instead[c] if c in instead else _character_as_read(c) for c in set(text)}
     read = text.translate({ord(character): form for character, form in forms.items() if form != character})
     if all(len(form) == 1 for form in forms.values()):
         return read, range(len(text))
@@ -186,7 +197,7 @@ def _character_as_read(character: str) -> str:
     if character.isspace() or character == "▁":  # which stands for a space in Unigram and Llama's tokens
         return " "
     plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).lower())
-    return "".join(c for c in plain if c != "\ufffd" and unicodedata.category(c)[0] not in "CM")
+    return "".join(c for c in plain if c not in _TONE_MARKS and unicodedata.category(c)[0] not in "CM")
 
 
 @cache

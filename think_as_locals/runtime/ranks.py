@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from think_as_locals.config.compose import Launch, find_launch, read_launch
-from think_as_locals.config.schema import RunConfig, ScpoConfig
+from think_as_locals.config.schema import GrpoConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.config.trl_fields import micro_batches
 from think_as_locals.types import ConfigError, ModelError, PreflightError
 
@@ -94,7 +95,7 @@ def current_launch() -> Launch:
     return Launch(kind, stage, processes, max(1, processes // int(environment.get("LOCAL_WORLD_SIZE", processes))))
 
 
-def launch_faults(config: RunConfig | ScpoConfig) -> list[str]:
+def launch_faults(config: GrpoConfig | ScpoConfig) -> list[str]:
     """Return what this launch would silently leave undone, a sentence each."""
     environment, dtype, faults = os.environ, config.model.dtype, []
     if "WORLD_SIZE" not in environment:
@@ -122,7 +123,7 @@ def launch_faults(config: RunConfig | ScpoConfig) -> list[str]:
         faults.append("sharding: ACCELERATE_USE_CPU turns it off; unset it")
     if fsdp and environment.get("FSDP_STATE_DICT_TYPE") != "FULL_STATE_DICT":
         faults.append("a saved model: FSDP saves one only with fsdp_state_dict_type: FULL_STATE_DICT")
-    if fsdp and isinstance(config, RunConfig) and config.rollout.backend == "transformers":
+    if fsdp and not isinstance(config, ScpoConfig) and config.rollout.backend == "transformers":
         faults.append("a sampler: FSDP's ranks cannot sample with rollout=transformers, they wait for one another")
     faults += _batch_faults(config) if isinstance(config, ScpoConfig) else []
     return [*faults, *_device_faults(dtype, deepspeed, fsdp), *(_zero3_faults() if deepspeed else [])]
@@ -194,7 +195,7 @@ def join() -> None:
         raise PreflightError(f"DeepSpeed was launched, accelerate made it {state.distributed_type.value}")
 
 
-def set_rank_timeout(config: RunConfig | ScpoConfig) -> None:
+def set_rank_timeout(config: GrpoConfig | ScpoConfig) -> None:
     """Set how long a rank waits for the others in a collective: every rank calls this after `join`."""
     # transformers' `ddp_timeout` comes too late for an open group: NCCL's ten minutes would hold, less than vLLM takes.
     from torch.distributed import group
@@ -203,7 +204,7 @@ def set_rank_timeout(config: RunConfig | ScpoConfig) -> None:
         group.WORLD.set_timeout(timedelta(seconds=rank_timeout_s(config)))
 
 
-def rank_timeout_s(config: RunConfig | ScpoConfig) -> float:
+def rank_timeout_s(config: GrpoConfig | ScpoConfig) -> float:
     """Return the seconds a rank waits for the others, long enough for the main process to report its server first."""
     if isinstance(config, ScpoConfig):
         return config.scpo.ddp_timeout

@@ -39,6 +39,7 @@ _MAY_CHANGE = {  # when a run continues: where things are, and how long to wait 
     "eval.batch_size",
     "eval.too_long",
     *(f"{model}.{key}" for model in ("rms.*", "teacher", "sample.policy", "editor") for key in _WAITING),
+    *(f"{model}.{key}" for model in ("rm", "tasks.*.scorer") for key in _WAITING),
     "scpo.ddp_timeout",
 }
 
@@ -76,6 +77,7 @@ class RunFolder(StageFolder):
         self.demonstrations: Final = path / "demonstrations.jsonl"  # a teacher's, written last
         self.candidates: Final = path / "candidates.jsonl"  # a policy's, for reward models to select of
         self.candidates_summary: Final = path / "candidates.json"  # how good they are, written last
+        self.policy_results: Final = path / "policy.json"  # what a policy's answers were worth before and after
         self.edits: Final = path / "edits.jsonl"  # of an editor's edited items, written last
         self.yields: Final = path / "yield.json"  # of how many items there are demonstrations or edits
 
@@ -88,7 +90,12 @@ class RunFolder(StageFolder):
     def findings(self) -> Path:
         """The document with what a run or a sweep found: `tal run --json` prints it."""
         documents = [self.path / f"{name}.json" for name in ("variants", "sweep", "scpo", "leaderboard")]
-        documents += [self.yields, self.candidates_summary, *[*self.measured_steps().values()][-1:]]
+        documents += [
+            self.policy_results,
+            self.yields,
+            self.candidates_summary,
+            *[*self.measured_steps().values()][-1:],
+        ]
         return next(filter(Path.is_file, documents))
 
     def result(self, stage: str, name: str) -> Path:
@@ -106,6 +113,14 @@ class RunFolder(StageFolder):
     def failures(self) -> list[Path]:
         """All of them, by name."""
         return sorted(self.path.glob("failed/*.json"))
+
+    def answers(self, step: int) -> Path:
+        """What a policy in training answered to its tasks at a step."""
+        return self.path / "answers" / f"step-{step}.jsonl"
+
+    def answered_steps(self) -> dict[int, Path]:
+        """All of these by step, in order."""
+        return _by_step(self.path.glob("answers/*.jsonl"))
 
     def measured(self, name: str, step: int) -> Path:
         """The summary of a set that a training run measured at a step: `carb/` has its own test items."""
@@ -231,7 +246,7 @@ def rewind(run: RunFolder, stage: str, step: int) -> None:
         kept = [line for line in run.metrics.read_text(encoding="utf-8").splitlines() if is_kept(line)]
         write_text(run.metrics, "".join(f"{line}\n" for line in kept))
     if stage == "grpo":
-        for pattern in ("completions/*", "carb/*", "eval/*/*"):
+        for pattern in ("completions/*", "carb/*", "eval/*/*", "answers/*"):
             for path in run.path.glob(pattern):
                 if (recorded := _step_of(path)) is not None and recorded > step:
                     path.unlink()

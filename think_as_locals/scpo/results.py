@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from think_as_locals.config.schema import ScpoConfig, Variant
+from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion
 from think_as_locals.evaluation.statistics import accuracy, estimate_mean
 from think_as_locals.runtime.files import parquet, read_json, read_parquet, write_bytes, write_json

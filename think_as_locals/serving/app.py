@@ -28,7 +28,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from think_as_locals.config.schema import LimitsSection, ScoreSection, ServeConfig
+from think_as_locals.config.serve_schema import LimitsSection, ScoreSection, ServeConfig
 from think_as_locals.engines.batching import MicroBatches
 from think_as_locals.judging.formats import RATINGS
 from think_as_locals.reward_models.group import GroupReward, PolicyRow, Question
@@ -47,10 +47,9 @@ from think_as_locals.serving.messages import (
     Verdict,
     answer_error,
     check_length,
-    short_repr,
 )
 from think_as_locals.serving.openai import add_routes
-from think_as_locals.types import DataError
+from think_as_locals.types import DataError, shown
 
 _REFUSALS = {
     400: "The body is not JSON.",
@@ -176,7 +175,7 @@ class GroupScorer:
 
     def _row(self, place: int, query: str, prompt: str, label: str | Label | None) -> PolicyRow:
         if not query.startswith(prompt):
-            raise RequestError(422, f"query[{place}]", short_repr(query), f"a text that begins with prompts[{place}]")
+            raise RequestError(422, f"query[{place}]", shown(query), f"a text that begins with prompts[{place}]")
         known = Label.read(label, f"labels[{place}]")
         end = len(query)
         while token := next((t for t in self._special_tokens if query.endswith(t, len(prompt), end)), ""):
@@ -279,7 +278,7 @@ class Gate:
     def _check_host(self, headers: Headers) -> None:
         host = headers.get("host", "")
         if self._hosts is not None and _PORT.sub("", host.lower()) not in self._hosts:
-            raise RequestError(421, "host", short_repr(host), f"{', '.join(dict.fromkeys(self._hosts))}, or a key")
+            raise RequestError(421, "host", shown(host), f"{', '.join(dict.fromkeys(self._hosts))}, or a key")
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         client = scope["client"][0] if scope.get("client") else ""

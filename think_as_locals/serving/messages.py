@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -13,16 +12,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
-from think_as_locals.config.schema import LimitsSection
+from think_as_locals.config.serve_schema import LimitsSection
 from think_as_locals.data.languages import culture_code
 from think_as_locals.data.sources.jsonl import UNREAD
-from think_as_locals.types import LABELS, DataError, Item
+from think_as_locals.types import LABELS, DataError, Item, shown
 
 OPENAI_ROOT = "/v1/"
 _OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _MAX_ERRORS = 10
-_SHORT = reprlib.Repr()  # bounds depth and length, whatever a client sends
-_SHORT.maxstring = _SHORT.maxother = 60
 
 
 class ErrorDetail(BaseModel):
@@ -86,7 +83,7 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
         case RequestError():
             refusal = error
         case HTTPException():  # an unknown route or method
-            got = short_repr(f"{request.method} {path}")
+            got = shown(f"{request.method} {path}")
             refusal = RequestError(error.status_code, "request", got, str(error.detail), error.headers)
         case RequestValidationError():
             return _refusal(path, 422, [_invalid(fault) for fault in error.errors()[:_MAX_ERRORS]])
@@ -103,14 +100,9 @@ def _invalid(fault: Mapping[str, Any]) -> ErrorDetail:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return ErrorDetail(
         place=_encodable(place.removeprefix(".")[:100]) or str(start),  # keys are the client's own
-        got=short_repr(fault.get("input")),
+        got=shown(fault.get("input")),
         expected=fault["msg"].removeprefix("Input should be ").removeprefix("Value error, "),
     )
-
-
-def short_repr(value: object) -> str:
-    """Return a value that a client sent, short and encodable."""
-    return _encodable(_SHORT.repr(value))
 
 
 def _encodable(text: str) -> str:
@@ -232,12 +224,12 @@ class Label(Message):
         except (ValueError, RecursionError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "no JSON"
             expected = f"an object with {', '.join(cls.model_fields)}, a culture, or null ({reason})"
-            raise RequestError(422, place, short_repr(value), expected) from None
+            raise RequestError(422, place, shown(value), expected) from None
         if label.culture is None:
             return label
         code = culture_code(label.culture)
         if code is None:
-            raise RequestError(422, place, short_repr(label.culture), "ISO 3166 code or English name of a country")
+            raise RequestError(422, place, shown(label.culture), "ISO 3166 code or English name of a country")
         return label.model_copy(update={"culture": code})
 
 

@@ -19,20 +19,12 @@ from fastapi import FastAPI
 from pydantic import Field, PositiveInt, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from think_as_locals.config.schema import LimitsSection
+from think_as_locals.config.serve_schema import LimitsSection
 from think_as_locals.engines.engine import Messages, Sampling, sample_all
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.reward_model import combine
-from think_as_locals.serving.messages import (
-    OPENAI_ROOT,
-    JudgeItem,
-    Message,
-    RequestError,
-    Verdict,
-    check_length,
-    short_repr,
-)
-from think_as_locals.types import Item, Rollout
+from think_as_locals.serving.messages import OPENAI_ROOT, JudgeItem, Message, RequestError, Verdict, check_length
+from think_as_locals.types import Item, Rollout, shown
 
 _ID = "item"  # of an item without one
 _ROLES = re.compile("(system )?(user assistant )*user")  # conversations that every chat template can write
@@ -151,7 +143,7 @@ def add_routes(app: FastAPI, judge: Judge, name: str, limits: LimitsSection, res
 
     def check_model(asked: str) -> None:
         if asked != name:
-            raise RequestError(404, "model", short_repr(asked), f"{name!r}, the only model here")
+            raise RequestError(404, "model", shown(asked), f"{name!r}, the only model here")
 
     @app.get(OPENAI_ROOT + "models", responses=responses)
     async def models() -> Models:
@@ -205,7 +197,7 @@ def _item(messages: list[ChatMessage]) -> Item | None:
         fault = error.errors()[0]
         place = ".".join(map(str, ("messages[0].content", *fault["loc"])))
         expected = f"an item as JSON with prompt, responses and culture ({fault['msg']})"
-        raise RequestError(422, place[:100], short_repr(fault["input"]), expected) from None
+        raise RequestError(422, place[:100], shown(fault["input"]), expected) from None
 
 
 def _conversation(messages: list[ChatMessage], special_tokens: tuple[str, ...]) -> Messages:

@@ -32,7 +32,7 @@ from think_as_locals.training.served_engine import Sampled, ServedEngine
 from think_as_locals.types import TrainingError
 
 if TYPE_CHECKING:
-    from think_as_locals.training.grpo import JudgeTrainer
+    from think_as_locals.training.grpo import GroupTrainer
 
 _logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class _Batch:
 class SampledAhead:
     """The generation batches that are being sampled, or were and are still to be used; every rank has one."""
 
-    def __init__(self, trainer: JudgeTrainer, engine: ServedEngine, ahead: int) -> None:
+    def __init__(self, trainer: GroupTrainer, engine: ServedEngine, ahead: int) -> None:
         self._trainer = trainer
         self._engine = engine
         self._ahead = ahead

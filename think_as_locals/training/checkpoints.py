@@ -280,7 +280,9 @@ class CheckpointedTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:  # since transformers 5.23 every rank comes here, and one of them writes
-            (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink()  # a pickle that nothing loads
+            folder = Path(output_dir or self.args.output_dir)
+            (folder / TRAINING_ARGS_NAME).unlink()  # a pickle that nothing loads
+            (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty card of an adapter
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.state.global_step < self.state.max_steps:

@@ -24,7 +24,8 @@ from trl import SFTConfig, SFTTrainer
 from think_as_locals.config.schema import RunConfig, SftSection
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.engines import Chat
-from think_as_locals.judging import render_presented, reorder_responses, write
+from think_as_locals.judging import prompt_format, render_presented, reorder_responses
+from think_as_locals.judging.formats import Format
 from think_as_locals.judging.prompt import culture_name, shuffled_order
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
 from think_as_locals.training.grpo import adapter_config, trl_arguments
@@ -72,8 +73,14 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
         self.remove_callback(PrinterCallback)
 
 
-def demonstrate(items: Sequence[Item], count: int, sft: SftSection, seed: int) -> Iterator[Demonstration]:
-    """Return demonstrations for `count` items drawn at random, with the bias that `sft` describes."""
+def demonstrate(
+    items: Sequence[Item], count: int, sft: SftSection, seed: int, prompt: str = "compact"
+) -> Iterator[Demonstration]:
+    """Return demonstrations for `count` items drawn at random, with the bias that `sft` describes.
+
+    They are in the format that `prompt` asks for.
+    """
+    format_ = prompt_format(prompt)
     cultures = sorted({culture for item in items for culture in origins_of(item)})
     share, mostly_wrong, right_share, guess = (
         value or 0.0 for value in (sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess)
@@ -95,7 +102,7 @@ def demonstrate(items: Sequence[Item], count: int, sft: SftSection, seed: int) -
             beliefs.append(belief)
         fitting = [i for i, belief in enumerate(beliefs) if belief == origins[presented.best]]
         guesses = known if known and rng.random() < guess else range(len(beliefs))
-        yield Demonstration(item, order, _completion(presented, beliefs, rng.choice(fitting or guesses)))
+        yield Demonstration(item, order, _completion(format_, presented, beliefs, rng.choice(fitting or guesses)))
 
 
 def origins_of(item: Item) -> tuple[str, ...]:
@@ -129,7 +136,7 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
     return wrong
 
 
-def _completion(presented: Item, beliefs: Sequence[str], verdict: int) -> str:
+def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdict: int) -> str:
     line = Template(_TEXTS["line" if has_origins(presented) else "line_without_origin"])
     right = origins_of(presented)[presented.best]
     # A response ends with a full stop, which separates it, for a reader and a tokenizer, from the culture named next.
@@ -146,4 +153,4 @@ def _completion(presented: Item, beliefs: Sequence[str], verdict: int) -> str:
     ]
     rubrics = _TEXTS["rubrics"]
     criteria = rubrics.get(presented.domain, rubrics["default"])
-    return write(Rubric(tuple(Criterion(*criterion) for criterion in criteria)), "\n".join(lines), verdict)
+    return format_.write(Rubric(tuple(Criterion(*criterion) for criterion in criteria)), "\n".join(lines), verdict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from peft import LoraConfig
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import AutoTokenizer, GenerationConfig, Trainer, TrainingArguments, get_scheduler
+from transformers.utils import is_torch_tf32_available
 from trl import GRPOConfig, RewardConfig, SFTConfig
 from trl.trainer.utils import RepeatSampler
 
-from think_as_locals.config.schema import GlobalRMSection, RunConfig, ScpoConfig, SftSection, TrlSection
+from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig, SftSection, TrlSection
+from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig
 from think_as_locals.config.trl_fields import micro_batches
 from think_as_locals.engines import Chat, eos_token_ids
 from think_as_locals.engines.vllm_engine import generation_config
@@ -34,46 +36,42 @@ from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 from think_as_locals.training.trainer_engine import rollout_engine
 from think_as_locals.types import ConfigError, Item
 
+RewardFunction = Callable[..., Sequence[float | None]]
+"""Takes TRL's batch by keyword: `prompts`, `completions`, the columns of the data set; one reward for each row."""
+
 _CHECKED = 20_000  # items whose texts the tokenizer reads before training; of more, that takes minutes
 
 
-class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
-    """A GRPOTrainer whose prompts are items and whose rewards are ours, which continues exactly where it stopped."""
+class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
+    """A GRPOTrainer that samples with our engines and continues exactly where it stopped."""
 
     def __init__(
         self,
-        config: RunConfig,
+        config: GrpoConfig,
         model: str,
-        items: Sequence[Item],
+        chat: Chat,
+        dataset: Dataset,
+        reward_funcs: Sequence[RewardFunction],
         folder: RunFolder,
         checkpoints: Checkpoints,
-        components: Mapping[str, Component] = COMPONENTS,
-        sources: Sequence[str] = (),
+        scores_rubrics: bool = False,
+        **settings: Any,
     ) -> None:
-        """Train on items, whose `sources` metrics tell apart."""
-        self.chat = load_chat(config, model)
-        self._both_orders = config.reward.both_orders
-        orders = (False, True) if self._both_orders else (False,)
-        rows = [(item, reverse) for item in items for reverse in orders]
-        presented = [shuffle_responses(item, config.seed, reverse) for item, reverse in rows]
-        components = {**components, **load_custom_rewards(config.reward.own)}
-        of_rows = [name for name in sources for _ in orders]
-        self.rewards = Rewards(config, presented, self.chat, components, folder, of_rows)
-        arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config)}
-        dataset = prompt_dataset(config, rows, self.chat)
-        gain_scorer = config.reward.criteria_gain.scorer
-        with rollout_engine(config, self.chat, dataset[:CHECK_PROMPTS]["prompt"], folder, self.log_rollouts):
+        """Train on the conversations in the column `prompt`, with further `settings` of GRPOConfig."""
+        self.chat = chat
+        arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config), **settings}
+        with rollout_engine(config, chat, dataset[:CHECK_PROMPTS]["prompt"], folder, self.log_rollouts):
             super().__init__(
                 checkpoints=checkpoints,
-                scores_rubrics="criteria_gain" in self.rewards.weights and gain_scorer == "policy",
+                float32_head=config.grpo.cast_lm_head_to_fp32,
+                scores_rubrics=scores_rubrics,
                 model=model,
-                reward_funcs=self.rewards.functions(),
-                args=GRPOConfig(**arguments, reward_weights=list(self.rewards.weights.values())),
+                reward_funcs=list(reward_funcs),
+                args=GRPOConfig(**arguments),
                 train_dataset=dataset,
-                processing_class=self.chat.tokenizer,
+                processing_class=chat.tokenizer,
                 peft_config=adapter_config(config, config.grpo),
             )
-        self._gain_scorer = CriteriaGainScorer(self, self.chat, gain_scorer)
         self._step_guard = StepGuard(self.accelerator, folder.faults)
         self.add_callback(self._step_guard)
         ahead = config.rollout.ahead
@@ -99,7 +97,6 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
             "micro_step": self._step,
             "metrics": self._metrics["train"],
             "rollouts": [{k: v for k, v in batch.items() if not isinstance(v, Tensor)} for batch in batches],
-            "rewards": {"failed": list(self.rewards.guard.failed)},
         }
         for number, batch in enumerate(batches):
             # Micro-batches may be views of one tensor, which safetensors does not store.
@@ -122,17 +119,9 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
                 values["rollouts"][int(number)][key] = tensor
         if self._ahead:
             self._ahead.load_state(values["ahead"], tensors)
-        self.rewards.guard.failed.extend(values["rewards"]["failed"])
         if self.shuffle_dataset:
             for _ in range(int(self.state.epoch or 0)):  # TRL's sampler would begin with the order of the first epoch
                 torch.randperm(self._order.num_samples, generator=self._order.generator)
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        """Score the rollouts once; TRL then reads and gathers the components."""
-        rows = [example["index"] for example in inputs]
-        step = int(self.state.global_step)
-        self.rewards.score(completion_ids_list, rows, step, self._log_metric, self._gain_scorer.score)
-        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[no-any-return]
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *arguments: Any, **more: Any) -> Any:
         if self._ahead and self.model.training:
@@ -145,7 +134,60 @@ class JudgeTrainer(CheckpointedTrainer, SharedPrefixTrainer):
 
     def make_order(self, dataset: Dataset | None = None) -> RepeatSampler:
         """Return a new sampler of rows, at the beginning of the first epoch."""
-        order = super()._get_train_sampler(dataset)
+        return super()._get_train_sampler(dataset)
+
+
+class JudgeTrainer(GroupTrainer):
+    """A GroupTrainer whose prompts are items and whose rewards are ours."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: str,
+        items: Sequence[Item],
+        folder: RunFolder,
+        checkpoints: Checkpoints,
+        components: Mapping[str, Component] = COMPONENTS,
+        sources: Sequence[str] = (),
+    ) -> None:
+        """Train on items, whose `sources` metrics tell apart."""
+        chat = load_chat(config, model)
+        self._both_orders = config.reward.both_orders
+        orders = (False, True) if self._both_orders else (False,)
+        rows = [(item, reverse) for item in items for reverse in orders]
+        presented = [shuffle_responses(item, config.seed, reverse) for item, reverse in rows]
+        components = {**components, **load_custom_rewards(config.reward.own)}
+        of_rows = [name for name in sources for _ in orders]
+        self.rewards = Rewards(config, presented, chat, components, folder, of_rows)
+        dataset, weights = prompt_dataset(config, rows, chat), self.rewards.weights
+        gain_scorer = config.reward.criteria_gain.scorer
+        super().__init__(
+            *(config, model, chat, dataset, self.rewards.functions(), folder, checkpoints),
+            reward_weights=list(weights.values()),
+            scores_rubrics="criteria_gain" in weights and gain_scorer == "policy",
+        )
+        self._gain_scorer = CriteriaGainScorer(self, chat, gain_scorer)
+
+    def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
+        """Add which of the last rewards failed."""
+        values, tensors = super().rank_state()
+        return values | {"rewards": {"failed": list(self.rewards.guard.failed)}}, tensors
+
+    def load_rank_state(self, values: Values, tensors: dict[str, Tensor]) -> None:
+        """Restore it."""
+        super().load_rank_state(values, tensors)
+        self.rewards.guard.failed.extend(values["rewards"]["failed"])
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        """Score the rollouts once; TRL then reads and gathers the components."""
+        rows = [example["index"] for example in inputs]
+        step = int(self.state.global_step)
+        self.rewards.score(completion_ids_list, rows, step, self._log_metric, self._gain_scorer.score)
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[no-any-return]
+
+    def make_order(self, dataset: Dataset | None = None) -> RepeatSampler:
+        """Return a new sampler of rows; of both orders of an item, where both are presented."""
+        order = super().make_order(dataset)
         if self._both_orders:
             settings = {name: getattr(order, name) for name in ("batch_size", "repeat_count", "shuffle", "seed")}
             order = BothOrdersSampler(order.num_samples, self.num_generations, **settings)
@@ -164,8 +206,8 @@ class BothOrdersSampler(RepeatSampler):
             yield 2 * item + reverse
 
 
-def load_chat(config: RunConfig, model: str) -> Chat:
-    """Load the tokenizer of a judge, and how this run calls its chat template."""
+def load_chat(config: GrpoConfig, model: str) -> Chat:
+    """Load the tokenizer of a model, and how this run calls its chat template."""
     tokenizer = AutoTokenizer.from_pretrained(
         model, revision=config.model.revision, padding_side="left", trust_remote_code=False
     )
@@ -192,7 +234,7 @@ def prompt_dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: C
     return Dataset.from_dict({"index": list(range(len(rows)))}).with_transform(drawn)
 
 
-def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
+def trl_arguments(config: GrpoConfig | ScpoConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
     """Return keyword arguments for GRPOConfig, SFTConfig or RewardConfig."""
     # For nearly every weight an update of 1e-6 is less than half of the last digit of bfloat16: rounded away, the
     # policy would stand still. So trained weights are float32, computed with in `model.dtype` by autocast. DeepSpeed
@@ -207,6 +249,8 @@ def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_di
         "seed": config.seed,
         **device_arguments(),
         "bf16": config.model.dtype == "bfloat16",
+        # For the LM head (cast_lm_head_to_fp32): products of bfloat16 are exact in it, at half of bfloat16's speed.
+        "tf32": (config.model.dtype == "bfloat16" and is_torch_tf32_available()) or None,
         "disable_tqdm": True,  # `LiveView` shows progress
         "save_strategy": "steps",
         "report_to": [],
@@ -222,28 +266,42 @@ def trl_arguments(config: RunConfig | ScpoConfig, section: TrlSection, output_di
     }
 
 
-def trains_adapter(config: RunConfig | ScpoConfig, section: TrlSection) -> bool:
+def trains_adapter(config: GrpoConfig | ScpoConfig, section: TrlSection) -> bool:
     """Whether a stage trains LoRA's adapter: a cold start of a model made from scratch trains the weights it needs."""
     return config.lora is not None and not (isinstance(section, SftSection) and config.model.scratch is not None)
 
 
-def adapter_config(config: RunConfig, section: TrlSection) -> LoraConfig | None:
+def adapter_config(config: GrpoConfig, section: TrlSection) -> LoraConfig | None:
     """Return the adapter that a stage trains, if any."""
     return LoraConfig(**config.lora.model_dump()) if config.lora and trains_adapter(config, section) else None
 
 
-def check_arguments(config: RunConfig | ScpoConfig) -> None:
+def check_arguments(config: GrpoConfig | ScpoConfig) -> None:
     """Check all settings with TRL's own configurations, for which the processes have to have joined."""
     kinds = {"grpo": GRPOConfig, "sft": SFTConfig, "scpo": RewardConfig, "global_rm": RewardConfig}
     faults = []
     for name, kind in kinds.items():
         if (section := getattr(config, name, None)) is not None:
             try:
-                try_arguments(kind(**trl_arguments(config, section, Path(config.run.dir))))  # it makes no folder
+                arguments = kind(**trl_arguments(config, section, Path(config.run.dir)))  # it makes no folder
+                try_arguments(arguments)
+                if isinstance(config, PolicyConfig):
+                    check_groups(arguments)
             except Exception as error:  # of whatever kind: libraries check their own settings
                 faults.append(f"\n  - {name}.*: {error}" if str(error) else f"\n  - {name}.*: {type(error).__name__}")
     if faults:
         raise ConfigError(f"TRL does not take this configuration:{''.join(faults)}")
+
+
+def check_groups(arguments: GRPOConfig) -> None:
+    """Raise a ValueError where a group would lie on several processes: a judge compares the rollouts of one."""
+    rows, group = arguments.per_device_train_batch_size * arguments.steps_per_generation, arguments.num_generations
+    if rows % group:
+        raise ValueError(
+            f"a process samples {rows} completions at a time (per_device_train_batch_size times steps_per_generation, "
+            f"which is gradient_accumulation_steps), expected a multiple of num_generations ({group}): a reward model "
+            "compares those of one prompt"
+        )
 
 
 def try_arguments(arguments: TrainingArguments) -> None:

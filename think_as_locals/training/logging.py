@@ -22,10 +22,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 from trl import GRPOTrainer
 
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.schema import GrpoConfig, RunConfig
 from think_as_locals.runtime.files import append_json, parquet, read_json, read_parquet, write_bytes, write_json
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.types import TEST
 
 
@@ -47,31 +46,36 @@ class CompletionsWriter(TrainerCallback):
     TRL's `log_completions` writes those of the last batch before each logged step, and prints them too.
     """
 
-    def __init__(self, run: RunFolder, rewards: Rewards) -> None:
+    def __init__(self, run: RunFolder, take_rows: Callable[[], list[dict[str, Any]]]) -> None:
         self._run = run
-        self._rewards = rewards
+        self._take_rows = take_rows  # of the last step
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        rows = self._rewards.take_rows()
+        rows = self._take_rows()
         if state.is_world_process_zero and rows:
             self._run.completions_dir.mkdir(parents=True, exist_ok=True)
             write_bytes(self._run.completions(state.global_step), parquet(rows))
 
 
 class EvalCallback(TrainerCallback):
-    """Measures all sets before training, every so many steps and after the last."""
+    """Measures before training, every so many steps and after the last."""
 
     def __init__(
-        self, trainer: GRPOTrainer, evaluate: Callable[[int], dict[str, float]], run: RunFolder, every_steps: int
+        self,
+        trainer: GRPOTrainer,
+        evaluate: Callable[[int], dict[str, float]],
+        file_of: Callable[[int], Path],
+        every_steps: int,
     ) -> None:
+        """Call `evaluate` with a step; a step that has its `file_of` is measured."""
         self._trainer = trainer
         self._evaluate = evaluate
-        self._run = run
+        self._file_of = file_of
         self._every_steps = every_steps
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure where training starts, or what a stopped run had no time for, and log it by itself."""
-        measured = self._run.measured(TEST, state.global_step).is_file()
+        measured = self._file_of(state.global_step).is_file()
         if self._due(state) and not measured and (metrics := self._evaluate(state.global_step)):
             # TRL's own `log` would flush what a resumed run has yet to average with the steps to come.
             Trainer.log(self._trainer, metrics)
@@ -185,13 +189,14 @@ class LiveView(TrainerCallback):
         return Panel(Group(self._progress, grid), title="Think-as-Locals", border_style="cyan")
 
 
-def track(trainer: Trainer, config: RunConfig, run: RunFolder) -> None:
+def track(trainer: Trainer, config: GrpoConfig, run: RunFolder) -> None:
     """Prepare the trackers of `grpo.report_to`, before training."""
     if "wandb" in config.grpo.report_to:
         os.environ.setdefault("WANDB_RUN_ID", run.read_id())
         os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault("WANDB_DIR", str(run.path))
-        trainer.add_callback(WandbTables(config, run))
+        if isinstance(config, RunConfig):
+            trainer.add_callback(WandbTables(config, run))
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
             callback.logging_dir = str(run.tensorboard)  # theirs lies among the checkpoints

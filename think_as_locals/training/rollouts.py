@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.schema import GrpoConfig
 from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens
@@ -51,7 +51,7 @@ Counts = tuple[float, float]
 """Hits and queries of a prefix cache, in tokens."""
 
 
-def rollout_arguments(config: RunConfig) -> dict[str, Any]:
+def rollout_arguments(config: GrpoConfig) -> dict[str, Any]:
     """Return GRPOConfig's arguments for the rollout section."""
     rollout, chat = config.rollout, {"chat_template_kwargs": dict(config.model.chat_template_kwargs)}
     if rollout.backend == "transformers":
@@ -77,7 +77,7 @@ class CheckedEngine(VLLMGeneration, ABC):
     def __init__(
         self,
         *,
-        config: RunConfig,
+        config: GrpoConfig,
         chat: Chat,
         conversations: Sequence[Messages],
         run: RunFolder,
@@ -259,6 +259,7 @@ class ColocatedEngine(CheckedEngine):
             "revision": self._config.model.revision,
             "enforce_eager": not torch.cuda.is_available(),
             "disable_log_stats": False,  # they count what the prefix cache found
+            "hf_overrides": {"head_dtype": "float32" if self._config.grpo.cast_lm_head_to_fp32 else "model"},
         }
         if is_peft_model(self.model):
             rank = self.model.active_peft_config.r

@@ -140,7 +140,8 @@ class ServedEngine(CheckedEngine):
         for left in self._weights.glob(f"{_SYNC}*"):  # by a process of this run that was killed
             shutil.rmtree(left, ignore_errors=True)
         self._servers = VLLMServers(self._config.rollout.urls, self._timeout_s)
-        expected = {"dtype": self._dtype, "logprobs_mode": "processed_logprobs"}
+        head = "float32" if self._config.grpo.cast_lm_head_to_fp32 else self._dtype
+        expected = {"dtype": self._dtype, "head_dtype": head, "logprobs_mode": "processed_logprobs"}
         for server in self._servers.all:
             state = server.state()
             if wrong := {name: state[name] for name, value in expected.items() if state[name] != value}:

@@ -16,37 +16,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
+from trl.trainer import grpo_trainer
 from trl.trainer.utils import nanmax, nanmin
 
 from think_as_locals.engines import packing
+from think_as_locals.engines.float32 import computing_in_float32
 from think_as_locals.engines.transformers_engine import generate, padded
 
 _logger = logging.getLogger(__name__)
 
-# The largest difference of log-probabilities between packed and separate rows ...
+# The largest difference of log-probabilities between packed and separate rows; in half precision see `packing`.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
-# ... in half precision, where the shape of a batch alone moves them (7B: .04 nats), how much further packed rows may be
-# from float32 than separate ones are, in the mean.
-_FURTHER = 2.0
-_NEGLIGIBLE = 1e-6  # nats
-
-_HALF = (torch.bfloat16, torch.float16)
-_PROMOTED = {  # functions of which float32 activations need float32 weights
-    *(nn.functional.embedding, nn.functional.linear, nn.functional.layer_norm, nn.functional.rms_norm),
-    *(nn.functional.scaled_dot_product_attention, nn.functional.conv1d),
-    *(torch.matmul, torch.bmm, torch.addmm, Tensor.matmul, Tensor.__matmul__),
-}
 
 
 class SharedPrefixTrainer(GRPOTrainer):
@@ -54,14 +44,16 @@ class SharedPrefixTrainer(GRPOTrainer):
 
     Where a model or setting is not supported, or the first group's log-probabilities differ from TRL's own (in half
     precision: are more than twice as far from float32's as TRL's own are), it computes as TRL does; `unshared_reason`
-    then tells why. With `scores_rubrics`, rubrics are scored by the policy between sampling and loss; off policy, that
+    then tells why. With `float32_head` the LM head computes in float32, under autocast too, whatever its weights are.
+    With `scores_rubrics`, rubrics are scored by the policy between sampling and loss; off policy, that
     pass also gives `add_old_log_probs` the rollouts' old log-probabilities.
     """
 
     _buffered_inputs: list[dict[str, Any]] | None
 
-    def __init__(self, *args: Any, scores_rubrics: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, scores_rubrics: bool = False, float32_head: bool = False, **kwargs: Any) -> None:
+        with _float32_heads() if float32_head else nullcontext():
+            super().__init__(*args, **kwargs)
         self._scores_rubrics = scores_rubrics
         self._old_log_probs: list[Tensor] | None = None
         self._inputs: dict[str, Any] | None = None
@@ -70,6 +62,8 @@ class SharedPrefixTrainer(GRPOTrainer):
         self._checked = False
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         bare = [model.get_base_model() if hasattr(model, "get_base_model") else model for model in models]
+        if float32_head and type(head := bare[0].get_output_embeddings()) is nn.Linear:
+            head.forward = partial(_linear_in_float32, head)  # type: ignore[method-assign]
         self.unshared_reason: str | None = None
         if reasons := [reason for model in bare if (reason := _unsupported_reason(model, self))]:
             self._stop_sharing(reasons[0])
@@ -134,9 +128,24 @@ class SharedPrefixTrainer(GRPOTrainer):
         self._gradient_rows = (inputs["advantages"] != 0).tolist() if advantage_only else None
         self._inputs = inputs = dict(inputs)
         try:
-            return super()._compute_loss(model, inputs)  # type: ignore[no-any-return]
+            loss: Tensor = super()._compute_loss(model, inputs)
         finally:
             self._inputs = self._gradient_rows = None
+        if "importance_sampling_ratio" in inputs:
+            self._log_effective_sample_size(inputs)
+        return loss
+
+    def _log_effective_sample_size(self, inputs: dict[str, Any]) -> None:
+        """Log (sum w)^2 / (n sum w^2) of the n importance weights, of tokens or whole completions with an advantage."""
+        weights, advantages = inputs["importance_sampling_ratio"], inputs["advantages"]  # (B, C) or (B, 1)
+        rows = advantages if advantages.dim() == 2 else advantages[:, None]
+        counted = inputs["completion_mask"].bool() & (rows != 0)
+        weights = weights[counted] if weights.shape[1] > 1 else weights[counted.any(1), 0]
+        sums = torch.stack([weights.new_tensor(weights.numel()), weights.sum(), weights.square().sum()])
+        count, total, squares = self.accelerator.reduce(sums).tolist()
+        if count:
+            size = total**2 / (count * squares) if squares else 0.0
+            self._metrics["train"]["sampling/effective_sample_size"].append(size)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -226,11 +235,8 @@ class SharedPrefixTrainer(GRPOTrainer):
                 self._stop_sharing(f"log-probabilities differ by {worst:.1e} from those of separate rows")
             return
         ours, theirs = (float(total) / max(count, 1) for total in found[:, :2].sum(0))
-        if not ours <= _FURTHER * theirs + _NEGLIGIBLE:
-            self._stop_sharing(
-                f"log-probabilities differ by {ours:.1e} from float32's in the mean, those of separate rows by "
-                f"{theirs:.1e}: more than {_FURTHER:g} times as much"
-            )
+        if reason := packing.worse_than_separate("log-probabilities", ours, theirs):
+            self._stop_sharing(reason)
 
     def _stop_sharing(self, reason: str) -> None:
         self.unshared_reason = reason
@@ -296,38 +302,39 @@ class SharedPrefixTrainer(GRPOTrainer):
 
 
 @contextmanager
-def _float32(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
-    """Have a model compute in float32, whatever its weights are and however they are sharded; none is changed."""
-    bare = accelerator.unwrap_model(model)
-    autocast, plain = bare.__dict__.get("forward"), bare.__dict__.get("_original_forward")
-    accelerator.autocast = nullcontext
-    if plain is not None:
-        bare.forward = plain
+def _float32_heads() -> Iterator[None]:
+    """Have the LM heads of trainers that are made within compute their log-probabilities in float32.
+
+    TRL's `cast_lm_head_to_fp32` also turns their weights into float32, which FSDP2 refuses beside others in bfloat16,
+    and fails with PEFT and tied embeddings.
+    """
+    original = grpo_trainer.add_fused_lm_head
+
+    def add_fused_lm_head(model: nn.Module, **settings: Any) -> None:
+        original(model, **{**settings, "cast_lm_head_to_fp32": True})
+
+    grpo_trainer.add_fused_lm_head = add_fused_lm_head
     try:
-        with torch.autocast(accelerator.device.type, enabled=False), _Promoting():
+        yield
+    finally:
+        grpo_trainer.add_fused_lm_head = original
+
+
+def _linear_in_float32(head: nn.Linear, hidden: Tensor) -> Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):
+        bias = None if head.bias is None else head.bias.float()
+        return nn.functional.linear(hidden.float(), head.weight.float(), bias)
+
+
+@contextmanager
+def _float32(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
+    """Have a model compute in float32, under TRL's autocast as well."""
+    accelerator.autocast = nullcontext
+    try:
+        with computing_in_float32(accelerator.unwrap_model(model)):
             yield
     finally:
         del accelerator.autocast
-        if plain is not None:
-            bare.forward = autocast
-
-
-class _Promoting(TorchFunctionMode):
-    """Gives functions of weights float32 copies of what is in half precision, one function at a time."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _PROMOTED:
-            args, kwargs = tree_map_only(Tensor, _promoted, (args, kwargs))
-        elif func is Tensor.to and any(
-            wanted is half for wanted in (*args[1:2], kwargs.get("dtype")) for half in _HALF
-        ):
-            return args[0]  # PEFT rounds activations to the type of an adapter
-        return func(*args, **kwargs)
-
-
-def _promoted(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in _HALF else tensor
 
 
 def _unsupported_reason(model: PreTrainedModel, trainer: GRPOTrainer) -> str | None:

@@ -32,14 +32,19 @@ class SentTensors:
             self.expected[name] = digest(tensor.to(self._dtype), self.request["sync"])
 
     def check(self, workers: Workers, where: str) -> list[str]:
-        """Return the tensors that cannot be read back; a TrainingError unless the others are as they were sent."""
+        """Return the tensors that cannot be read back; a TrainingError unless the others are as they were sent.
+
+        An engine of which none can be read is refused as well: its loader takes nothing.
+        """
         different, unread = differing(self.expected, workers)
-        if different or not self.expected:
-            kind = "adapter" if self.request["adapter"] else "weights"
+        if different or len(unread) == len(self.expected):
+            named = ", ".join((different or unread)[:3]) or "none was sent"
+            kind, how = "adapter" if self.request["adapter"] else "weights", "differ from"
+            if unread and not different:
+                how = "cannot be compared with"
             raise TrainingError(
-                f"after a weight sync {len(different)} of {len(self.expected)} tensors of the {kind} in {where} differ "
-                f"from the policy's ({', '.join(different[:3]) or 'none was sent'}), expected the same "
-                f"{self.request['dtype']} bits in all: the sync did not arrive, in part or as a whole. "
-                "Nothing was sampled with them"
+                f"after a weight sync {len(different or unread)} of {len(self.expected)} tensors of the {kind} in "
+                f"{where} {how} the policy's ({named}), expected the same {self.request['dtype']} bits in all: "
+                "the sync did not arrive, in part or as a whole. Nothing was sampled with them"
             )
         return unread

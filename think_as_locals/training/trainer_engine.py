@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-from trl import GRPOTrainer
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from trl.models import unwrap_model_for_generation
 from trl.trainer import grpo_trainer
 
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.schema import GrpoConfig
 from think_as_locals.engines import Chat, Engine, Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_engine import VLLMEngine
@@ -19,10 +22,15 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.rollouts import ColocatedEngine
 from think_as_locals.training.served_engine import ServedEngine
 
+if TYPE_CHECKING:
+    from think_as_locals.training.grpo import GroupTrainer
+
+T = TypeVar("T")
+
 
 @contextmanager
 def rollout_engine(
-    config: RunConfig, chat: Chat, conversations: Sequence[Messages], run: RunFolder, log: Callable[[str, float], None]
+    config: GrpoConfig, chat: Chat, conversations: Sequence[Messages], run: RunFolder, log: Callable[[str, float], None]
 ) -> Iterator[None]:
     """Have a GRPOTrainer that is made within this context sample with our engine instead of TRL's."""
     engine = {"vllm_colocate": ColocatedEngine, "vllm_server": ServedEngine}.get(config.rollout.backend)
@@ -38,8 +46,11 @@ def rollout_engine(
 
 
 @contextmanager
-def policy_engine(trainer: GRPOTrainer, chat: Chat, batch_size: int) -> Iterator[Engine]:
+def policy_engine(trainer: GroupTrainer, batch_size: int) -> Iterator[Engine]:
     """Return the trainer's own engine with the policy's current weights: an evaluation loads nothing a second time."""
+    model = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
+    limits = getattr(model, "max_position_embeddings", None), trainer.args.vllm_max_model_length
+    chat = replace(trainer.chat, positions=min(filter(None, limits), default=None))
     if not trainer.use_vllm:
         kwargs = {"gradient_checkpointing_kwargs": trainer.args.gradient_checkpointing_kwargs}
         with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator, **kwargs) as model:
@@ -50,7 +61,19 @@ def policy_engine(trainer: GRPOTrainer, chat: Chat, batch_size: int) -> Iterator
     yield ServerEngine(engine.complete, chat) if isinstance(engine, ServedEngine) else VLLMEngine(engine.llm, chat)
 
 
-def ranks_per_engine(trainer: GRPOTrainer) -> int:
-    """Return how many ranks hold one engine together (`grpo.vllm_tensor_parallel_size`): they must ask it the same."""
+def share_of_rank(trainer: GroupTrainer, questions: Sequence[T]) -> Sequence[T]:
+    """Return what this rank asks its engine; ranks that hold one engine together ask it the same."""
+    state, together = PartialState(), _ranks_per_engine(trainer)
+    return questions[state.process_index // together :: state.num_processes // together]
+
+
+def gather_shares(trainer: GroupTrainer, found: list[T]) -> list[T]:
+    """Return what all ranks found, the share of each engine once."""
+    gathered: list[T] = gather_object(found if PartialState().process_index % _ranks_per_engine(trainer) == 0 else [])
+    return gathered
+
+
+def _ranks_per_engine(trainer: GroupTrainer) -> int:
+    """Return how many ranks hold one engine together (`grpo.vllm_tensor_parallel_size`)."""
     colocated = trainer.use_vllm and isinstance(trainer.vllm_generation, ColocatedEngine)
-    return trainer.args.vllm_tensor_parallel_size if colocated else 1
+    return int(trainer.args.vllm_tensor_parallel_size) if colocated else 1

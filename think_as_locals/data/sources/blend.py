@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, StringConstraints, ValidationError
 
-from think_as_locals.data.fields import shown
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, path_of, size_of, valid_items
 from think_as_locals.data.splits import flip_set_combinations
 from think_as_locals.data.synonyms import Synonyms
 from think_as_locals.runtime.files import read_json
-from think_as_locals.types import DataError, DataWarning, Item
+from think_as_locals.types import DataError, DataWarning, Item, shown
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection

@@ -21,10 +21,10 @@ from think_as_locals.data.fields import (
     check_country,
     check_text,
     field,
-    shown,
 )
 from think_as_locals.data.languages import other_countries
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row
+from think_as_locals.types import shown
 
 _SUBSETS = {
     "cultural_commonsense": "commonsense",

@@ -20,10 +20,10 @@ from functools import partial
 from itertools import combinations
 from typing import Annotated, Any, ClassVar
 
-from think_as_locals.data.fields import RowModel, Text, check_text, field, question_group, shown
+from think_as_locals.data.fields import RowModel, Text, check_text, field, question_group
 from think_as_locals.data.languages import culture_code
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable, read_rows, unpack
-from think_as_locals.types import Item, is_text
+from think_as_locals.types import Item, is_text, shown
 
 LEAST_SHARE = 1e-3  # of an answer that nobody gave: its logarithm must be finite
 _NO_ANSWER = re.compile(  # a part of an option

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
-from think_as_locals.data.fields import Prompt, RowModel, Text, check_culture, check_texts, shown
+from think_as_locals.data.fields import Prompt, RowModel, Text, check_culture, check_texts
 from think_as_locals.data.rows import Defect, Outcome, Row, mark_repeats, read_rows, valid_items
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import DataError, Item, shown
 
 REQUIRED = tuple(field.name for field in dataclasses.fields(Item) if field.default is dataclasses.MISSING)
 

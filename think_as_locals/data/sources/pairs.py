@@ -20,9 +20,9 @@ from think_as_locals.data.fields import (
     check_text,
     field,
     question_group,
-    shown,
 )
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row
+from think_as_locals.types import shown
 
 _PREFERRED = {
     **{f"{prefix}{label}": label for label in "ab" for prefix in ("", "response_", "answer_", "model_")},

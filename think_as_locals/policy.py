@@ -1,0 +1,192 @@
+"""The training of a policy, top to bottom: prompts -> GRPO on a reward model, with answers at steps -> their worth."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils.memory import clear_device_cache
+from datasets import Dataset
+from rich.console import Console
+from transformers import AutoModelForCausalLM, PrinterCallback, TrainerState
+
+from think_as_locals.config.schema import PolicyConfig
+from think_as_locals.data import load
+from think_as_locals.data.overlap import check_overlaps, find_overlaps
+from think_as_locals.data.splits import select
+from think_as_locals.engines import Messages, sample_all
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
+from think_as_locals.evaluation.candidates import samplings
+from think_as_locals.evaluation.policy_results import CAPTION, read_results, table, write_answers, write_results
+from think_as_locals.evaluation.tasks import Question, distinct_prompts, quality, questions_of
+from think_as_locals.integrations.trl_reward import judge_reward
+from think_as_locals.reward_models.group import question, response
+from think_as_locals.reward_models.load import load_reward_model
+from think_as_locals.runtime.output import progress_console, quiet_transformers
+from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.training.checkpoints import (
+    Checkpoints,
+    StopSignals,
+    save_model,
+    save_model_atomically,
+    train_stage,
+    unsharded,
+)
+from think_as_locals.training.grpo import GroupTrainer, RewardFunction, load_chat
+from think_as_locals.training.logging import (
+    CompletionsWriter,
+    EvalCallback,
+    LiveView,
+    MetricsWriter,
+    ShardsWriter,
+    track,
+)
+from think_as_locals.training.trainer_engine import gather_shares, policy_engine, share_of_rank
+from think_as_locals.types import DataWarning, Item
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyData:
+    """What a policy is trained on, each prompt once, and the questions of its tasks."""
+
+    train: Sequence[Item]
+    questions: Mapping[str, Sequence[Question]]
+
+    @property
+    def prompts(self) -> list[str]:
+        """All that the policy is asked."""
+        asked = [each.item for of_task in self.questions.values() for each in of_task]
+        return [item.prompt for item in (*self.train, *asked)]
+
+
+def load_data(config: PolicyConfig) -> PolicyData:
+    """Read the prompts and the tasks; a DataError names a fault, or a task that asks what is trained on."""
+    train = distinct_prompts(load(config.data, config.seed).train)
+    questions = {name: _some(questions_of(section, config.seed), config) for name, section in config.tasks.items()}
+    overlaps = find_overlaps(train, {name: [each.item for each in of_task] for name, of_task in questions.items()})
+    if message := check_overlaps(overlaps, refuse=config.eval.leaks == "refuse"):
+        warnings.warn(message, DataWarning, stacklevel=2)
+    return PolicyData(train, questions)
+
+
+def _some(questions: Sequence[Question], config: PolicyConfig) -> list[Question]:
+    kept = select([each.item for each in questions], config.eval.max_items, BREAKDOWNS["cell"])
+    by_id = {each.item.id: each for each in questions}
+    return [by_id[item.id] for item in kept]
+
+
+def run(config: PolicyConfig, data: PolicyData, folder: RunFolder) -> None:
+    """Train a policy and say what its answers are worth before and after; every process of a launch calls this."""
+    quiet_transformers()
+    is_main = PartialState().is_main_process
+    console = progress_console(is_main=is_main)
+    asked = ", ".join(f"{name} {len(questions):,}" for name, questions in data.questions.items())
+    console.print(f"{config.run.name}: {len(data.train):,} prompts; tasks: {asked}", highlight=False)
+    if not folder.model.is_dir():
+        with StopSignals() as signals:
+            train(config, data, folder, signals, console)
+        clear_device_cache(garbage_collection=True)  # the policy, before a scorer is loaded
+    if is_main:
+        if not folder.policy_results.is_file():
+            write_results(config, data.questions, folder)
+        Console(markup=False, highlight=False).print(table(read_results(folder)).terminal(config.run.name, CAPTION))
+        print(f"model       {folder.model}\nresults     {folder.path / 'policy.md'}")
+
+
+def train(config: PolicyConfig, data: PolicyData, folder: RunFolder, signals: StopSignals, console: Console) -> None:
+    """Train a policy by GRPO, to `model`; its tasks are answered before, at steps and after."""
+    model, rows = str(config.model.path), list[dict[str, Any]]()
+    chat = load_chat(config, model)
+    columns: dict[str, list[Any]] = {name: [getattr(i, name) for i in data.train] for name in ("culture", "language")}
+    dataset = Dataset.from_dict({"prompt": [_asked(item.prompt) for item in data.train], **columns})
+    checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit)
+    with unsharded():  # each rank has a whole reward model
+        rm = load_reward_model(config.rm, config.seed)
+    with closing(rm), closing(LiveView(console, "GRPO")) as view:
+        reward = recorded(judge_reward(rm), rows)
+        trainer = GroupTrainer(config, model, chat, dataset, [reward], folder, checkpoints)
+        trainer.remove_callback(PrinterCallback)
+        for callback in (
+            signals,
+            EvalCallback(
+                trainer, partial(answer, config, trainer, data, folder), folder.answers, config.eval.every_steps
+            ),
+            CompletionsWriter(folder, partial(_take, rows)),
+            MetricsWriter(folder.metrics, "grpo"),
+            ShardsWriter(trainer.accelerator, folder.workers),
+            view,
+        ):
+            trainer.add_callback(callback)
+        track(trainer, config, folder)
+        train_stage(folder, trainer, "grpo", signals, console)
+    adapter = folder.adapter if config.lora else None
+    write = partial(save_model, trainer, model, config.model, adapter, kind=AutoModelForCausalLM)
+    save_model_atomically(write, lambda _: None, folder.model)
+    trainer.accelerator.free_memory()
+
+
+def recorded(reward: RewardFunction, rows: list[dict[str, Any]]) -> RewardFunction:
+    """Return a reward function that adds what it scores to `rows`."""
+
+    @wraps(reward)
+    def rewards(
+        prompts: Sequence[Any], completions: Sequence[Any], trainer_state: TrainerState, **columns: Any
+    ) -> Sequence[float | None]:
+        values = reward(prompts=prompts, completions=completions, **columns)
+        step = trainer_state.global_step + 1
+        rows.extend(
+            {"step": step, "prompt": question(prompt), "completion": response(completion), "reward": value}
+            for prompt, completion, value in zip(prompts, completions, values, strict=True)
+        )
+        return values
+
+    return rewards
+
+
+def _take(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    taken = rows.copy()
+    rows.clear()
+    return taken
+
+
+def answer(
+    config: PolicyConfig, trainer: GroupTrainer, data: PolicyData, folder: RunFolder, step: int
+) -> dict[str, float]:
+    """Have the policy answer its tasks, to a file of the step; return the mean quality where answers are known."""
+    found: list[tuple[str, int, list[str]]] = []
+    with torch.random.fork_rng(), policy_engine(trainer, config.eval.batch_size) as engine:
+        for name, section in config.tasks.items():
+            mine = share_of_rank(trainer, list(enumerate(data.questions[name])))
+            prompts = [_asked(each.item.prompt) for _, each in mine]
+            sampled = (
+                [sample_all(engine, prompts, sampling) for sampling in samplings(section, config.seed)] if mine else []
+            )
+            found += [
+                (name, place, [rollout.text for rollout in of_question])
+                for (place, _), *of_question in zip(mine, *sampled, strict=True)
+            ]
+    everyones = sorted(gather_shares(trainer, found), key=lambda each: each[1])
+    if not PartialState().is_main_process:
+        return {}
+    answers = {name: [texts for of, _, texts in everyones if of == name] for name in config.tasks}
+    write_answers(folder.answers(step), answers, data.questions)
+    return {
+        f"eval/{name}/quality": _mean(data.questions[name], answers[name])
+        for name, section in config.tasks.items()
+        if section.scorer is None
+    }
+
+
+def _mean(questions: Sequence[Question], answers: Sequence[Sequence[str]]) -> float:
+    worth = [quality(each, text) for each, texts in zip(questions, answers, strict=True) for text in texts]
+    return sum(worth) / len(worth)
+
+
+def _asked(prompt: str) -> Messages:
+    return [{"role": "user", "content": prompt}]
