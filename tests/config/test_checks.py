@@ -983,7 +983,7 @@ def test_scpo_decides_the_same_fields_by_other_keys(section: str, field: str, in
         ("grpo.scale_rewards", "max", "expected group or batch or none"),
         ("grpo.optim", "adamw_torchh", "got 'adamw_torchh', expected one of adamw_torch, "),
         ("grpo.multi_objective_aggregation", "sum", "expected sum_then_normalize or normalize_then_sum"),
-        ("grpo.vllm_importance_sampling_mode", "mask", "expected token_truncate or token_mask or"),
+        ("grpo.vllm_importance_sampling_mode", "mask", "expected 'token_truncate', 'token_mask',"),
         ("grpo.num_iterations", 0, "expected at least 1"),
         ("grpo.steps_per_generation", 0, "expected at least 1"),
         ("grpo.epsilon", -0.1, "expected at least 0"),
