@@ -8,11 +8,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help install quickstart test pytest bench soak attack lint format clean
-=======
-.PHONY: help install quickstart test bench soak attack gpu lint format clean
->>>>>>> main
+.PHONY: help install quickstart test pytest bench soak attack gpu lint format clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
