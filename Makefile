@@ -22,7 +22,7 @@ test: .venv/.vllm  ## Lint, types, layers, all tests
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
 pytest: .venv/.vllm
-	$(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 bench: .venv/.vllm  ## Compare with TRL and RewardBench 2, time starts; ARGS=--scale: costs by number of rows
 ifneq ($(filter --scale,$(ARGS)),)

@@ -235,7 +235,8 @@ def _exports(_: Reader, typed: Command) -> None:
 def _serves_with_vllm(_: Reader, typed: Command) -> None:
     """training/test_rollouts.py starts the server."""
     done = launch(*typed.words(), PYTHON="echo", VLLM_API_KEY="a-secret")
-    assert done.stdout.startswith(f"-m vllm.entrypoints.openai.api_server --model {typed.text.partition(' ')[2]} ")
+    assert done.stdout.startswith("-m vllm.entrypoints.openai.api_server ")
+    assert f" --model {typed.text.partition(' ')[2]} " in done.stdout
 
 
 def _helps(reader: Reader, typed: Command) -> None:
@@ -268,7 +269,7 @@ def _has_script(_: Reader, typed: Command) -> None:
 
 
 WAYS: dict[str, Callable[[Reader, Command], None]] = {
-    r"tal (data( edit)?|run|launch|recipes|demonstrate|sample|judge|compare)": _helps,
+    r"tal (data( edit| validate)?|run|launch|recipes|demonstrate|sample|judge|compare)": _helps,
     r"tal (leaderboard|validity|push|serve|doctor)": _helps,
     r"tal run (?!-m |recipes/(carb|downstream|policy_grpo)\.yaml|.* --(dry-run|print-config)).+": _trains,
     r"tal run .+ --(dry-run|print-config)": _shows,
@@ -288,7 +289,7 @@ WAYS: dict[str, Callable[[Reader, Command], None]] = {
     r"tal push .+": _pushes,
     r"curl .+": _asks,
     r"accelerate launch.*": _launches,
-    r"make \w+": _makes,
+    r"make \w+( ARGS=.+)?": _makes,
     r"pip install .+": _installs,
     r"sbatch .+": _submits,
     r"export VLLM_API_KEY=.+": _exports,

@@ -48,7 +48,6 @@ def test_a_base_model_without_system_turn_or_generation_config_is_asked_all_the_
         ("quickstart", "grpo.num_generations=7", r"grpo.*: generation_batch_size \(128\) must be divisible by num_gen"),
         ("quickstart", "sft.lr_scheduler_type=linaer", "sft.*: linaer is not a valid SchedulerType"),
         ("quickstart", "grpo.lr_scheduler_type=reduce_lr_on_plateau", "grpo.*: .* requires an eval strategy"),
-        ("scpo_quickstart", "scpo.optim=adam", "scpo.*: adam is not a valid OptimizerNames"),
         # What libraries check only when the model is there.
         ("quickstart", "sft.optim=adamw_bnb_8bit", "sft.*: You need to install `bitsandbytes`"),
         ("quickstart", "sft.adam_beta1=1.5", "sft.*: Invalid beta parameter"),

@@ -199,7 +199,7 @@ def test_a_suspicious_row_is_an_item_all_the_same(source: str, changes: dict[str
         ("carb_open", {"culture": None}, ["missing_field"]),
         ("carb_open", {"rejected": ["Ein Vogel."] * 2}, ["identical_responses"]),
         ("pairs", {"chosen": PAIR["rejected"]}, ["identical_responses"]),
-        ("pairs", {"prompt": ["a"], "rejected": ""}, ["wrong_type", "empty_response"]),
+        ("pairs", {"prompt": ["a"], "rejected": ""}, ["wrong_type", "empty_prompt", "empty_response"]),
         ("pairs", {"language": "xx_Xxxx"}, ["unknown_language"]),
         ("pairs", {"chosen": None, "prompt": None}, ["missing_field", "missing_field"]),
         # Some count responses from 0, some from 1.

@@ -99,7 +99,7 @@ def test_conversations_as_trl_has_them(row: dict[str, Any], prompt: str) -> None
 def test_conversations_that_differ_before_their_last_messages_are_a_fault() -> None:
     outcome = pairs.outcome(a_row({"prompt": [ASKED], "chosen": [*MORE, RICE], "rejected": [ASKED, TOAST]}))
     assert outcome.items == ()
-    assert "chosen must be a non-blank string, got [{'role'" in outcome.faults[0].detail
+    assert "chosen must be a non-blank string, got [{'content'" in outcome.faults[0].detail
 
 
 @pytest.mark.parametrize(
