@@ -1,4 +1,4 @@
-"""The whole way, small: a trained judge demonstrates, a fresh one is taught and trained, and both select answers.
+"""The whole way, small: a teacher's demonstrations, a fresh judge trained on a mix, ablations, best-of-N and r2.
 
 `benchmarks/walk.py` walks it in full, with the teacher behind vLLM.
 """
@@ -6,25 +6,52 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import QUICK, SMALL, Tal
 
 from think_as_locals.evaluation import carb
 from think_as_locals.reward_models.training_items import item_hash, read_training_items
+from think_as_locals.run import start
+from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.sweeps import sweep
+from think_as_locals.sweeps.jobs import JOBS, STATUS
 from think_as_locals.types import Item
 
 pytestmark = pytest.mark.slow
 
+DATA = [word for word in SMALL if word.startswith("data.")]
+OTHERS = [word for word in SMALL if not word.startswith("data.")]
+MIX = ["data=mix", "data.mix.words=quickstart_cards", "data.mix.gifts=quickstart_cards"]
+for name, group in (("words", "idiom_heavy_rain"), ("gifts", "gift_taboo")):
+    MIX += [f"data.mix.{name}.groups=[{group}]", *(f"data.mix.{name}.{w[5:]}" for w in DATA if "groups" not in w)]
+SETS = [f"eval.sets.{name}=culture_cards" for name in ("unseen", "spanish", "pairs")]
+SETS += [f"eval.sets.{name}.data.groups=[egg_dish]" for name in ("unseen", "spanish", "pairs")]
+SETS += ["eval.sets.unseen.data.languages=[en]", "eval.sets.spanish.data.languages=[es]"]
+SETS += ["eval.sets.pairs.data.languages=[en]", "eval.sets.pairs.data.num_responses=2"]
+VARIANTS = ("full", "without_gain", "without_correctness")
 
-def test_a_judge_teaches_a_fresh_one_and_both_select_answers_of_a_policy(
-    tal: Tal, small_run: Path, tmp_path: Path
+
+def one_after_the_other(
+    names: Sequence[str], folder: Path, settings: Any, received: Any, lock: int, on_end: Callable[[str], None]
+) -> None:
+    """Jobs of a sweep in this process, which has what each of them would import."""
+    for name in names:
+        (recipe,) = (folder / JOBS / name).glob("*.yaml")
+        start(str(recipe), [])
+        write_json(folder / JOBS / name / STATUS, {"status": 0})
+        on_end(name)
+
+
+def test_from_a_teacher_to_a_leaderboard_and_r2(
+    tal: Tal, small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, runs = small_run / "model", f"run.dir={tmp_path}"
-    data = [word for word in SMALL if word.startswith("data.")]
-    teacher = [f"teacher.path={model}", "data=quickstart_cards", *data, "data.max_items=200", "tries=2"]
+    teacher = [f"teacher.path={model}", "data=quickstart_cards", *DATA, "data.max_items=200", "tries=2"]
     shown = tal("demonstrate", *teacher, runs, "run.name=shown", "--json")
     assert shown.status == 0, shown.err
     found = json.loads(shown.out)
@@ -33,39 +60,48 @@ def test_a_judge_teaches_a_fresh_one_and_both_select_answers_of_a_policy(
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(rows) == found["right"] > 0
 
-    taught = tal("run", "quickstart", *SMALL, *QUICK, f"sft.data={file}", runs, "run.name=fresh", "--json")
+    words = [*OTHERS, *QUICK, *MIX, *SETS, f"sft.data={file}", runs, "run.name=fresh", "--json"]
+    taught = tal("run", "quickstart", *words)
     assert taught.status == 0, taught.err
-    assert (json.loads(taught.out)["step"], json.loads(taught.out)["n"]) == (2, 4)
+    assert (json.loads(taught.out)["step"], json.loads(taught.out)["n"]) == (2, 8)  # four of each source
     fresh = RunFolder(tmp_path / "fresh")
-    assert carb.read(fresh.measured("test", 2))["n"] == 4
+    assert {*fresh.measured_sets()} >= {"test", "words", "gifts", "unseen", "spanish", "pairs"}
+    for name in fresh.measured_sets():
+        assert [*fresh.measured_steps(name)] == [0, 1, 2]
+    assert carb.read(fresh.measured("pairs", 2))["by_domain"]
     hashes = read_training_items(str(fresh.model))
     assert hashes is not None
     assert {item_hash(Item(**row["item"])) for row in rows} <= hashes
 
-    judges = [w for n, p in (("old", model), ("new", fresh.model)) for w in (f"rms.{n}=judge", f"rms.{n}.path={p}")]
+    monkeypatch.setattr(sweep, "launch", one_after_the_other)
+    base = ["sft=null", "model.scratch=null", f"model.path={fresh.cold_start.model}"]
+    small = [word for word in (*SMALL, *QUICK) if not word.startswith(("sft.", "model.scratch."))]
+    swept = tal("run", "-m", "ablations_quickstart", *small, *base, "grpo.max_steps=1", runs, "run.name=ablations")
+    assert swept.status == 0, swept.err
+    table = json.loads((tmp_path / "ablations" / "variants.json").read_text())["variants"]
+    assert [row["name"] for row in table] == ["base of full", *VARIANTS]
+    assert all(row["against_base"] and row["n"] == 4 for row in table[1:])
+
+    judges = {"old": model, "new": fresh.model, "base": fresh.cold_start.model}
+    judges |= {name: next((tmp_path / "ablations").glob(f"variant-{name}-*/model")) for name in VARIANTS}
+    rms = [word for name, path in judges.items() for word in (f"rms.{name}=judge", f"rms.{name}.path={path}")]
     policy = [f"sample.policy.path={model}", "sample.num_candidates=3", "sample.max_completion_length=24"]
-    scorer = ["sample.scorer=classifier", f"sample.scorer.path={model}", "sample.scorer.new_head_seed=0"]
+    scorer = ["sample.scorer=implicit", f"sample.scorer.path={model}", "sample.scorer.reference=null"]
     task = ["sample=prompts", "sample.policy=model", "sample.data=quickstart_cards", "sample.data.max_items=8", *scorer]
-    measured = ["data=quickstart_cards", *data, "eval.items=test", "eval.max_items=16", "eval.bootstrap_samples=50"]
-    done = tal(
-        "run",
-        "downstream",
-        *task,
-        *policy,
-        *judges,
-        *measured,
-        "~rms.deberta",
-        "~rms.tulu",
-        runs,
-        "run.name=v",
-        "--json",
-    )
+    measured = ["data=quickstart_cards", *DATA, "eval.items=test", "eval.max_items=16", "eval.bootstrap_samples=50"]
+    others = ["~rms.deberta", "~rms.tulu", runs, "run.name=v", "--json"]
+    done = tal("run", "downstream", *task, *policy, *rms, *measured, *others)
     assert done.status == 0, done.err
     assert json.loads(done.out)["boards"]
     selections = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "v" / "selections").glob("*.json")}
-    assert selections.keys() == {"old", "new", "constant"}
+    assert selections.keys() == {*judges, "constant"}
     for each in selections.values():
         assert each["random"]["mean"] <= each["oracle"]["mean"]
         assert each["selected"]["ci95"][0] <= each["selected"]["mean"] <= each["oracle"]["mean"]
     validity = tmp_path / "v" / "validity.json"
-    assert validity.is_file() or "no r2: " in done.err  # two judges that learnt nothing may choose alike
+    assert validity.is_file() or "no r2: " in done.err  # judges that learnt nothing may choose alike
+
+    board = tal("leaderboard", *(str(tmp_path / name) for name in ("fresh", "v")), "--out", str(tmp_path), "--json")
+    assert board.status == 0, board.err
+    names = {row["name"] for table in json.loads(board.out)["boards"] for row in table["models"]}
+    assert {*judges} <= names
