@@ -177,7 +177,7 @@ def main(folder: Path) -> None:
             walk.tal("shown", "demonstrate", *teacher, "data=quickstart_cards", "tries=2")
     steps = ["grpo.max_steps=15", "eval.every_steps=15"]
     with walk.timed("fresh judge"):
-        few = [f"sft.data={shown}", "sft.max_steps=250", "eval.max_items=120", *steps]
+        few = [f"sft.data={shown}", "sft.max_steps=600", "eval.max_items=120", *steps]
         walk.tal("fresh", "run", "quickstart", *few, *MIX, *SETS)
     with walk.timed("ablations"):
         base = ["sft=null", "model.scratch=null", f"model.path={walk.model('base')}", "eval.max_items=200", *steps]
