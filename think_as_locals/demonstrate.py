@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from think_as_locals.config.schema import DemonstrationConfig, ServerSection
-from think_as_locals.data import load, read
+from think_as_locals.data.load import load_side
 from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.evaluation.journal import Journal
@@ -33,10 +33,7 @@ _OUTCOMES = ("right", "wrong", "parse_failures", "too_long")
 
 def items_of(config: DemonstrationConfig) -> Sequence[Item]:
     """Load the items to demonstrate."""
-    if config.items == "all":
-        return tuple(read(config.data, config.seed))
-    items: tuple[Item, ...] = getattr(load(config.data, config.seed), config.items)
-    return items
+    return load_side(config.data, config.seed, config.items)
 
 
 def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -> None:

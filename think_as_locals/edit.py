@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from think_as_locals.config.schema import EditConfig
-from think_as_locals.data import load, read
 from think_as_locals.data.edit_rules import (
     RULES,
     Texts,
@@ -28,6 +27,7 @@ from think_as_locals.data.edit_rules import (
 )
 from think_as_locals.data.edits import Edit
 from think_as_locals.data.languages import language_tag
+from think_as_locals.data.load import load_side
 from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.evaluation.breakdowns import language_name
@@ -47,10 +47,7 @@ def items_of(config: EditConfig) -> Sequence[Item]:
     """Load the items to edit."""
     if language_tag(config.language) is None:
         raise ConfigError(f"language: got {config.language!r}, expected an English name or a BCP-47 tag")
-    if config.items == "all":
-        return tuple(read(config.data, config.seed))
-    items: tuple[Item, ...] = getattr(load(config.data, config.seed), config.items)
-    return items
+    return load_side(config.data, config.seed, config.items)
 
 
 def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:

@@ -14,10 +14,10 @@ from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 
 from think_as_locals.config.schema import AskedSection, EvaluationConfig
-from think_as_locals.data import load, read
+from think_as_locals.data import read
 from think_as_locals.data.edited import of_items, read_edits
 from think_as_locals.data.edits import Edits, Pair, edited_pairs, why_not
-from think_as_locals.data.load import Candidates, read_candidates
+from think_as_locals.data.load import Candidates, load_side, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
@@ -51,8 +51,7 @@ from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocals
 
 def items_of(config: EvaluationConfig) -> Sequence[Item]:
     """Load the items to evaluate on."""
-    every = config.eval.items == "all"
-    items = tuple(read(config.data, config.seed)) if every else load(config.data, config.seed).test
+    items = load_side(config.data, config.seed, config.eval.items)
     return select(items, config.eval.max_items, BREAKDOWNS["cell"])
 
 

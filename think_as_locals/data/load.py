@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -73,6 +73,14 @@ class TrainingData:
     demonstrations: tuple[Demonstration, ...] = ()  # of sft.data
 
 
+def load_side(data: DataSection, seed: int, side: Literal["train", "validation", "test", "all"]) -> tuple[Item, ...]:
+    """Read a source, and return one side of its split, or `all` items."""
+    if side == "all":
+        return tuple(read(data, seed))
+    items: tuple[Item, ...] = getattr(load(data, seed), side)
+    return items
+
+
 def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> TrainingData:
     """Read and split the sources of a run, mix their training items, and read the sets that it measures.
 
@@ -92,12 +100,10 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
             for name, data in config.sources.items():
                 sets[name] = own_set(items=own[name], dataset=data.title, split=data.split)
     for name, section in config.eval.sets.items():
-        data, every = section.data, section.items == "all"
-        items = tuple(read(data, config.seed)) if every else getattr(load(data, config.seed), section.items)
         sets[name] = EvalSet(
-            items=select(items, limit, cell),
-            dataset=data.title,
-            split="all" if every else data.split,
+            items=select(load_side(section.data, config.seed, section.items), limit, cell),
+            dataset=section.data.title,
+            split="all" if section.items == "all" else section.data.split,
             protocol=section.protocol,
             orders=section.orders,
         )

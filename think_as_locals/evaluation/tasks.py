@@ -10,7 +10,7 @@ from importlib.resources import files
 from string import Template
 
 from think_as_locals.config.schema import TaskSection
-from think_as_locals.data import load, read
+from think_as_locals.data.load import load_side
 from think_as_locals.data.selection import choose
 from think_as_locals.data.sources.blend import short_answers
 from think_as_locals.judging import shuffle_responses
@@ -42,7 +42,7 @@ def questions_of(section: TaskSection, seed: int) -> list[Question]:
         selection = section.data.model_copy(update={"num_responses": None, "as_pairs": False})
         chosen = choose(items, selection, frozenset({"languages"}), seed)
         return [Question(item, votes[item.id]) for item in chosen]
-    every = read(section.data, seed) if section.items == "all" else getattr(load(section.data, seed), section.items)
+    every = load_side(section.data, seed, section.items)
     if section.task == "prompts":
         return [Question(item) for item in distinct_prompts(every)]
     return [Question(_with_options(shuffle_responses(item, seed))) for item in every]

@@ -17,7 +17,8 @@ from inspect_ai.scorer import Metric, Score, Scorer, Target, accuracy, grouped, 
 from inspect_ai.solver import TaskState, generate
 from inspect_ai.util import collect
 
-from think_as_locals.config.checks import load_items, load_recipe, prompt_faults
+from think_as_locals.config.checks import load_items, load_recipe
+from think_as_locals.config.rules import prompt_faults
 from think_as_locals.data import load, read
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS

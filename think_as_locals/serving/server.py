@@ -16,8 +16,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from think_as_locals.config.checks import local_faults, prompt_faults, validate_as
+from think_as_locals.config.checks import validate_as
 from think_as_locals.config.compose import ASSETS, compose_recipe, quoted
+from think_as_locals.config.rules import local_faults, prompt_faults
 from think_as_locals.config.serve_schema import LimitsSection, ServeConfig
 from think_as_locals.reward_models.load import load_judge
 from think_as_locals.serving.app import create_app
