@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -79,10 +80,12 @@ def test_it_looks_at_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
     write(Path(f"my rows: 'é'{suffix}"), PAIRS)
     done = tal("init", "mine", "--from", f"my rows: 'é'{suffix}")
     assert done.status == 0, done.err
-    assert (
-        f"é'{suffix}: pairs\n5 rows = 5 imported (5 items) + 0 set aside\ncultures: TH 5\nlanguages: en 5" in done.out
-    )
+    assert f"é'{suffix}: read as data=pairs\n5 rows = 5 imported (5 items) + 0 set aside\n" in done.out
+    assert "\ncultures: TH 5\nlanguages: en 5\n" in done.out
     assert sorted(path.name for path in Path("mine").iterdir()) == MADE
+    readme = Path("mine/README.md").read_text(encoding="utf-8")
+    (validate,) = (line for line in readme.splitlines() if "tal data validate" in line)
+    assert shlex.split(validate)[-1] == str(tmp_path / f"my rows: 'é'{suffix}")
     for recipe in ("judge", "one_gpu"):
         data = load_recipe(f"mine/{recipe}.yaml").data
         assert (data.source, data.path) == ("pairs", str(tmp_path / f"my rows: 'é'{suffix}"))
@@ -98,6 +101,31 @@ def test_the_recipe_is_of_the_source_that_the_columns_tell(
     write(Path("ab.csv"), [{"prompt": f"{i}?", "response_a": "a", "response_b": "b", "preference": "B"} for i in "123"])
     assert tal("init", "ab", "--from", "ab.csv").status == 0
     assert load_recipe("ab/judge.yaml").data.source == "preferences"
+
+
+ASKED = [{"role": "user", "content": "How do people greet an elder?"}]
+ANSWERED = [{"role": "assistant", "content": text} for text in ("With a wai.", "With a bow.")]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": ASKED, "chosen": ANSWERED[:1], "rejected": ANSWERED[1:]},
+        {"chosen": [*ASKED, ANSWERED[0]], "rejected": [*ASKED, ANSWERED[1]]},
+    ],
+    ids=["explicit prompt", "implicit prompt"],
+)
+def test_conversations_of_trl_are_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal, row: dict[str, Any], suffix: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path(f"trl{suffix}"), [row])
+    done = tal("init", "mine", "--from", f"trl{suffix}")
+    assert done.status == 0, done.err
+    data = load_recipe("mine/judge.yaml").data
+    (item,) = read(data, 0)
+    assert (data.source, item.prompt, item.responses) == ("pairs", ASKED[0]["content"], ("With a wai.", "With a bow."))
 
 
 RENAMED = [

@@ -205,7 +205,7 @@ def test_a_source_is_recognised_by_its_fields_though_some_rows_are_bad(tmp_path:
 @pytest.mark.parametrize("text", ["{", '{"a": 1}'])
 def test_rows_of_no_known_source_are_an_error_that_lists_the_sources(tmp_path: Path, text: str) -> None:
     (tmp_path / "rows.jsonl").write_text(text)
-    with pytest.raises(DataError, match=r"of no known source: say --source; known: jsonl \(id, prompt, .*care"):
+    with pytest.raises(DataError, match=r"no known data set has .*\n.*\n.* --source NAME \(jsonl, carb, .*care"):
         recognise(str(tmp_path / "rows.jsonl"))
 
 

@@ -211,9 +211,16 @@ def test_json_with_another_content_type_is_refused(serve: Serve) -> None:
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 def test_unknown_routes_and_methods_have_the_same_form_of_error(serve: Serve, method: str) -> None:
     client = serve()
-    assert errors(client.request(method, "/nope"), 404)[0]["got"] == f"'{method} /nope'"
-    assert errors(client.request(method, "/judge"), 405)
-    assert "/openapi.json" in client.get("/docs").text
+    expected = "a route of /openapi.json, by its method"
+    fault = {"place": "request", "got": f"'{method} /nope'", "expected": expected}
+    assert errors(client.request(method, "/nope"), 404) == [fault]
+    assert errors(client.request(method, "/judge"), 405)[0]["expected"] == expected
+    assert client.get("/openapi.json").json()["paths"].keys() > {"/judge", "/score", "/v1/chat/completions"}
+
+
+def test_no_page_loads_scripts_of_another_server(serve: Serve) -> None:
+    for page in ("/docs", "/redoc"):
+        assert errors(serve().get(page), 404)
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +270,7 @@ def test_refusals_name_the_limit(serve: Serve, route: str, body: Any, place: str
     assert judge(client, ITEM, ITEM).status_code == 200
 
 
-@pytest.mark.parametrize("route", ["/judge", "/health", "/v1/models", "/docs"])
+@pytest.mark.parametrize("route", ["/judge", "/health", "/v1/models", "/openapi.json"])
 def test_without_a_key_only_names_of_this_machine_are_answered(serve: Serve, route: str) -> None:
     """A web page that gives its name the address 127.0.0.1 sends this name as Host."""
     client = serve("host='127.0.0.5'")

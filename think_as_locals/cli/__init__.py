@@ -94,15 +94,24 @@ def _ending(error: BaseException) -> tuple[int, str | None]:
 
 def _parser() -> ArgumentParser:
     """Return the parser of every command and its arguments."""
-    parser = ArgumentParser(prog="tal", description="Train and use generative reward models that think as locals do.")
+    parser = ArgumentParser(
+        prog="tal", description="Train and use generative reward models (LLM judges) that think as locals do."
+    )
     parser.add_argument("--version", action="version", version=f"think-as-locals {version('think-as-locals')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (init, run, data, ask, judge, results):
         module.add(commands)
-    completion = commands.add_parser("completion", help="print a shell's completion script: eval it in your profile")
+    completion = commands.add_parser(
+        "completion", help="print a completion script, to be evaluated in your shell's profile"
+    )
     completion.add_argument("shell", choices=["bash", "zsh", "fish"])
     completion.set_defaults(command=lambda arguments: print(_completion(parser, arguments.shell)))
     _add_output(parser)
+    for each in _parsers(parser):  # a command's own --help says what it does, too
+        for action in each._actions:
+            if isinstance(action, _SubParsersAction):
+                for choice in action._choices_actions:
+                    action.choices[choice.dest].description = choice.help
     return parser
 
 

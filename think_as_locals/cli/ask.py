@@ -18,12 +18,10 @@ _EXAMPLES = {
 
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
-    demonstrate = add_asking(
-        commands, "demonstrate", "have a judge or a server write demonstrations for a cold start (sft.data)"
-    )
-    hint = "show the best response of items that no try got right, and try these again (the same as hint=true)"
+    demonstrate = add_asking(commands, "demonstrate", "have a model write demonstrations for a cold start (sft.data)")
+    hint = "retry items that no try got right, with the best response shown (hint=true)"
     demonstrate.add_argument("--hint", action="store_true", help=hint)
-    add_asking(commands, "sample", "have a policy draw candidates for each prompt, and score them (eval.candidates)")
+    add_asking(commands, "sample", "sample candidates from a policy for each prompt, and score them (eval.candidates)")
 
 
 def add_asking(commands: Any, name: str, does: str) -> ArgumentParser:

@@ -15,19 +15,21 @@ _EDITS = "edits"  # what `--source` calls rows of `tal data edit`, which are no 
 
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
-    data = commands.add_parser("data", help="work with data").add_subparsers(required=True, metavar="COMMAND")
+    data = commands.add_parser("data", help="validate, convert and edit data").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
     build = data.add_parser("build", help="write a source's items as JSONL: data=blend data.path=DIR out=FILE")
     build.add_argument("overrides", nargs="+", help="data=..., data.*=..., out=FILE")
     build.add_argument("--strict", action="store_true", help="write nothing if any row has a fault")
     build.set_defaults(command=_build)
-    validate = data.add_parser("validate", help="list every fault in a file's rows; status 1 if there are any")
+    validate = data.add_parser("validate", help="list every fault in the rows of a file; status 1 if there are any")
     validate.add_argument("path", help="file, folder, or owner/name[@revision][:config[:split]] on the Hub")
     validate.add_argument("--source", help="format of the rows; default: recognised by their fields")
     validate.add_argument("--strict", action="store_true", help="stop at the first row with a fault")
     validate.add_argument("--quarantine", help="a new file for the rows that cannot be imported, with the reasons")
     validate.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     validate.set_defaults(command=_validate)
-    add_asking(data, "edit", "have a model edit items for the probes, and keep what keeps the rules (eval.probes)")
+    add_asking(data, "edit", "have a model edit items for the probes (eval.probes); keep the edits that keep the rules")
 
 
 def _build(arguments: Namespace) -> None:

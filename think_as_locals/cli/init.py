@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import shutil
 from argparse import Namespace
 from collections import Counter
@@ -18,27 +19,12 @@ from think_as_locals.types import ConfigError, DataError
 
 _SAMPLE = "pairs.csv"
 _SAMPLED = ["data=quickstart_cards", "data.languages=[own]", "data.num_responses=2", "data.max_items=300"]
-_PROMPT = ("question", "instruction", "query", "input")
-_OTHER_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
-    "pairs": {
-        "prompt": _PROMPT,
-        "chosen": ("preferred", "better", "winner", "response_chosen", "chosen_response", "preferred_answer"),
-        "rejected": ("dispreferred", "worse", "loser", "response_rejected", "rejected_response", "other_answer"),
-    },
-    "preferences": {
-        "prompt": _PROMPT,
-        "response_a": ("answer_a", "completion_a", "output_a", "response_1", "response1", "answer_1", "answer1"),
-        "response_b": ("answer_b", "completion_b", "output_b", "response_2", "response2", "answer_2", "answer2"),
-        "preference": ("winner", "preferred", "label", "choice", "better"),
-    },
-}
-"""What other data sets call the columns of two responses."""
 _SHOWN = 6  # cultures and languages that are named
 
 
 def add(commands: Any) -> None:
     """Add the parser of this command."""
-    init = commands.add_parser("init", help="make a folder: a recipe for your data, a reward with its test, a README")
+    init = commands.add_parser("init", help="make a folder with a recipe for your data, a reward and its test")
     init.add_argument("name", type=Path, help="the folder to make")
     rows = "your rows (.csv, .jsonl, .json, .parquet): the recipe fits their columns; without it, 300 pairs as a sample"
     init.add_argument("--from", dest="rows", metavar="FILE", type=Path, help=rows)
@@ -51,6 +37,8 @@ def _init(arguments: Namespace) -> None:
         raise ConfigError(f"{folder} is there already; give another name or move it away")
     if not folder.parent.is_dir():
         raise ConfigError(f"{folder}: there is no folder {folder.parent}")
+    from think_as_locals.data.sources import recognise
+
     rows: Path | None = arguments.rows
     if rows is not None and not rows.is_file():
         raise DataError(f"{rows}: no such file")
@@ -59,9 +47,10 @@ def _init(arguments: Namespace) -> None:
         path = _SAMPLE if rows is None else str(rows.resolve())
         if rows is None:
             _write_sample(made / _SAMPLE)
-        source = _source_of(rows or made / _SAMPLE)
+        source = recognise(str(rows or made / _SAMPLE))
         found = _found(source, rows or made / _SAMPLE)
         values = {"path": path, "quoted": json.dumps(path, ensure_ascii=False), "source": source}
+        values["in_shell"] = shlex.quote(path)
         for template in files(__package__).joinpath("starter").iterdir():
             text = Template(template.read_text(encoding="utf-8")).substitute(values)
             (made / template.name.removesuffix(".template")).write_text(text, encoding="utf-8")
@@ -70,8 +59,9 @@ def _init(arguments: Namespace) -> None:
     except BaseException:
         shutil.rmtree(made)
         raise
-    print(f"{path}: {source}\n{found}\n{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
-    print(f"\nNext:\n  cd {folder}\n  tal run judge.yaml run.name=first  # README.md has the commands in order")
+    written = ", ".join(sorted(file.name for file in folder.iterdir()))
+    print(f"{path}: read as data={source}\n{found}\n{folder} has {written}\n\nNext:\n  cd {shlex.quote(str(folder))}")
+    print("  tal run judge.yaml run.name=first  # README.md has the commands in order")
 
 
 def _umask() -> int:
@@ -91,37 +81,6 @@ def _write_sample(path: Path) -> None:
         for item in read(config.data, config.seed):
             best, other = item.responses[item.best], item.responses[1 - item.best]
             rows.writerow([item.prompt, best, other, item.culture, item.language])
-
-
-def _source_of(path: Path) -> str:
-    """Return the source that rows are of; a `DataError` says what to rename."""
-    from think_as_locals.data.rows import read_rows
-    from think_as_locals.data.sources import recognise
-
-    try:
-        return recognise(str(path))
-    except DataError as error:
-        row = next(iter(read_rows(str(path))), None)
-        names = [str(name) for name in row.value] if row and isinstance(row.value, dict) else []
-        given = {"_".join(name.lower().replace("-", " ").split()): name for name in names}
-        advice = {name: _renamed(given, columns) for name, columns in _OTHER_NAMES.items()}
-        source = min(advice, key=lambda name: len(advice[name][1]))
-        renamed, lacking = advice[source]
-        changes = [f"rename {got!r} to {wanted!r}" for wanted, got in renamed.items()]
-        changes += [f"add {', '.join(map(repr, lacking))}"] if lacking else []
-        other = "tal data validate FILE --source NAME names what another format lacks"
-        raise DataError(
-            f"{path}: no known data set has the columns {', '.join(names) or 'that it has'}.\n"
-            f"For {source} ({', '.join(_OTHER_NAMES[source])}): {'; '.join(changes)}; {other}"
-        ) from error
-
-
-def _renamed(given: dict[str, str], columns: dict[str, tuple[str, ...]]) -> tuple[dict[str, str], list[str]]:
-    """Return which given columns to rename for which, and those that are lacking."""
-    found = {
-        wanted: given[name] for wanted, others in columns.items() for name in (*others[::-1], wanted) if name in given
-    }
-    return {wanted: got for wanted, got in found.items() if got != wanted}, [n for n in columns if n not in found]
 
 
 def _found(source: str, path: Path) -> str:

@@ -24,22 +24,24 @@ _CHUNK = 64  # items between two updates of the progress bar
 
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
-    judge = commands.add_parser("judge", help="rubric, analysis and verdict (or scores) on your own items")
-    judge.add_argument("model", help="directory or Hub id of a judge, or of a reward model that scores")
-    file = "rows of prompt, responses and culture, or of any format that is trained on (chosen, rejected ...); or use:"
+    judge = commands.add_parser("judge", help="print rubric, analysis and verdict (or scores) for items of yours")
+    judge.add_argument("model", help="directory or Hub id of a judge or of a scalar reward model")
+    file = "a file of rows: prompt, responses and culture, or any format to train on; or --prompt and --response"
     judge.add_argument("items", nargs="?", help=file)
     judge.add_argument("--prompt", help="what the user asked")
     candidate = "a candidate response, 2 to 8 times"
     judge.add_argument("--response", action="append", default=[], metavar="TEXT", help=candidate)
-    judge.add_argument("--culture", help="an ISO 3166 code such as TH; for rows of the file that give none")
+    judge.add_argument("--culture", help="ISO 3166 code, e.g. TH; in a file, for rows that have none")
     judge.add_argument("--language", default="und", help="BCP-47 tag of the prompt")
     judge.add_argument("--json", action="store_true", help="print one JSON object per line")
-    judge.add_argument("--backend", choices=["transformers", "vllm"], default="transformers")
+    judge.add_argument(
+        "--backend", choices=["transformers", "vllm"], default="transformers", help="engine; default: transformers"
+    )
     judge.set_defaults(command=_judge)
 
     serve = commands.add_parser(
         "serve",
-        help="a judge behind HTTP: /judge, /score (OpenRLHF's remote reward model)",
+        help="serve a judge over HTTP: /judge, /score (for OpenRLHF), /v1/chat/completions",
         epilog="With TAL_API_KEY set, every request needs that key; required when listening beyond loopback.",
     )
     serve.add_argument("model", help="directory or Hub id of a judge")
@@ -87,7 +89,7 @@ def _items(arguments: Namespace) -> list[Item]:
     """Return the items of the file, or the one item of the options."""
     one = arguments.prompt is not None or bool(arguments.response)
     if one == (arguments.items is not None):
-        raise ConfigError("give a JSONL file of items, or --prompt TEXT with --response TEXT, 2 to 8 times")
+        raise ConfigError("give a file of items, or --prompt TEXT with --response TEXT, 2 to 8 times")
     from think_as_locals.data.languages import culture_fault
 
     if arguments.culture is not None and (fault := culture_fault(arguments.culture)):

@@ -17,7 +17,7 @@ from think_as_locals.types import ConfigError
 
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
-    compare = commands.add_parser("compare", help="which of two runs judges better on the same items, and where")
+    compare = commands.add_parser("compare", help="compare two runs on the same items: which judges better, and where")
     first = "a training run's folder (its last measurement on test items) or a carb/NAME.parquet"
     compare.add_argument("a", metavar="RUN_A", help=first)
     compare.add_argument("b", metavar="RUN_B", help="the other one")
@@ -25,12 +25,12 @@ def add(commands: Any) -> None:
     as_json = "print one JSON document and nothing else"
     compare.add_argument("--json", action="store_true", help=as_json)
     compare.set_defaults(command=_compare)
-    board = commands.add_parser("leaderboard", help="a table and a page of the reward models of several runs")
+    board = commands.add_parser("leaderboard", help="rank the reward models of several runs in a table and a page")
     board.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of an evaluation or of a training run")
     board.add_argument("--out", default=".", help="folder for leaderboard.json, .md and .html")
     board.add_argument("--json", action="store_true", help=as_json)
     board.set_defaults(command=_leaderboard)
-    validity = commands.add_parser("validity", help="how well accuracy on CARB predicts best-of-N quality")
+    validity = commands.add_parser("validity", help="measure how well accuracy on CARB predicts best-of-N quality")
     results = "an evaluation with eval.candidates, or rows of name, accuracy, downstream"
     validity.add_argument("results", type=Path, help=results)
     validity.add_argument("--out", default=".", help="folder for validity.json and validity.svg")
@@ -41,11 +41,11 @@ def add(commands: Any) -> None:
     push = commands.add_parser("push", help=to_hub)
     push.add_argument("run", type=Path, help="folder of a training run")
     push.add_argument("--repo", required=True, metavar="OWNER/NAME", help="repository, created if needed")
-    push.add_argument("--model", metavar="NAME", help="of an SCPO run, which of its models/, e.g. TH/scpo-seed-0")
+    push.add_argument("--model", metavar="NAME", help="for an SCPO run: which of its models/, e.g. TH/scpo-seed-0")
     push.add_argument("--adapter", action="store_true", help="push LoRA's adapter, not merged into the base model")
-    of_model = "an evaluation of this model, for the card"
+    of_model = "an evaluation of this model, for the card; may be repeated"
     push.add_argument("--evaluation", action="append", default=[], metavar="RUN", type=Path, help=of_model)
-    licence = "licence of the weights, an id of the Hub such as cc-by-4.0; `other` is that in model/LICENSE"
+    licence = "licence of the weights, an id of the Hub such as cc-by-4.0; `other`: the one in model/LICENSE"
     push.add_argument("--license", metavar="ID", help=licence)
     push.add_argument("--public", action="store_true", help="make the repository public")
     push.add_argument("--update", action="store_true", help="replace what the repository holds")

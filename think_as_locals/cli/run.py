@@ -20,36 +20,36 @@ _RECIPE = "a recipe file, or the name of one that comes with the package (tal re
 
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
-    run = commands.add_parser("run", help="train or evaluate as a recipe says, in one process")
+    run = commands.add_parser("run", help="run a recipe (training, evaluation or SCPO) in one process")
     sweep = "a sweep: one run per combination, e.g. seed=1,2 sweep=joblib"
     run.add_argument("-m", "--multirun", action="store_true", help=sweep)
     run.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML, run nothing")
-    run.add_argument("--dry-run", action="store_true", help="read the data and say what would be done; run nothing")
-    found = "print one JSON document with what the run found, and nothing else; with --dry-run, the plan"
+    run.add_argument("--dry-run", action="store_true", help="read the data and print what would be done; run nothing")
+    found = "print the results as one JSON document, and nothing else; with --dry-run, the plan"
     run.add_argument("--json", action="store_true", help=found)
     run.add_argument("recipe", help=_RECIPE)
     example = "key=value, e.g. model=qwen3_8b grpo.beta=0.001 seed=3"
     run.add_argument("overrides", nargs="*", default=[], help=example)
     run.set_defaults(command=_run)
 
-    several = "run a recipe in several processes: accelerate launch, which stops cleanly on SIGTERM"
+    several = "run a recipe in several processes by accelerate launch"
     launch = commands.add_parser("launch", help=several)
     launch.add_argument("recipe", help=_RECIPE)
     options = "options of accelerate launch, where --config_file may be a name in launch/, and key=value"
     launch.add_argument("rest", nargs=REMAINDER, metavar="...", help=options)
     launch.set_defaults(command=_launch)
 
-    of_machine = "what this machine has, and what a recipe needs; status 1 if something is missing"
+    of_machine = "show what this machine has and what a recipe needs; status 1 if something is missing"
     doctor = commands.add_parser("doctor", help=of_machine)
     doctor.add_argument("recipe", nargs="?", help=f"{_RECIPE}; without one, the machine alone")
     doctor.add_argument("overrides", nargs="*", default=[], help="key=value, as for tal run")
     of_launch = "accelerate configuration: a name in launch/, or a file; default: the recipe's run.launch, or single"
     doctor.add_argument("--launch", help=of_launch)
     doctor.add_argument(
-        "--model", metavar="PATH", help="a directory or Hub id: ask it for 20 judgements, say what breaks"
+        "--model", metavar="PATH", help="directory or Hub id: ask this model for 20 judgements, report what breaks"
     )
     doctor.add_argument("--prompt", help="with --model: a prompt template; default: the one it was trained with")
-    doctor.add_argument("--backend", choices=["transformers", "vllm"], default="transformers", help="with --model")
+    doctor.add_argument("--backend", choices=["transformers", "vllm"], default="transformers", help="engine of --model")
     doctor.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     doctor.set_defaults(command=_doctor)
 
@@ -59,9 +59,9 @@ def add(commands: Any) -> None:
     show = parts.add_parser("show", help="print a recipe")
     show.add_argument("recipe", help=_RECIPE)
     show.set_defaults(command=_show)
-    copy = parts.add_parser("copy", help="copy a recipe, to be changed")
+    copy = parts.add_parser("copy", help="copy a recipe to edit")
     copy.add_argument("recipe", help=_RECIPE)
-    copy.add_argument("file", nargs="?", type=Path, help="a new file; default: its name, here")
+    copy.add_argument("file", nargs="?", type=Path, help="a new file; default: the recipe's name in this folder")
     copy.set_defaults(command=_copy)
 
 

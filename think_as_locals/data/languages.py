@@ -102,7 +102,7 @@ def culture_fault(culture: str) -> str | None:
         meant, expected = region and region.code, "a region's code of ISO 3166-2"
     else:
         meant = culture_code(culture) or culture_code(similar_country(culture) or "")
-        expected = "a code of ISO 3166 or a name that is no country's"
+        expected = "an ISO 3166 code for a country, or another culture's name"
     if meant == culture or (meant is None and not re.fullmatch("[A-Za-z]{2}(-[A-Za-z0-9]{1,3})?", culture)):
         return None
     return f"expected {expected}" + (f"; did you mean {meant!r} ({_territories('en')[meant[:2]]})?" if meant else "")

@@ -55,7 +55,7 @@ class Defect(Enum):
     BAD_BEST = "error", "the index of the best response is out of range"
     BAD_RATING = "error", "a rating or preference is not on its scale"
     UNKNOWN_LANGUAGE = "error", "the language is neither a name nor a tag that CLDR knows"
-    UNKNOWN_CULTURE = "error", "the culture is no code of ISO 3166, or the name of a country misspelt"
+    UNKNOWN_CULTURE = "error", "the culture is not an ISO 3166 code, or is a misspelt country"
     REPEATED_ID = "error", "an earlier row has the same id"
     UNKNOWN_ITEM = "error", "no item has this id"
     UNKNOWN_USER = "error", "the survey has no valid row for the person"
@@ -115,7 +115,7 @@ class Row:
     """A row as it is in its source."""
 
     file: str  # or `ID:split` on the Hub
-    number: int  # counted from 1: the line of a JSONL file, else the row
+    number: int  # counted from 1: the line of a JSONL file, the row of a spreadsheet
     value: Any  # `None` where it could not be parsed
     text: str  # the line, or its JSON where there are no lines; bytes that are not UTF-8 are surrogate escapes
     fault: Fault | None = None  # why it could not be parsed
@@ -365,7 +365,9 @@ def _csv(path: Path) -> Iterator[Row]:
         try:
             names = next(lines, [])
             _check_columns(path, names)
-            for number, cells in enumerate(filter(None, lines), 1):
+            for number, cells in enumerate(lines, 2):
+                if not cells:
+                    continue
                 if any(cells[len(names) :]):
                     message = f"{len(cells)} cells in {len(names)} columns: a text holds an unquoted comma or quote"
                     fault = Fault(Defect.NOT_AN_OBJECT, message)

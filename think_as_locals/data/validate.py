@@ -120,7 +120,7 @@ def show(tally: Tally) -> None:
         for fault in tally.faults:
             print(_printable(fault))
         if tally.places:
-            table = Table("defect", "", "rows", "first in", "meaning")
+            table = Table("defect", "severity", "rows", "first in", "meaning")
             table.columns[2].justify = "right"
             table.columns[3].overflow = "fold"  # a truncated place is useless
             for defect in sorted(tally.places, key=list(Defect).index):

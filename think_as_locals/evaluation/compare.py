@@ -28,9 +28,9 @@ from think_as_locals.types import ConfigError, DataError
 
 ALPHA = 0.05
 CAPTION = (
-    "Per cent with 95 % intervals. p: of no difference, question groups being the unit; McNemar takes items for "
+    "Per cent with 95 % intervals. p: of no difference, with question groups as the unit; McNemar's treats items as "
     "independent; both adjusted over the cells (Holm). smallest: the smallest true difference that this many items "
-    "would show with 80 % power. macro: every cell of culture and domain counts the same. verdict-only: all items by "
+    "would show with 80 % power. macro: the mean over all cells of culture and domain. verdict-only: all items, by "
     "the last verdict tag, whatever the format; every other row is strict."
 )
 _HEADINGS = ("items", "n", "A", "B", "B - A", "p", "p McNemar", "smallest", "best baseline")

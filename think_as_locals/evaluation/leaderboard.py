@@ -49,18 +49,18 @@ LONGEST_TEXT = 20_000
 
 _OF_SUMMARY = ("model", "protocol", "seed", "step", "macro", "micro", "slot_bias", "order_consistency", "calibration")
 _NOTE = (
-    "Per cent with 95 % intervals by question group. Macro: every cell of culture and domain counts the same (an "
-    "item without a culture, and every item of CARB, counts under its language). Ranks "
-    f"are as sharp as paired differences allow (p < {ALPHA:g}, Holm over the pairs); ● may be first. Rows without a "
-    "rank are baselines on the same items. Verdict-only: by the last verdict tag, whatever the format. † Trained on "
-    "some of these items; of models without a record of their training items this is unknown."
+    "Per cent with 95 % intervals by question group. Macro: the mean over all cells of culture and domain (an item "
+    "without a culture, and every item of CARB, counts under its language). Ranks "
+    f"are only as sharp as paired differences allow (p < {ALPHA:g}, Holm over the pairs); ● may be first. Rows "
+    "without a rank are baselines on the same items. Verdict-only: by the last verdict tag, whatever the format. † "
+    "Trained on some of these items; for models without a record of their training items this is unknown."
 )
 _PAIRS_NOTE = (
-    "Paired differences, better placed less worse placed, in points; p by question group, Holm over the pairs; "
-    "smallest: the smallest true difference that these items would show with 80 % power."
+    "Paired differences, the higher-ranked model minus the lower-ranked one, in points; p by question group, Holm over "
+    "the pairs; smallest: the smallest true difference that these items would show with 80 % power."
 )
 _SLOTS_NOTE = (
-    "How much more often each slot is chosen than the best response lies in it, in points; of items that were "
+    "How much more often each slot is chosen than it holds the best response, in points; for items that were "
     "presented in several orders, how often the choice stays the same, and is right in all."
 )
 _CONFIDENCE_NOTE = (
@@ -311,7 +311,7 @@ def _pairs_table(board: dict[str, Any]) -> Table:
         rows.append(
             [names[pair["better"]], names[pair["worse"]], *gains["macro"], *gains["items"], shown, *gains["flips"]]
         )
-    headings = ("better placed", "worse placed", "macro", "p", "by items", "p", "smallest", "flip sets", "p")
+    headings = ("higher-ranked", "lower-ranked", "macro", "p", "by items", "p", "smallest", "flip sets", "p")
     return Table(headings, rows)
 
 

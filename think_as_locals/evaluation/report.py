@@ -97,8 +97,8 @@ def write_report(run_dir: Path) -> Path:
 
 
 FROM_SCRATCH = (
-    "This judge was made from scratch: it knows questions like those it was trained on, and what it says of any other "
-    "means nothing."
+    "This judge was trained from scratch: it knows only questions like those it was trained on, and its verdicts on "
+    "any others are guesses."
 )
 
 

@@ -106,6 +106,7 @@ def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
     app = FastAPI(
         title="Think-as-Locals judge",
         lifespan=lifespan,
+        docs_url=None,  # pages that load scripts from another server
         redoc_url=None,
         exception_handlers=dict.fromkeys(errors, answer_error),
     )

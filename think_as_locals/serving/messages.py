@@ -84,7 +84,8 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
             refusal = error
         case HTTPException():  # an unknown route or method
             got = shown(f"{request.method} {path}")
-            refusal = RequestError(error.status_code, "request", got, str(error.detail), error.headers)
+            expected = "a route of /openapi.json, by its method" if error.status_code in (404, 405) else error.detail
+            refusal = RequestError(error.status_code, "request", got, expected, error.headers)
         case RequestValidationError():
             return _refusal(path, 422, [_invalid(fault) for fault in error.errors()[:_MAX_ERRORS]])
         case DataError():

@@ -275,7 +275,7 @@ def test_a_country_that_answers_again_is_left_out_of_the_later_row_by_name() -> 
     first, second, third = outcomes(rows_of(row(), again, row()), 0.1)
     assert {item.culture for item in first.items} == {"BE", "GB"}
     assert [item.culture for item in second.items] == ["CL"]
-    assert [fault.detail for fault in second.faults] == ["left out: GB (as in rows.csv:1)"]
+    assert [fault.detail for fault in second.faults] == ["left out: GB (as in rows.csv:2)"]
     assert second.imported
     # A row with nothing new is no error.
     assert (defects(third), third.items) == (["asked_before", "no_country"], ())

@@ -150,7 +150,7 @@ def test_a_column_that_is_not_read_is_named_once_for_each_file(tmp_path: Path) -
         line.removeprefix(f"{tmp_path}/").partition("; known are ")[0] for line in tally.faults if "ignored" in line
     ]
     assert named == [
-        "a.csv:1: warning: ignored_column: not read: 'annotator'",
+        "a.csv:2: warning: ignored_column: not read: 'annotator'",
         "b.jsonl:1: warning: ignored_column: not read: 'annotator'",
         "b.jsonl:51: warning: ignored_column: not read: 'score'",
     ]

@@ -26,12 +26,27 @@ from think_as_locals.data.sources import (
     prism,
     rewardbench2,
 )
-from think_as_locals.types import DataError, DataWarning, Item
+from think_as_locals.types import DataError, DataWarning, Item, cut
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
 
 _SAMPLE = 100  # rows by which a source is recognised
+_PROMPT = ("question", "instruction", "query", "input")
+_OTHER_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
+    "pairs": {
+        "prompt": _PROMPT,
+        "chosen": ("preferred", "better", "winner", "response_chosen", "chosen_response", "preferred_answer"),
+        "rejected": ("dispreferred", "worse", "loser", "response_rejected", "rejected_response", "other_answer"),
+    },
+    "preferences": {
+        "prompt": _PROMPT,
+        "response_a": ("answer_a", "completion_a", "output_a", "response_1", "response1", "answer_1", "answer1"),
+        "response_b": ("answer_b", "completion_b", "output_b", "response_2", "response2", "answer_2", "answer2"),
+        "preference": ("winner", "preferred", "label", "choice", "better"),
+    },
+}
+"""What other data sets call the columns of two responses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +134,34 @@ def recognise(path: str) -> str:
         if source.files and all(any(folder.glob(pattern)) for pattern in source.files):
             return name
     with warnings.catch_warnings(action="ignore", category=DataWarning):  # they come where the rows are read
-        given = [set(row.value) for row in islice(read_rows(path), _SAMPLE) if isinstance(row.value, Mapping)]
+        rows = map(pairs.last_turns, islice(read_rows(path), _SAMPLE))
+        given = [row.value.keys() for row in rows if isinstance(row.value, Mapping)]
     known = {name: source.fields for name, source in SOURCES.items() if source.fields}
     scores = Counter({name: len(fields) * sum(set(fields) <= row for row in given) for name, fields in known.items()})
     ((best, score),) = scores.most_common(1)
     if not score:
-        listed = "; ".join(f"{name} ({', '.join(fields)})" for name, fields in known.items())
-        got = ", ".join(sorted(given[0])) if given else "none"
-        raise DataError(f"{path}: rows with the fields {got} are of no known source: say --source; known: {listed}")
+        raise DataError(f"{path}: {_renaming([*given[0]] if given else [], known)}")
     return best
+
+
+def _renaming(names: list[str], known: Mapping[str, tuple[str, ...]]) -> str:
+    """Return which columns to rename or add, for the format of two responses that is the closest."""
+    given = {"_".join(name.lower().replace("-", " ").split()): name for name in names}
+    found = {
+        source: {
+            wanted: given[name]
+            for wanted, others in columns.items()
+            for name in (*others[::-1], wanted)
+            if name in given
+        }
+        for source, columns in _OTHER_NAMES.items()
+    }
+    source = max(found, key=lambda name: len(found[name]))
+    changes = [f"rename {got!r} to {wanted!r}" for wanted, got in found[source].items() if wanted != got]
+    if lacking := [wanted for wanted in _OTHER_NAMES[source] if wanted not in found[source]]:
+        changes.append(f"add {', '.join(map(repr, lacking))}")
+    return (
+        f"no known data set has the columns {cut(', '.join(names)) or 'that it has'}.\n"
+        f"For {source} ({', '.join(_OTHER_NAMES[source])}): {'; '.join(changes)}.\n"
+        f"What another format lacks: tal data validate FILE --source NAME ({', '.join(known)})"
+    )

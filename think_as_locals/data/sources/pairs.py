@@ -69,7 +69,7 @@ class PairRow(_OwnRow):
     rejected: Response
 
 
-def _last_turns(row: Row) -> Row:
+def last_turns(row: Row) -> Row:
     """Take the last messages of two conversations for the responses, and what comes before for the prompt.
 
     Conversations that differ before their last messages answer different prompts: they stay, and are a fault.
@@ -86,7 +86,7 @@ def _last_turns(row: Row) -> Row:
 
 def outcome(row: Row) -> Outcome:
     """Return one pair, the chosen response the best."""
-    fields = PairRow.read(_last_turns(row))
+    fields = PairRow.read(last_turns(row))
     return fields.pair("pairs", fields.chosen, fields.rejected)
 
 
