@@ -135,6 +135,15 @@ def test_charts_show_every_measurement_and_reward(run: Path) -> None:
     assert "From -0.450 at step 1 to 0.500 at step 20" in page.text
 
 
+def test_a_single_logged_step_is_a_point(run: Path) -> None:
+    of_lines = len(Page(write_report(run)).all("circle"))
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(next(line for line in lines if '"reward"' in line))
+    page = Page(write_report(run))
+    assert "1 logged steps" not in page.text
+    assert len(page.all("circle")) == of_lines + page.text.count("at 1 logged step") == of_lines + 3
+
+
 def test_judgements_pair_the_same_item_and_name_the_outcome(run: Path) -> None:
     page = Page(write_report(run))
     outcomes = [attrs["data-outcome"] for attrs in page.all("article")]
@@ -174,7 +183,7 @@ def test_one_measurement_is_enough(tmp_path: Path) -> None:
     measure(tmp_path, 0, judge_all(lambda i: i == 0, ITEMS[0:6:2]))
     page = Page(write_report(tmp_path))
     assert "at step 0 is 33.3 %" in page.text
-    assert "The headline's is Wilson" in page.text
+    assert "The headline's method: Wilson" in page.text
     assert "No measurement after step 0" in page.text
     assert "this data has no whole set" in page.text
     assert [attrs["data-outcome"] for attrs in page.all("article")] == ["wrong", "wrong", "right"]
