@@ -72,11 +72,12 @@ def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: 
         (["--version"], f"think-as-locals {version('think-as-locals')}\n"),
         (["run"], "required: recipe\n"),
         (["run", "quikstart"], "no such file; did you mean 'quickstart'?"),
-        (["launch", "nofile.yaml"], "nofile.yaml: no such file; recipes that come with it (tal recipes): ablations, "),
+        (["launch", "nofile.yaml"], "nofile.yaml: no such file; those that come with the package: ablations, "),
         (["launch", "quickstart", "--config_file", "gpu8_zero4"], "no launch file 'gpu8_zero4'; did you mean 'gpu8_z"),
         (["run", "-m", "quickstart", "seed=1,2", "--dry-run"], "--print-config and --dry-run are for one run"),
         (["run", "quickstart", "--dry", "--no-such"], "unrecognized arguments: --no-such"),
         (["compare", "a", "b", "seed=3"], "unrecognized arguments: seed=3"),
+        (["validity", "runs/GONE"], "no such file; expected the folder of an evaluation, or rows of results"),
         (["compare", "runs/GONE", "b"], "no such file; expected the folder of a run, or a carb/NAME.parquet"),
         (["judge", "no-such-model"], "give a file of items, or --prompt TEXT with --response TEXT"),
         (["judge", "no-such-model", "items.jsonl", *ONE], "give a file of items, or --prompt TEXT with --resp"),
@@ -93,6 +94,12 @@ def test_a_mistyped_command_ends_with_what_was_expected_before_anything_loads(
     done = tal(*words)
     assert done.status == (0 if not words or words == ["--version"] else 2)
     assert expected in done.out + done.err
+
+
+def test_other_recipes_are_not_offered_where_an_override_is_at_fault(tal: Tal) -> None:
+    done = tal("run", "quickstart", "data=pairs", "data.path=no.csv")
+    lacking = "tal: this machine lacks what quickstart needs:\n  - data: no.csv does not exist; set data.path\n"
+    assert (done.status, done.err) == (2, lacking)
 
 
 # --- tal judge ---
@@ -234,7 +241,7 @@ def test_recipes_are_listed_shown_and_copied(tal: Tal, tmp_path: Path, monkeypat
     again = tal("recipes", "copy", "quickstart")
     assert (again.status, again.err) == (
         2,
-        "tal: quickstart.yaml: File exists; give a new file in a folder that is there\n",
+        "tal: quickstart.yaml: File exists; give a new name, in a folder that exists\n",
     )
     named = ["run.name=x"]
     assert load_recipe("quickstart.yaml", named) == load_recipe(ROOT / "recipes" / "quickstart.yaml", named)

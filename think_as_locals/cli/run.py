@@ -160,7 +160,7 @@ def _copy(arguments: Namespace) -> None:
         with target.open("x", encoding="utf-8") as file:
             file.write(recipe.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{target}: {error.strerror}; give a new file in a folder that is there") from error
+        raise ConfigError(f"{target}: {error.strerror}; give a new name, in a folder that exists") from error
     print(f"{target}: change it, then: tal run {target}")
 
 

@@ -167,6 +167,8 @@ class _ResultRow(RowModel):
 def read_results(path: Path) -> list[Result]:
     """Load results of reward models: an evaluation's folder, or rows of `name`, `accuracy` and `downstream`."""
     results = []
+    if not path.exists():
+        raise DataError(f"{path}: no such file; expected the folder of an evaluation, or rows of results")
     if not path.is_dir():
         for row in read_rows(str(path)):
             fields = _ResultRow.read(row)

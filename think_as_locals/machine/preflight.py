@@ -62,8 +62,9 @@ def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequenc
     if alone and (started := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         missing.append(f"{config.recipe} runs in one process, got {started}: start it with `tal run`")
     if missing:
-        others = [path for path in recipes() if path.stem != config.recipe and _runs_here(path, type(config))]
-        here = f"\nRuns here: {', '.join(f'recipes/{path.name}' for path in others)}" if others else ""
+        fit = {path.stem: f"recipes/{path.name}" for path in recipes() if _runs_here(path, type(config))}
+        # Where the recipe as it is would run, what is lacking is what overrides ask for.
+        here = f"\nRuns here: {', '.join(fit.values())}" if fit and config.recipe not in fit else ""
         faults = "\n".join(f"  - {fault}" for fault in missing)
         raise PreflightError(f"this machine lacks what {config.recipe} needs:\n{faults}{here}")
 
