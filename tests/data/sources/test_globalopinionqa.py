@@ -275,7 +275,7 @@ def test_a_country_that_answers_again_is_left_out_of_the_later_row_by_name() -> 
     first, second, third = outcomes(rows_of(row(), again, row()), 0.1)
     assert {item.culture for item in first.items} == {"BE", "GB"}
     assert [item.culture for item in second.items] == ["CL"]
-    assert [fault.detail for fault in second.faults] == ["left out: GB (as in rows.csv:2)"]
+    assert [fault.detail for fault in second.faults] == ["left out: GB (as in rows.csv:1)"]
     assert second.imported
     # A row with nothing new is no error.
     assert (defects(third), third.items) == (["asked_before", "no_country"], ())
@@ -355,7 +355,7 @@ def test_the_file_is_recognised_validated_and_built(rows: Path, tmp_path: Path, 
     assert recognise(str(rows)) == "globalopinionqa"
     done = tal("data", "validate", str(rows))
     assert done.status == 0
-    assert f"{rows}:3: skipped: no_question: " in done.out
+    assert f"{rows}:4: skipped: no_question: " in done.out
     assert done.out.splitlines()[-1] == "3 rows = 2 imported (4 items) + 1 set aside"
     out = tmp_path / "items.jsonl"
     words = [f"data.path={rows}", "data.countries=[KR]", "data.min_share_gap=0.05", f"out={out}"]
