@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -178,12 +178,13 @@ class Item:
 
     def _faults(self) -> list[str]:
         n, faults = len(self.responses), []
-        texts = {name: getattr(self, name) for name in ("id", "prompt", "language", "domain", "group", "source")}
-        texts |= {f"responses[{i}]": response for i, response in enumerate(self.responses)}
-        texts |= {f"origins[{i}]": origin for i, origin in enumerate(self.origins)}
-        for name, text in texts.items():
-            if not is_text(text):
-                faults.append(f"{name} must be a non-blank string, got {shown(text)}")
+        names = ("id", "prompt", "language", "domain", "group", "source")
+        texts = (*(getattr(self, name) for name in names), *self.responses, *self.origins)
+        if not all(map(is_text, texts)):
+            lists = ((name, range(len(getattr(self, name)))) for name in ("responses", "origins"))
+            places = (*names, *(f"{name}[{i}]" for name, indices in lists for i in indices))
+            named = zip(places, texts, strict=True)
+            faults += [f"{place} must be a non-blank string, got {shown(t)}" for place, t in named if not is_text(t)]
         if self.culture is not None and not is_text(self.culture):
             faults.append(
                 f"culture must be a non-blank string or None, got {shown(self.culture)} (quote codes in YAML)"
@@ -197,6 +198,9 @@ class Item:
         if self.origins and len(self.origins) != n:
             faults.append(f"origins must be empty or name a culture per response: got {len(self.origins)} for {n}")
         return faults
+
+
+_ITEM = tuple(field.name for field in fields(Item))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,18 +219,25 @@ class Demonstration:
 
 def reorder_responses(item: Item, order: Sequence[int]) -> Item:
     """Return the item with `responses[order[0]]` first, and so on; `best` and `origins` move along."""
-    return replace(
-        item,
-        responses=tuple(item.responses[i] for i in order),
-        best=order.index(item.best),
-        origins=tuple(item.origins[i] for i in order) if item.origins else (),
-    )
+    moved = {
+        "responses": tuple(item.responses[i] for i in order),
+        "best": order.index(item.best),
+        "origins": tuple(item.origins[i] for i in order) if item.origins else (),
+    }
+    if len(order) != len(item.responses) or len(set(order)) != len(order):
+        return replace(item, **moved)  # type: ignore[arg-type]
+    reordered = object.__new__(Item)  # its texts were checked, which takes most of the time that an item takes
+    for name in _ITEM:
+        object.__setattr__(reordered, name, moved.get(name, getattr(item, name)))
+    return reordered
 
 
 def is_text(value: object) -> bool:
     """Return whether a value is a non-blank string that can be encoded (half of a surrogate pair cannot)."""
     if not isinstance(value, str) or not value or value.isspace():
         return False
+    if value.isascii():
+        return True
     try:
         value.encode()
     except UnicodeEncodeError:

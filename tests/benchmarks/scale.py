@@ -52,10 +52,15 @@ def make_items(path: Path, count: int) -> None:
     """Write items of 200 words; four in a row ask about the same question group."""
     rng, function, others = random.Random(0), FUNCTION.split(), words(20_000)
 
-    def text() -> str:
-        of_text = [*rng.choices(function, k=24), *rng.choices(others, k=16)]
+    def half() -> str:
+        of_text = [*rng.choices(function, k=12), *rng.choices(others, k=8)]
         rng.shuffle(of_text)
-        return f"{' '.join(of_text).capitalize()}."
+        return " ".join(of_text)
+
+    halves = [half() for _ in range(min(4 * count, 100_000))]  # a text has two: to draw all words takes minutes
+
+    def text() -> str:
+        return f"{rng.choice(halves)} {rng.choice(halves)}.".capitalize()
 
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
@@ -80,8 +85,8 @@ def make_judgements(rows: Path, folder: Path, names: list[str], steps: list[int]
         carb.save(summary, scored, folder / "carb" / f"{f'step-{step}' if len(set(steps)) > 1 else name}.json")
 
 
-def cost(command: list[str]) -> tuple[float, float]:
-    """Seconds and megabytes of a command; an error with what it printed if it fails."""
+def cost(command: list[str]) -> tuple[float, float, float]:
+    """Seconds, CPU seconds and megabytes of a command; an error with what it printed if it fails."""
     with tempfile.TemporaryFile() as output:
         start = time.monotonic()
         actions = [(os.POSIX_SPAWN_DUP2, output.fileno(), 1), (os.POSIX_SPAWN_DUP2, output.fileno(), 2)]
@@ -91,7 +96,7 @@ def cost(command: list[str]) -> tuple[float, float]:
         if status:
             output.seek(0)
             raise RuntimeError(f"{command} ended with {status}:\n{output.read().decode()[-3000:]}")
-    return seconds, used.ru_maxrss / 1000
+    return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1000
 
 
 def aside(work: Callable[..., None], *arguments: object) -> None:
@@ -135,29 +140,30 @@ def commands(folder: Path, rows: Path, count: int) -> dict[str, Callable[[], lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=MOST)
-    parser.add_argument("--only", help="measure what begins with this")
+    parser.add_argument("--only", nargs="+", default=[""], help="measure what begins with one of these")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/scale.json"))
     arguments = parser.parse_args()
     sizes = [SMALLEST * 10**n for n in range(4) if SMALLEST * 10**n <= arguments.most]
-    found: dict[str, dict[int, tuple[float, float]]] = {}
+    found: dict[str, dict[int, tuple[float, float, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         for count in sizes:
             rows = Path(name) / f"rows-{count}.jsonl"
             make_items(rows, count)
             for what, prepare in commands(Path(name), rows, count).items():
-                if what.startswith(arguments.only or ""):
+                if what.startswith(tuple(arguments.only)):
                     found.setdefault(what, {})[count] = cost(prepare())
                     print(json.dumps({what: {count: found[what][count]}}), file=sys.stderr, flush=True)
             rows.unlink()
-    table = Table("", "rows", "seconds", "MB", "slope: ms a row", "kB a row", title="Costs of whole commands")
+    table = Table("", "rows", "seconds", "CPU s", "MB", "CPU ms a row", "kB a row", title="Costs of whole commands")
     slopes = {}
     for what, by_size in found.items():
-        (first, least), (last, most) = min(by_size.items()), max(by_size.items())
+        (first, (_, *least)), (last, (_, *most)) = min(by_size.items()), max(by_size.items())
         slope = [(m - n) / (last - first) * 1000 if last > first else 0.0 for m, n in zip(most, least, strict=True)]
         slopes[what] = dict(zip(("ms", "kB"), slope, strict=True))
-        for count, (seconds, megabytes) in by_size.items():
+        for count, (seconds, cpu, megabytes) in by_size.items():
             ends = [f"{slope[0]:.3f}", f"{slope[1]:.2f}"] if count == last else ["", ""]
-            table.add_row(what if count == first else "", f"{count:,}", f"{seconds:.1f}", f"{megabytes:,.0f}", *ends)
+            costs = f"{seconds:.1f}", f"{cpu:.1f}", f"{megabytes:,.0f}"
+            table.add_row(what if count == first else "", f"{count:,}", *costs, *ends)
     Console().print(table)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(arguments.out, {"costs": found, "slopes": slopes, "cores": len(os.sched_getaffinity(0))})

@@ -169,6 +169,12 @@ def test_the_order_of_items_and_of_responses_does_not_matter_to_tfidf() -> None:
     assert tfidf(turned) == tfidf(items)
 
 
+def test_tfidf_is_fitted_to_a_part_of_many_responses_and_scores_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = many("bagofe dikuma sotane")
+    monkeypatch.setattr(baselines, "_MOST_FITTED", sum(len(item.responses) for item in items) // 3)
+    assert mean(tfidf(items)) > 0.9
+
+
 @pytest.mark.parametrize("items", [[], many("x", groups=1)], ids=["none", "one group"])
 def test_with_nothing_to_learn_from_tfidf_is_chance(items: list[Item]) -> None:
     assert tfidf(items) == chance(items)

@@ -268,6 +268,12 @@ def test_reward_models_that_are_called_like_steps_are_all_listed(tmp_path: Path)
         read(tmp_path / "checkpoints")
 
 
+def test_reward_models_share_the_items_that_they_were_measured_on(evaluation: Path) -> None:
+    first, *others = read_entries([evaluation])
+    assert others
+    assert all(a is b for other in others for a, b in zip(first.items, other.items, strict=True))
+
+
 def test_models_of_one_name_are_told_apart_by_their_runs(tmp_path: Path) -> None:
     for run in ("x/run", "y/run", "z"):
         measure(tmp_path / run, "rm", predictions(lambda i: i % 2), model="RM")

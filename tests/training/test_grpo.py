@@ -22,7 +22,7 @@ from think_as_locals.judging import COMPONENTS
 from think_as_locals.run import start
 from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import BothOrdersSampler, load_chat, prompt_dataset, trl_arguments
-from think_as_locals.types import ConfigError
+from think_as_locals.types import ConfigError, Item
 
 REFUSES = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
@@ -37,9 +37,21 @@ def test_a_base_model_without_system_turn_or_generation_config_is_asked_all_the_
     (tmp_path / "generation_config.json").unlink()
     config = load_recipe(ROOT / "recipes" / "quickstart.yaml", ["prompt=listwise"])
     chat = load_chat(config, path)
-    ((message,),) = prompt_dataset(config, [(an_item(1), False)], chat)[:]["prompt"]
+    rows = Rows([(an_item(1), False)])
+    ((message,),) = prompt_dataset(config, rows, chat)[:]["prompt"]
     assert message["role"] == "user"
     assert chat.text([message], add_generation_prompt=False).startswith("<|user|>")
+    assert not rows.pickled
+
+
+class Rows(list[tuple[Item, bool]]):
+    """Notes that they are pickled, which takes minutes where there are many."""
+
+    pickled = False
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        self.pickled = True
+        return list, (list(self),)
 
 
 @pytest.mark.parametrize(

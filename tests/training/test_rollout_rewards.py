@@ -56,10 +56,10 @@ def make(tmp_path: Path, item: Item) -> Make:
     """Rewards of the quick start with some keys set otherwise."""
 
     def rewards(
-        *overrides: str, presented: Sequence[Item] = (), components: Mapping[str, Component] = COMPONENTS
+        *overrides: str, rows: Sequence[tuple[Item, bool]] = (), components: Mapping[str, Component] = COMPONENTS
     ) -> Rewards:
         config = load_recipe("recipes/quickstart.yaml", overrides)
-        return Rewards(config, presented or [shuffle_responses(item)], CHAT, components, RunFolder(tmp_path))
+        return Rewards(config, rows or [(item, False)], CHAT, components, RunFolder(tmp_path))
 
     return rewards
 
@@ -147,17 +147,18 @@ def test_rows_hold_text_reward_and_step_and_are_taken_once(make: Make) -> None:
 
 
 def test_rollout_k_of_one_order_is_paired_with_rollout_k_of_the_other(make: Make, item: Item) -> None:
-    presented = [shuffle_responses(item), shuffle_responses(item, reverse=True)]
+    rows = [(item, False), (item, True)]
+    presented = [shuffle_responses(item, reverse=reverse) for item, reverse in rows]
     good = [_verdict(one.best) for one in presented]
     bad = [_verdict((one.best + 1) % 4) for one in presented]
     completions = [good[0], good[0], bad[0], good[1], bad[1], bad[1]] * 2
-    rewards = make("reward=j1", "grpo.num_generations=6", presented=presented)
+    rewards = make("reward=j1", "grpo.num_generations=6", rows=rows)
     values, logged = _score(rewards, completions, [0, 0, 0, 1, 1, 1] * 2)
     assert values["correctness"] == [1, 1, -1, 1, -1, -1] * 2
     assert values["consistency"] == [1, 0, 0, 1, 0, 0] * 2
     assert logged["consistent_accuracy"] == pytest.approx(1 / 3)
     same_slot = [good[0], good[0]]
-    values, _ = _score(make("reward=j1", "grpo.num_generations=2", presented=presented), same_slot, [0, 1])
+    values, _ = _score(make("reward=j1", "grpo.num_generations=2", rows=rows), same_slot, [0, 1])
     assert values == {"correctness": [1.0, -1.0], "consistency": [0.0, 0.0], "structure": [1.0, 1.0]}
 
 

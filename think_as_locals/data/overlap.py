@@ -221,14 +221,19 @@ class _Index:
     """Training items by everything that may give a measured item away; those that give none away are not kept."""
 
     def __init__(self, train: Sequence[Item], measured: Sequence[_Text], words: Callable[[str], str]) -> None:
-        wanted = {key for text in measured for key in text.keys.values()}
+        wanted, bests = {key for text in measured for key in text.keys.values()}, {text.best for text in measured}
         groups: tuple[dict[_Key, set[str]], ...] = (defaultdict(set), defaultdict(set))  # by key, of both sides
         texts: dict[int, _Text] = {}  # of training items, by their places
         numbers: dict[str, int] = {}  # of distinct prompts
         prompts = np.empty(len(train), dtype=np.int64)  # the number of each item's
         for place, item in enumerate(train):
+            prompt = words(item.prompt)
+            prompts[place] = numbers.setdefault(prompt, len(numbers))
+            named = ("id", item.source, item.id), ("group", item.source, item.group), ("prompt", prompt)
+            # The other responses of most need not be read: a key with them has a measured prompt or best response too.
+            if wanted.isdisjoint(named) and words(item.responses[item.best]) not in bests:
+                continue
             text = _Text.of(item, words)
-            prompts[place] = numbers.setdefault(text.prompt, len(numbers))
             if found := wanted.intersection(text.keys.values()):
                 texts[place] = text
                 for key in found:
@@ -379,7 +384,7 @@ def _shingles(prompts: Sequence[str], words: Mapping[str, int]) -> tuple[_Shingl
     numbers, lengths = list[int](), list[int]()
     for prompt in prompts:
         before = len(numbers)
-        numbers += (0, 0, *(words[word] for word in prompt.split()), 0, 0)
+        numbers += (0, 0, *map(words.__getitem__, prompt.split()), 0, 0)
         lengths.append(len(numbers) - before)
     padded, owner = np.array(numbers, dtype=np.uint64), np.repeat(np.arange(len(prompts)), lengths)
     first, second, third = padded[:-2], padded[1:-1], padded[2:]

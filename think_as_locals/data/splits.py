@@ -130,20 +130,26 @@ def flip_set_combinations(
 
 def flip_sets(items: Sequence[Item]) -> list[list[Item]]:
     """Return the complete flip sets among items: each response is the best of exactly one item."""
-    shared: dict[tuple[str, frozenset[str], frozenset[str]], list[Item]] = defaultdict(list)
-    for item in items:
-        # Two cultures may give the same answer: the origins tell their sets apart.
-        shared[item.group, frozenset(item.responses), frozenset(item.origins)].append(item)
-    sets = []
-    for members in shared.values():
-        by_language: dict[str, list[Item]] = defaultdict(list)
-        for item in members:
-            by_language[item.language].append(item)
-        # Asked in one language for all cultures, and what is left: in each culture's own.
-        whole = [asked for asked in by_language.values() if _is_whole(asked)]
-        rest = [item for asked in by_language.values() if not _is_whole(asked) for item in asked]
-        sets += whole + ([rest] if _is_whole(rest) else [])
-    return sets
+    groups: dict[str, list[tuple[int, Item]]] = defaultdict(list)
+    for place, item in enumerate(items):
+        groups[item.group].append((place, item))
+    found = []
+    for of_group in groups.values():  # one after the other: sets of texts take memory
+        shared: dict[tuple[frozenset[str], frozenset[str]], list[tuple[int, Item]]] = defaultdict(list)
+        for place, item in of_group:
+            # Two cultures may give the same answer: the origins tell their sets apart.
+            shared[frozenset(item.responses), frozenset(item.origins)].append((place, item))
+        for members in shared.values():
+            if len(members) < len(members[0][1].responses):
+                continue
+            by_language: dict[str, list[Item]] = defaultdict(list)
+            for _, item in members:
+                by_language[item.language].append(item)
+            # Asked in one language for all cultures, and what is left: in each culture's own.
+            whole = [asked for asked in by_language.values() if _is_whole(asked)]
+            rest = [item for asked in by_language.values() if not _is_whole(asked) for item in asked]
+            found.append((members[0][0], whole + ([rest] if _is_whole(rest) else [])))
+    return [members for _, sets in sorted(found, key=lambda each: each[0]) for members in sets]
 
 
 def _is_whole(members: Sequence[Item]) -> bool:

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from think_as_locals.judging import label_place, neutralise
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.hub import unreachable
 from think_as_locals.types import LABELS, DataError, Item, ModelError, Rollout, TooLongError
+
+_CHECKED = 2000  # texts that are tokenised at once to be checked: an encoding has a hundred bytes for each token
 
 Messages = list[dict[str, str]]
 Deliver = Callable[[int, Rollout], None]  # takes the index of a conversation and its rollout
@@ -121,16 +124,17 @@ class Chat:
         `neutralise` knows what normalisers do; this is the tokenizer's own word, should one do something else.
         """
         names = {text: item.id for item in items for text in (item.prompt, culture_name(item.culture), *item.responses)}
-        if not names:
-            return
-        encoded = self.tokenizer([neutralise(text, self.special_tokens) for text in names], add_special_tokens=False)
-        for (text, name), ids in zip(names.items(), encoded["input_ids"], strict=True):
-            if found := self._control_ids.intersection(ids):
-                token = self.tokenizer.convert_ids_to_tokens(min(found))
-                raise DataError(
-                    f"item {name!r}: this model's tokenizer reads its control token {token!r} in {text[:80]!r}, "
-                    "however that is broken up: leave the item out"
-                )
+        rest = iter(names.items())
+        while some := list(islice(rest, _CHECKED)):
+            texts = [neutralise(text, self.special_tokens) for text, _ in some]
+            encoded = self.tokenizer(texts, add_special_tokens=False)
+            for (text, name), ids in zip(some, encoded["input_ids"], strict=True):
+                if found := self._control_ids.intersection(ids):
+                    token = self.tokenizer.convert_ids_to_tokens(min(found))
+                    raise DataError(
+                        f"item {name!r}: this model's tokenizer reads its control token {token!r} in {text[:80]!r}, "
+                        "however that is broken up: leave the item out"
+                    )
 
     @cached_property
     def _control_ids(self) -> frozenset[int]:

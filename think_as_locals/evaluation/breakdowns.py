@@ -13,6 +13,7 @@ data without cultures, macro accuracy is then over languages and domains, and no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ _LANGUAGES = {
 _BY_TAG = {tag: known for known, tags in _LANGUAGES.items() for tag in tags.split()}
 
 
+@lru_cache
 def describe(tag: str) -> Language:
     """Return resource class, family and script of a BCP-47 tag, e.g. `3`, `Tai-Kadai`, `Thai` of `th`."""
     try:
@@ -62,6 +64,7 @@ def describe(tag: str) -> Language:
     return Language(*_BY_TAG.get(tag.split("-")[0].lower(), (UNKNOWN, UNKNOWN)), written)
 
 
+@lru_cache
 def language_name(tag: str) -> str:
     """Return the English name of a language, e.g. `th` -> `Thai`; a tag that CLDR does not know stays as it is."""
     return str(Locale("en").languages.get(tag, tag))

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,15 @@ _SHOW_EVERY = 0.1  # seconds
 
 def by_request(request: Request) -> str:
     """Return a key for a request that depends on everything its answer may depend on."""
-    item = request.item
-    return _digest(item.id, item.prompt, *item.responses, item.culture, item.language, request.order)
+    digest = _digest_of(request.item).copy()
+    digest.update(f", {json.dumps(request.order)}]".encode())
+    return str(digest.hexdigest()[:32])
+
+
+@lru_cache(maxsize=1)  # for all requests about an item
+def _digest_of(item: Item) -> Any:
+    content = [item.id, item.prompt, *item.responses, item.culture, item.language]
+    return hashlib.sha256(json.dumps(content)[:-1].encode())
 
 
 def by_response(request: Request) -> str:
@@ -59,8 +66,11 @@ def _digest(*content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False)  # `json.dumps` makes one for each value
+
+
 def _encoded(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=True, allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 class Journal:
@@ -121,7 +131,7 @@ class Journal:
 
     def answer(self, key: bytes) -> Answer:
         """Return the answer to a request."""
-        answer: Answer = json.loads(self._answers[key])
+        answer: Answer = json.loads(self._answers[key].decode())
         return answer
 
     def add(self, key: bytes, answer: Answer) -> None:

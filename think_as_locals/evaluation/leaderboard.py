@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from think_as_locals.evaluation.scored import (
     read_scored,
     too_long_note,
 )
-from think_as_locals.evaluation.statistics import difference, holm, smallest_difference
+from think_as_locals.evaluation.statistics import accuracies, difference, holm, smallest_difference
 from think_as_locals.evaluation.tables import Cell, Figure, Label, Table, escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -127,7 +127,8 @@ def read_entries(runs: Sequence[Path]) -> list[LeaderboardEntry]:
     for run, times in folders.items():
         if times > 1:
             raise DataError(f"{run}: given {times} times; each run once")
-    entries = [entry for folder in folders for entry in _entries(folder)]
+    items: dict[str, Item] = {}  # which reward models share
+    entries = [entry for folder in folders for entry in _entries(folder, items)]
     for longer in ("{0.name} ({0.run.name}/{0.path.stem})", "{0.name} ({0.path})"):
         count = Counter(entry.name for entry in entries)
         entries = [replace(e, name=longer.format(e)) if count[e.name] > 1 else e for e in entries]
@@ -140,19 +141,19 @@ def read_failures(runs: Sequence[Path]) -> list[dict[str, Any]]:
     return [{"model": found["model"], "run": run.name, "message": found["message"]} for run, found in read]
 
 
-def _entries(run: Path) -> Iterator[LeaderboardEntry]:
+def _entries(run: Path, items: dict[str, Item]) -> Iterator[LeaderboardEntry]:
     paths = sorted(RunFolder(run).carb_dir.glob("*.json"))
     if not paths and not RunFolder(run).failures():
         raise DataError(f"{run}: no carb/NAME.json and no carb/step-N.json; expected the folder of a run that measured")
     steps = carb.steps(RunFolder(run))
-    yield from (_entry(path) for path in paths if path not in steps.values())
+    yield from (_entry(path, items) for path in paths if path not in steps.values())
     if steps:
-        yield replace(_entry(steps[max(steps)]), name=run.name)
+        yield replace(_entry(steps[max(steps)], items), name=run.name)
 
 
-def _entry(path: Path) -> LeaderboardEntry:
+def _entry(path: Path, items: dict[str, Item]) -> LeaderboardEntry:
     summary, table = carb.read(path), path.with_suffix(".parquet")
-    scored = read_scored(table)
+    scored = read_scored(table, items)
     credited = sorted(item_credits(scored), key=lambda c: c.item.id)
     if len(credited) != summary["n"]:
         raise DataError(f"{table}: {len(credited)} items, but {path.name} is over {summary['n']}; measure again")
@@ -213,15 +214,15 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
 
 def _baselines(items: tuple[Item, ...]) -> dict[str, dict[str, Any]]:
     """Return what the baselines score on items: over cells, over items and on whole flip sets."""
-    found = {}
-    for name, by_id in baseline_credits(items).items():
-        credited = [ItemCredit(item, by_id[item.id]) for item in items]
-        flips = on_flip_sets(credited)
-        found[name] = {
-            "macro": estimate_credits(credited, over_cells=True).as_dict(),
-            "micro": estimate_credits(credited).as_dict(),
-            "flips": estimate_credits(flips).as_dict() if flips else {"n": 0},
-        }
+    worth = baseline_credits(items)
+    found: dict[str, dict[str, Any]] = {name: {} for name in worth}
+    flips = [c.item for c in on_flip_sets([ItemCredit(item, 0.0) for item in items])]
+    for kind, part in {"macro": items, "micro": items, "flips": flips}.items():
+        columns = [[by_id[item.id] for item in part] for by_id in worth.values()]
+        cells = list(map(BREAKDOWNS["cell"], part)) if kind == "macro" else None
+        estimates = accuracies(columns, [item.group for item in part], 2000, 0, cells) if part else []
+        for name, estimate in zip_longest(worth, estimates):
+            found[name][kind] = estimate.as_dict() if estimate else {"n": 0}
     return found
 
 

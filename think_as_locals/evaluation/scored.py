@@ -39,17 +39,21 @@ class ItemCredit:
     verdict_only: float | None = None  # the credit if the last verdict tag counts
 
 
-def read_scored(path: Path) -> list[ScoredItem]:
-    """Load a table of judgements, the rows of `ScoredItem.row`; a DataError if there are none, or faulty ones."""
+def read_scored(path: Path, known: dict[str, Item] | None = None) -> list[ScoredItem]:
+    """Load a table of judgements, the rows of `ScoredItem.row`; a DataError if there are none, or faulty ones.
+
+    The `known` items, by id, are not made again where the table has them; those that it adds are there afterwards.
+    """
     if not path.is_file():
         expected = "no such file; expected the folder of a run, or a carb/NAME.parquet"
         raise DataError(f"{path}: not a readable table of judgements: {expected}")
+    known = {} if known is None else known
     scored, items = list[ScoredItem](), dict[str, Item]()
     for row in read_parquet(path):
         if lacks := [name for name in _COLUMNS if name not in row]:
             raise DataError(f"{path}: a table of judgements lacks {', '.join(lacks)}; measure again")
         try:
-            each = _scored_item(row)
+            each = _scored_item(row, known)
         except (DataError, ValueError, TypeError) as error:
             raise DataError(f"{path}: {error}") from error
         if items.setdefault(each.item.id, each.item) != each.item:
@@ -73,7 +77,7 @@ def write_scored(path: Path, scored: Sequence[ScoredItem]) -> None:
     write_parquet(path, (each.row() for each in scored), pa.schema(types))
 
 
-def _scored_item(row: dict[str, Any]) -> ScoredItem:
+def _scored_item(row: dict[str, Any], known: dict[str, Item]) -> ScoredItem:
     item = Item(**{name: row[name] for name in _ITEM})
     order, verdict, credit = list(row["order"]), row["verdict"], row["credit"]
     if sorted(order) != (places := list(range(len(item.responses)))):
@@ -82,9 +86,12 @@ def _scored_item(row: dict[str, Any]) -> ScoredItem:
         raise DataError(f"item {item.id!r}: verdict must be one of {places} or none, got {verdict!r}")
     # Data sets may store the same responses in different orders: by their texts, the items are the same.
     by_text = sorted(places, key=item.responses.__getitem__)
+    item = reorder_responses(item, by_text)
+    if known.setdefault(item.id, item) == item:
+        item = known[item.id]
     scored = ScoredItem(
-        item=reorder_responses(item, by_text),
-        presented=reorder_responses(item, order),
+        item=item,
+        presented=reorder_responses(item, [by_text.index(i) for i in order]),
         judgement=Judgement(
             verdict=None if verdict is None else order.index(verdict),
             rubric=None,

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, ndtr, stdtr, stdtrit
 
+_MOST_GROUPS = 20_000  # that are drawn by themselves; of more, several make one: that is as sound, and draws stay few
 FEW_GROUPS = 50  # with fewer, the jackknife holds the truth more often than a bootstrap (tests/benchmarks/intervals.py)
 BINS = 10
 _MIN_GROUPS = 5  # with fewer, no draws can tell a calibration error from noise
@@ -158,6 +159,7 @@ def cluster_bootstrap(values: Floats, group: Codes, cell: Codes, samples: int, s
     It is `None` where a bootstrap is not to be trusted: with fewer than `FEW_GROUPS` groups, with a cell of a single
     group, or where every draw has the same mean.
     """
+    group = group % _MOST_GROUPS
     groups, cells = int(group.max()) + 1, int(cell.max()) + 1
     if groups < FEW_GROUPS:
         return None
@@ -271,17 +273,18 @@ def _calibration_interval(
     are moved: the upper one by what drawing adds, the lower one by twice as much (in simulation once is too little); it
     is 0 where draws with no bin off on average reach the error. With too few groups the interval is [0, 1].
     """
-    names, group = np.unique(groups, return_inverse=True)
-    if len(names) < _MIN_GROUPS:
+    group = _codes(groups) % _MOST_GROUPS
+    count = int(group.max()) + 1
+    if count < _MIN_GROUPS:
         return 0.0, 1.0
-    sums = np.bincount(group * BINS + bins, gaps, minlength=len(names) * BINS).reshape(-1, BINS)
+    sums = np.bincount(group * BINS + bins, gaps, minlength=count * BINS).reshape(-1, BINS)
     error = float(np.abs(sums.sum(axis=0)).sum() / len(gaps))
     # Of few groups, which cost little, more draws, so that the ends hang less on the seed.
-    samples *= max(1, 4 * FEW_GROUPS // len(names))
+    samples *= max(1, 4 * FEW_GROUPS // count)
     drawn, sizes = (_resample(each, samples, seed) for each in (sums, np.bincount(group)))
     errors = np.abs(drawn).sum(axis=1) / sizes
     without_gap = np.abs(drawn - sums.sum(axis=0)).sum(axis=1) / sizes
-    tail, added = _expanded_tail(len(names)), errors.mean() - error
+    tail, added = _expanded_tail(count), errors.mean() - error
     low, high = np.quantile(errors, [tail, 1 - tail]) - [2 * added, added]
     if error <= np.quantile(without_gap, 1 - tail):
         low = 0.0
@@ -367,11 +370,11 @@ def _blocks(samples: int, groups: int) -> list[slice]:
 
 def _columns(scores: Values, groups: Sequence[str], cells: Sequence[str] | None = None) -> tuple[Floats, Codes, Codes]:
     """Return scores, and a number for each one's group and cell."""
-    rows = list(zip(scores, groups, cells or [""] * len(scores), strict=True))
-    if not rows:
+    if not len(scores):
         raise ValueError("no items to take the accuracy of")
-    values, names, cell_names = zip(*rows, strict=True)
-    return np.array(values, float), _codes(names), _codes(cell_names)
+    if not len(scores) == len(groups) == len(cells or groups):
+        raise ValueError(f"expected a group and a cell for each of {len(scores)} scores")
+    return np.array(scores, float), _codes(groups), _codes(cells or [""] * len(scores))
 
 
 def _codes(names: Sequence[str]) -> Codes:

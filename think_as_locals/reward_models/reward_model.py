@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from think_as_locals.types import Item, Judgement, TooLong, TooLongError
+
+_ITEM = tuple(field.name for field in fields(Item))
 
 Answer = dict[str, Any]  # to one request: plain JSON that only its own kind of reward model parses
 Keep = Callable[[int, Answer], None]  # takes the index of a request and its answer as soon as it is there
@@ -203,7 +205,7 @@ class ScoredItem:
         """Return a flat row for a table of judgements; `verdict`, `best` and `scores` are in the item's own order."""
         answer, scores = self.answer, self.scores
         return {
-            **{name: list(value) if type(value) is tuple else value for name, value in asdict(self.item).items()},
+            **{name: list(value) if type(value := getattr(self.item, name)) is tuple else value for name in _ITEM},
             "verdict": answer.verdict,
             "label": answer.label,
             "order": list(self.order),

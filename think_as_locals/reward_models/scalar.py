@@ -37,6 +37,8 @@ from think_as_locals.types import LABELS, Item, Judgement, ModelError, TooLongEr
 
 _logger = logging.getLogger(__name__)
 
+_ALONE = tuple((i,) for i in range(len(LABELS)))  # the order of one response, the same for all requests
+
 Row = dict[str, list[int]]  # the inputs of a model for a prompt and a response: a value per token, by parameter name
 IGNORED = -100  # the label of tokens that no loss counts
 
@@ -61,7 +63,7 @@ class ResponseScorer(ABC):
         """As `RewardModel.close`: it goes with its last reference."""
 
     def requests(self, item: Item) -> list[Request]:
-        return [Request(item, (i,)) for i in range(len(item.responses))]
+        return [Request(item, _ALONE[i]) for i in range(len(item.responses))]
 
     def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
         """Return one prediction: the scores, and the unique highest as the verdict."""

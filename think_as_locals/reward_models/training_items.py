@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from think_as_locals.engines.engine import model_file
@@ -26,7 +27,12 @@ def item_hash(item: Item) -> str:
 def training_hashes(items: Iterable[Item], base: str | None, revision: str | None = None) -> frozenset[str]:
     """Return the hashes of training items, and of those that the base model is known to be trained on."""
     earlier = read_training_items(base, revision) if base else None
-    return frozenset(map(item_hash, items)) | (earlier or frozenset())
+    return _hashes(frozenset(items)) | (earlier or frozenset())
+
+
+@lru_cache(maxsize=1)  # the cold start and GRPO mostly have the same items
+def _hashes(items: frozenset[Item]) -> frozenset[str]:
+    return frozenset(map(item_hash, items))
 
 
 def save_training_items(hashes: Iterable[str], folder: Path) -> None:

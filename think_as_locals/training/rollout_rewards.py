@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.engines import Chat
-from think_as_locals.judging import Component, Evidence, judges_nothing, prompt_format, rubric_span
+from think_as_locals.judging import Component, Evidence, judges_nothing, prompt_format, rubric_span, shuffle_responses
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.criteria_gain import GainQuery, LogProbPair
 from think_as_locals.training.faults import ParseFailureGuard, RewardGuard
@@ -30,13 +30,13 @@ class Rewards:
     def __init__(
         self,
         config: RunConfig,
-        presented: Sequence[Item],
+        rows: Sequence[tuple[Item, bool]],
         chat: Chat,
         components: Mapping[str, Component],
         run: RunFolder,
         sources: Sequence[str] = (),
     ) -> None:
-        self._sources = sources or [item.source for item in presented]
+        self._sources = sources or [item.source for item, _ in rows]
         self.weights = config.reward.weighted()
         self._format = prompt_format(config.prompt.template)
         self._asks_for_rubric = config.prompt.template in GRAMMAR_PROMPTS
@@ -44,8 +44,9 @@ class Rewards:
         self._parse_failures = ParseFailureGuard(config, run)
         self._both_orders = config.reward.both_orders
         self._group = config.grpo.num_generations
-        self._presented = presented
-        self._labels = LABELS[: max(len(item.responses) for item in presented)]
+        self._items = rows  # and whether their responses are in the reverse order
+        self._seed = config.seed
+        self._labels = LABELS[: max(len(item.responses) for item, _ in rows)]
         self._chat = chat
         self._components = {name: components[name] for name in self.weights}
         low, high = config.reward.criteria_gain.clip
@@ -80,7 +81,7 @@ class Rewards:
         score_gains: ScoreGains,
     ) -> None:
         """Score this rank's rollouts of rows of the data set, for the step after so many; all call this together."""
-        items = [self._presented[row] for row in rows]
+        items = [shuffle_responses(item, self._seed, reverse) for item, reverse in map(self._items.__getitem__, rows)]
         rollouts = [self._chat.rollout(ids) for ids in completion_ids]
         judgements = [
             self._format.read(rollout.text, len(item.responses), rollout.finish_reason)

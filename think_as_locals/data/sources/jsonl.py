@@ -6,11 +6,12 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
 from think_as_locals.data.fields import Prompt, RowModel, Text, check_culture, check_texts
+from think_as_locals.data.languages import culture_fault
 from think_as_locals.data.rows import Defect, Outcome, Row, mark_repeats, read_rows, valid_items
 from think_as_locals.types import DataError, Item, shown
 
@@ -55,6 +56,12 @@ def asked(row: Row) -> Outcome:
 
 def outcome(row: Row) -> Outcome:
     """Return the item that a row is."""
+    if isinstance(row.value, dict) and isinstance(row.value.get("responses"), list):
+        # Most rows are sound, and an item checks itself in a fifth of the time; `ItemRow` names the faults of the rest.
+        with suppress(DataError, TypeError):
+            item = Item(**row.value)
+            if isinstance(row.value.get("origins", []), list) and not (item.culture and culture_fault(item.culture)):
+                return Outcome(row, (item,))
     fields = ItemRow.read(row)
     if not isinstance(row.value, Mapping):
         return fields.outcome()
