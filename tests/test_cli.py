@@ -51,10 +51,17 @@ def test_a_command_without_its_extra_says_what_to_install(words: tuple[str, ...]
     assert "Traceback" not in done.stderr
 
 
+def test_a_command_of_another_extra_names_both() -> None:
+    done = without_extras("serve", "a-judge")
+    remedy = "tal: this needs uvicorn, which is not installed; pip install 'think-as-locals[train,serve]'\n"
+    assert (done.returncode, done.stderr) == (2, remedy)
+
+
 def test_the_doctor_works_without_extras_for_it_is_there_to_name_them() -> None:
     done = without_extras("doctor", "recipes/quickstart.yaml")
     assert done.returncode == 1, done.stderr
-    assert "package torch" in done.stdout.replace("\n", " ")
+    (line,) = re.findall("packages accelerate, .*? torch, .*?\\[train\\]", " ".join(done.stdout.split()))
+    assert line.endswith("wandb: not installed; pip install 'think-as-locals[train]")
 
 
 def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def test_what_a_recipe_lacks_is_marked_and_the_status_says_so(
     assert status == 1
     missing = [line for line in output.splitlines() if line.startswith("MISSING")]
     assert any("nobody/nothing: neither a directory" in line for line in missing)
-    assert "torch sees no CUDA device: runs with requires_gpu or bfloat16 weights do not go here" in output
+    assert "torch sees no CUDA device: runs with requires_gpu or bfloat16 weights cannot run here" in output
     assert "not known: nobody/nothing: its config.json is not on this machine" in output
     status, output = run_doctor(*words, "--launch", "gpu8_zero3", "--json")
     faults = [finding for finding in json.loads(output)["findings"] if finding["fault"]]

@@ -79,7 +79,7 @@ def _hardware(config: Config | None) -> Iterator[Finding]:
     if listed and not fault:
         yield Finding("GPU", "what the guides claim of such a GPU, `make gpu` checks in ten minutes (launch/README.md)")
     if fault:
-        yield Finding("GPU", f"{fault}: runs with requires_gpu or bfloat16 weights do not go here", has_driver())
+        yield Finding("GPU", f"{fault}: runs with requires_gpu or bfloat16 weights cannot run here", has_driver())
     folder = Path(config.run.dir if config else "runs").expanduser().absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     writable = os.access(there, os.W_OK)

@@ -181,16 +181,17 @@ def reward_model_faults(rm: RewardModelSection) -> list[str]:
 
 def missing_module(name: str) -> str | None:
     """Return what to install for a missing module; `None` where none of our extras contains it."""
-    if packages("train"):
-        return f"this needs {name}, which is not installed; pip install '{DISTRIBUTION}[train]'"
-    package = re.compile(f"package {name.partition('.')[0]}\\b")
-    extras = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
-    return next((fault for extra in extras for fault in packages(extra) if package.match(fault)), None)
+    package = re.compile(f" {re.escape(name.partition('.')[0])}\\b")
+    extras = sorted(metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or [], key="train".__ne__)
+    needed = next((extra for extra in extras if extra != "dev" and any(map(package.search, packages(extra)))), None)
+    if packages("train"):  # every command that an extra serves needs it
+        needed = "train" if needed in (None, "train") else f"train,{needed}"
+    return needed and f"this needs {name}, which is not installed; pip install '{DISTRIBUTION}[{needed}]'"
 
 
 def packages(extra: str) -> list[str]:
-    """Return the requirements of one of our extras that the installed packages do not meet, a sentence each."""
-    missing = []
+    """Return what the installed packages lack of one of our extras: a sentence for all absent, one for each too old."""
+    absent, faults, remedy = [], [], f"pip install '{DISTRIBUTION}[{extra}]'"
     for text in metadata.requires(DISTRIBUTION) or []:
         requirement = Requirement(text)
         marker = requirement.marker  # one that needs this extra holds with it and not without
@@ -198,12 +199,13 @@ def packages(extra: str) -> list[str]:
             continue
         names = _STAND_INS.get(requirement.name, (requirement.name,))
         version = next(filter(None, map(installed_version, names)), None)
-        if version is None or not requirement.specifier.contains(version, prereleases=True):
-            got = f"found {version}" if version else "not installed"
-            missing.append(
-                f"package {requirement.name}{requirement.specifier}: {got}; pip install '{DISTRIBUTION}[{extra}]'"
-            )
-    return missing
+        if version is None:
+            absent.append(requirement.name)
+        elif not requirement.specifier.contains(version, prereleases=True):
+            faults.append(f"package {requirement.name}{requirement.specifier}: found {version}; {remedy}")
+    if absent:
+        faults.append(f"package{'s' * (len(absent) > 1)} {', '.join(absent)}: not installed; {remedy}")
+    return faults
 
 
 def model_fault(path: str, revision: str | None) -> str | None:
