@@ -15,9 +15,10 @@ from babel import Locale, UnknownLocaleError
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from think_as_locals.evaluation.scored import in_text_order
 from think_as_locals.judging.rubric import fold
 from think_as_locals.reward_models.reward_model import tie_credit
-from think_as_locals.types import Item, reorder_responses
+from think_as_locals.types import Item
 
 Trait = Callable[[Item, str], float]
 
@@ -147,9 +148,7 @@ def baseline_credits(items: Iterable[Item]) -> dict[str, dict[str, float]]:
 
     They are kept for the next reward model over the same items, and for the leaderboard.
     """
-    return _credits(
-        tuple(reorder_responses(i, sorted(range(len(i.responses)), key=i.responses.__getitem__)) for i in items)
-    )
+    return _credits(tuple(map(in_text_order, items)))
 
 
 @lru_cache(maxsize=1)

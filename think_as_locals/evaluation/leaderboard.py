@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, zip_longest
 from pathlib import Path
@@ -27,6 +27,7 @@ from think_as_locals.evaluation.scored import (
     ItemCredit,
     estimate_credits,
     grouped,
+    in_text_order,
     item_credits,
     on_flip_sets,
     outcome,
@@ -91,9 +92,12 @@ class LeaderboardEntry:
         return tuple(c.item for c in self.credits)
 
 
-def write_leaderboard(runs: Sequence[Path], folder: Path) -> Path:
-    """Write `leaderboard.json`, `leaderboard.md` and `leaderboard.html`; return the page's path."""
-    same_items = grouped(read_entries(runs), lambda entry: entry.items).values()
+def write_leaderboard(runs: Sequence[Path], folder: Path, items: Iterable[Item] = ()) -> Path:
+    """Write `leaderboard.json`, `leaderboard.md` and `leaderboard.html`; return the page's path.
+
+    Items that are in memory already are not read again.
+    """
+    same_items = grouped(read_entries(runs, items), lambda entry: entry.items).values()
     ranked = [sorted(same, key=lambda e: (-e.summary["macro"]["accuracy"], e.name)) for same in same_items]
     boards, failed = [board(entries) for entries in ranked], read_failures(runs)
     views, failures = [_view(each) for each in boards], _failures_table(failed)
@@ -117,7 +121,7 @@ def on_terminal(folder: Path) -> Iterator[RenderableType]:
         yield failures.terminal("Failed")
 
 
-def read_entries(runs: Sequence[Path]) -> list[LeaderboardEntry]:
+def read_entries(runs: Sequence[Path], items: Iterable[Item] = ()) -> list[LeaderboardEntry]:
     """Load the reward models of runs, under distinct names.
 
     An evaluation has a `carb/NAME.json` for each; of a training run, which has `carb/step-N.json`, the last step
@@ -127,8 +131,8 @@ def read_entries(runs: Sequence[Path]) -> list[LeaderboardEntry]:
     for run, times in folders.items():
         if times > 1:
             raise DataError(f"{run}: given {times} times; each run once")
-    items: dict[str, Item] = {}  # which reward models share
-    entries = [entry for folder in folders for entry in _entries(folder, items)]
+    known = {item.id: in_text_order(item) for item in items}  # which reward models share
+    entries = [entry for folder in folders for entry in _entries(folder, known)]
     for longer in ("{0.name} ({0.run.name}/{0.path.stem})", "{0.name} ({0.path})"):
         count = Counter(entry.name for entry in entries)
         entries = [replace(e, name=longer.format(e)) if count[e.name] > 1 else e for e in entries]

@@ -77,6 +77,11 @@ def write_scored(path: Path, scored: Sequence[ScoredItem]) -> None:
     write_parquet(path, (each.row() for each in scored), pa.schema(types))
 
 
+def in_text_order(item: Item) -> Item:
+    """Return an item with its responses in the order of their texts: data sets may store the same ones in any order."""
+    return reorder_responses(item, sorted(range(len(item.responses)), key=item.responses.__getitem__))
+
+
 def _scored_item(row: dict[str, Any], known: dict[str, Item]) -> ScoredItem:
     item = Item(**{name: row[name] for name in _ITEM})
     order, verdict, credit = list(row["order"]), row["verdict"], row["credit"]
@@ -84,14 +89,13 @@ def _scored_item(row: dict[str, Any], known: dict[str, Item]) -> ScoredItem:
         raise DataError(f"item {item.id!r}: order must have each of {places} once, got {order}")
     if verdict is not None and verdict not in places:
         raise DataError(f"item {item.id!r}: verdict must be one of {places} or none, got {verdict!r}")
-    # Data sets may store the same responses in different orders: by their texts, the items are the same.
-    by_text = sorted(places, key=item.responses.__getitem__)
-    item = reorder_responses(item, by_text)
+    presented = [item.responses[i] for i in order]
+    item = in_text_order(item)
     if known.setdefault(item.id, item) == item:
         item = known[item.id]
     scored = ScoredItem(
         item=item,
-        presented=reorder_responses(item, [by_text.index(i) for i in order]),
+        presented=reorder_responses(item, list(map(item.responses.index, presented))),
         judgement=Judgement(
             verdict=None if verdict is None else order.index(verdict),
             rubric=None,
