@@ -1,8 +1,8 @@
 """How much faster a scalar reward model is whose responses share their prompt: `make bench`.
 
-The same random model and tokens, each response in a row of its own (SCPO's update then is TRL's RewardTrainer) and
-packed behind one prompt. Both sides take turns; a first run of each does not count. What they give is compared: scores,
-losses, norms of gradients.
+The same random model and tokens, each response in a row of its own (SCPO's update then is TRL's RewardTrainer; the loop
+of RewardBench's runner gives such rows to a pipeline, in batches as they come) and packed behind one prompt. Both sides
+take turns; a first run of each does not count. What they give is compared: scores, losses, norms of gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import Qwen3Config, Qwen3ForSequenceClassification
+from transformers import Qwen3Config, Qwen3ForSequenceClassification, pipeline
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.scpo_schema import ScpoConfig
@@ -37,7 +37,7 @@ from think_as_locals.training.grpo import trl_arguments
 from think_as_locals.types import Item
 
 Run = Callable[[bool], list[float]]  # shared or not -> numbers that have to be the same
-TARGETS = {"scoring": 2.5, "update": 1.4}
+TARGETS = {"scoring": 2.5, "rewardbench": 2.5, "update": 1.4}
 
 
 def make_rm(folder: Path, hidden: int, layers: int) -> ScalarRM:
@@ -58,23 +58,41 @@ def text(rm: ScalarRM, rng: random.Random, tokens: int) -> str:
     return str(rm.chat.tokenizer.decode(rm.chat.tokenizer(words)["input_ids"][:tokens]))
 
 
-def scoring(rm: ScalarRM, prompt: int, completion: int) -> tuple[list[list[int]], Run]:
-    """Best-of-4: the lengths of an item's rows, and a run over four items."""
+def scoring(rm: ScalarRM, prompt: int, completion: int, rewardbench: bool = False) -> tuple[list[list[int]], Run]:
+    """Best-of-4: the lengths of an item's rows, and a run over four items; RewardBench's are of several lengths."""
     rng = random.Random(1)
     texts = {"culture": None, "language": "en", "domain": "value", "source": "bench", "best": 0}
+    shortest = completion // 4 if rewardbench else completion
     items = [
         Item(
             id=name,
             prompt=text(rm, rng, prompt),
-            responses=tuple(text(rm, rng, completion) for _ in range(4)),
+            responses=tuple(text(rm, rng, rng.randint(shortest, completion)) for _ in range(4)),
             group=name,
             **texts,
         )
         for name in "abcd"
     ]
-    separate = replace(rm, unshared_reason="for comparison")
-    rows = [row["input_ids"] for row in rm.rows(rm.requests(items[0]))]
-    return rows, lambda shared: [score for of_item in (rm if shared else separate).score(items) for score in of_item]
+    requests = [request for item in items for request in rm.requests(item)]
+    rows = [row["input_ids"] for row in rm.rows(requests[:4])]
+
+    def ours(model: ScalarRM) -> list[float]:
+        return [score for of_item in model.score(items) for score in of_item]
+
+    if not rewardbench:
+        separate = replace(rm, unshared_reason="for comparison")
+        return rows, lambda shared: ours(rm if shared else separate)
+    # rewardbench 0.1.4, scripts/run_v2.py: all texts are written before its loop, which tokenises and pads them.
+    written = [rm.chat.tokenizer.decode(row["input_ids"]) for row in rm.rows(requests)]
+    pipe = pipeline("text-classification", model=rm.model, tokenizer=rm.chat.tokenizer)
+    options = {"truncation": True, "padding": True, "max_length": rm.max_length, "function_to_apply": "none"}
+    options |= {"batch_size": rm.batch_size, "return_token_type_ids": False}
+
+    def theirs() -> list[float]:
+        batches = (written[i : i + rm.batch_size] for i in range(0, len(written), rm.batch_size))
+        return [result["score"] for batch in batches for result in pipe(batch, **options)]
+
+    return rows, lambda shared: ours(rm) if shared else theirs()
 
 
 def update(rm: ScalarRM, prompt: int, completion: int, folder: Path) -> tuple[list[list[int]], Run]:
@@ -145,6 +163,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rm = make_rm(Path(folder) / "model", arguments.hidden, arguments.layers)
         results = [measure("scoring", *scoring(rm, *lengths), arguments.repetitions)]
+        results.append(measure("rewardbench", *scoring(rm, *lengths, rewardbench=True), arguments.repetitions))
         results.append(measure("update", *update(rm, *lengths, Path(folder)), arguments.repetitions))
     arguments.out.mkdir(parents=True, exist_ok=True)
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "trl")}
