@@ -64,6 +64,7 @@ def _run(
     folder: Path, name: str, words: list[str], server: Server, delay: float, rng: random.Random
 ) -> tuple[int | None, str]:
     """Start or continue a run, and kill it or its server after so long: its status, and what was killed."""
+    server.wait()  # it may have been killed as the last run ended
     process = start(folder, name, words, first=partial(witness, folder / f"{name}.jsonl"))
     moment, killed = time.monotonic() + delay, ""
 
