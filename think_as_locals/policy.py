@@ -14,7 +14,7 @@ from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset
 from rich.console import Console
-from transformers import AutoModelForCausalLM, PrinterCallback, TrainerState
+from transformers import AutoModelForCausalLM, TrainerState
 
 from think_as_locals.config.schema import PolicyConfig
 from think_as_locals.data import load
@@ -30,23 +30,8 @@ from think_as_locals.reward_models.group import question, response
 from think_as_locals.reward_models.load import load_reward_model
 from think_as_locals.runtime.output import progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.checkpoints import (
-    Checkpoints,
-    StopSignals,
-    save_model,
-    save_model_atomically,
-    train_stage,
-    unsharded,
-)
-from think_as_locals.training.grpo import GroupTrainer, RewardFunction, load_chat
-from think_as_locals.training.logging import (
-    CompletionsWriter,
-    EvalCallback,
-    LiveView,
-    MetricsWriter,
-    ShardsWriter,
-    track,
-)
+from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, unsharded
+from think_as_locals.training.grpo import GroupTrainer, RewardFunction, load_chat, train_grpo
 from think_as_locals.training.trainer_engine import gather_shares, policy_engine, share_of_rank
 from think_as_locals.types import DataWarning, Item
 
@@ -108,26 +93,16 @@ def train(config: PolicyConfig, data: PolicyData, folder: RunFolder, signals: St
     checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit)
     with unsharded():  # each rank has a whole reward model
         rm = load_reward_model(config.rm, config.seed)
-    with closing(rm), closing(LiveView(console, "GRPO")) as view:
+    with closing(rm):
         reward = recorded(judge_reward(rm), rows)
         trainer = GroupTrainer(config, model, chat, dataset, [reward], folder, checkpoints)
-        trainer.remove_callback(PrinterCallback)
-        for callback in (
-            signals,
-            EvalCallback(
-                trainer, partial(answer, config, trainer, data, folder), folder.answers, config.eval.every_steps
-            ),
-            CompletionsWriter(folder, partial(_take, rows)),
-            MetricsWriter(folder.metrics, "grpo"),
-            ShardsWriter(trainer.accelerator, folder.workers),
-            view,
-        ):
-            trainer.add_callback(callback)
-        track(trainer, config, folder)
-        train_stage(folder, trainer, "grpo", signals, console)
-    adapter = folder.adapter if config.lora else None
-    write = partial(save_model, trainer, model, config.model, adapter, kind=AutoModelForCausalLM)
-    save_model_atomically(write, lambda _: None, folder.model)
+        train_grpo(
+            *(trainer, config, folder, signals, console),
+            evaluate=partial(answer, config, trainer, data, folder),
+            file_of=folder.answers,
+            take_rows=partial(_take, rows),
+        )
+    save_model(trainer, model, config.model, folder, AutoModelForCausalLM)
     trainer.accelerator.free_memory()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
-from transformers import AutoModelForCausalLM, PrinterCallback
+from transformers import AutoModelForCausalLM
 
 from think_as_locals.config.schema import RunConfig, SftSection
 from think_as_locals.data.load import EvalSet, TrainingData
@@ -28,24 +28,10 @@ from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
 from think_as_locals.runtime.output import progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.checkpoints import (
-    Checkpoints,
-    StopSignals,
-    save_model,
-    save_model_atomically,
-    stop_if_asked,
-    train_stage,
-)
+from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, stop_if_asked, train_stage
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
-from think_as_locals.training.grpo import JudgeTrainer, load_chat, trains_adapter
-from think_as_locals.training.logging import (
-    CompletionsWriter,
-    EvalCallback,
-    LiveView,
-    MetricsWriter,
-    ShardsWriter,
-    track,
-)
+from think_as_locals.training.grpo import JudgeTrainer, load_chat, train_grpo
+from think_as_locals.training.logging import LiveView
 from think_as_locals.training.trainer_engine import gather_shares, policy_engine, share_of_rank
 from think_as_locals.types import TEST, DataError, Item, ProtocolKind
 
@@ -111,18 +97,15 @@ def cold_start(
     left_out = over_long(config, model, data, console)
     demonstrations = [demonstration for demonstration in demonstrations if demonstration.item not in left_out]
     checkpoints = Checkpoints(folder.cold_start.checkpoints, sft.save_total_limit)
+    trainer = ColdStartTrainer(config, sft, model, demonstrations, checkpoints)
     with closing(LiveView(console, "cold start")) as view:
-        trainer = ColdStartTrainer(config, sft, model, demonstrations, checkpoints)
-        for callback in (signals, MetricsWriter(folder.metrics, "sft"), view):
-            trainer.add_callback(callback)
-        train_stage(folder, trainer, "sft", signals, console)
+        train_stage(folder, trainer, "sft", signals, console, [view])
     shown = [demonstration.item for demonstration in data.demonstrations] or data.train
     hashes = training_hashes(set(shown) - left_out, config.model.path, config.model.revision)
-    adapter = folder.cold_start.adapter if trains_adapter(config, sft) else None
-    write = partial(save_model, trainer, model, config.model, adapter, kind=AutoModelForCausalLM)
-    save_model_atomically(write, partial(write_beside, config, hashes), folder.cold_start.model)
+    finish = partial(write_beside, config, hashes)
+    save_model(trainer, model, config.model, folder.cold_start, AutoModelForCausalLM, finish)
     trainer.accelerator.free_memory()
-    del trainer, write  # with the model, before GRPO loads its own
+    del trainer  # with the model, before GRPO loads its own
     clear_device_cache(garbage_collection=True)  # the trainer and its callbacks, which reference one another
 
 
@@ -137,25 +120,16 @@ def grpo(
     train: Sequence[Item] = [item for item, _ in pairs]
     train = shuffle_labels(train, config.seed) if config.data.shuffle_labels else train
     trainer = JudgeTrainer(config, model, train, folder, checkpoints, sources=[source for _, source in pairs])
-    trainer.remove_callback(PrinterCallback)
     shown = [demonstration.item for demonstration in data.demonstrations]
     hashes = training_hashes([*train, *shown], config.model.path, config.model.revision)
-    evaluate = partial(measure, config, trainer, data.sets, hashes, folder, console)
-    with closing(LiveView(console, "GRPO")) as view:
-        for callback in (
-            signals,
-            EvalCallback(trainer, evaluate, partial(folder.measured, TEST), config.eval.every_steps),
-            CompletionsWriter(folder, trainer.rewards.take_rows),
-            MetricsWriter(folder.metrics, "grpo"),
-            ShardsWriter(trainer.accelerator, folder.workers),
-            view,
-        ):
-            trainer.add_callback(callback)
-        track(trainer, config, folder)
-        train_stage(folder, trainer, "grpo", signals, console)
-    adapter = folder.adapter if config.lora else None
-    write = partial(save_model, trainer, model, config.model, adapter, kind=AutoModelForCausalLM)
-    save_model_atomically(write, partial(write_beside, config, hashes), folder.model)
+    train_grpo(
+        *(trainer, config, folder, signals, console),
+        evaluate=partial(measure, config, trainer, data.sets, hashes, folder, console),
+        file_of=partial(folder.measured, TEST),
+        take_rows=trainer.rewards.take_rows,
+    )
+    finish = partial(write_beside, config, hashes)
+    save_model(trainer, model, config.model, folder, AutoModelForCausalLM, finish)
 
 
 def write_beside(config: RunConfig, hashes: Iterable[str], folder: Path) -> None:

@@ -24,6 +24,7 @@ from training.small_grpo import figures
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from think_as_locals.config.checks import load_recipe
+from think_as_locals.runtime.run_folder import StageFolder
 from think_as_locals.training import trainer_engine
 from think_as_locals.training.checkpoints import save_model
 
@@ -62,11 +63,11 @@ def whole(trainer: Any) -> dict[str, torch.Tensor]:
 def saved(trainer: Any, folder: Path, *overrides: str) -> tuple[str, dict[str, torch.Tensor]]:
     """The type that a model's config names, and its tensors in the file."""
     config = load_recipe("recipes/quickstart.yaml", [*spread.TINY, *overrides])
-    save_model(trainer, str(folder / "model"), config.model, None, str(folder / "saved"), AutoModelForCausalLM)
-    PartialState().wait_for_everyone()
-    with safe_open(folder / "saved" / "model.safetensors", "pt") as file:
+    output = StageFolder(folder / "saved")
+    save_model(trainer, str(folder / "model"), config.model, output, AutoModelForCausalLM)
+    with safe_open(output.model / "model.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return json.loads((folder / "saved" / "config.json").read_text())["dtype"], tensors
+    return json.loads((output.model / "config.json").read_text())["dtype"], tensors
 
 
 def check(folder: Path) -> dict[str, Any]:

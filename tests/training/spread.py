@@ -32,6 +32,7 @@ from think_as_locals.data.load import EvalSet
 from think_as_locals.engines import Chat
 from think_as_locals.judging import COMPONENTS
 from think_as_locals.runtime.ranks import join, set_rank_timeout
+from think_as_locals.runtime.run_folder import StageFolder
 from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.training.logging import ShardsWriter
@@ -107,8 +108,7 @@ def logits(model: Any) -> torch.Tensor:
 def save(trainer: JudgeTrainer, base: Path, overrides: list[str], folder: Path) -> None:
     """The judge in `folder/model`, where it has an adapter that in `folder/adapter`."""
     config = load_recipe("recipes/quickstart.yaml", [*TINY, *overrides])
-    adapter = folder / "adapter" if config.lora else None
-    save_model(trainer, str(base), config.model, adapter, str(folder / "model"), AutoModelForCausalLM)
+    save_model(trainer, str(base), config.model, StageFolder(folder), AutoModelForCausalLM)
 
 
 def saved_difference(trainer: JudgeTrainer, folder: Path, case: str, overrides: list[str]) -> float | None:

@@ -20,6 +20,7 @@ from trl.trainer.utils import RepeatSampler
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.judging import COMPONENTS
 from think_as_locals.run import start
+from think_as_locals.runtime.run_folder import StageFolder
 from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import BothOrdersSampler, load_chat, prompt_dataset, trl_arguments
 from think_as_locals.types import ConfigError, Item
@@ -91,8 +92,8 @@ def test_in_half_precision_every_weight_learns_at_a_small_rate(tmp_path: Path) -
     assert min(moved) > 0.9  # in bfloat16 itself 2 % of them moved in 20 steps
     assert trainer.unshared_reason is None
     model = load_recipe("recipes/quickstart.yaml", ["model.dtype=bfloat16"]).model
-    save_model(trainer, "", model, None, str(tmp_path / "saved"), AutoModelForCausalLM)
-    assert AutoConfig.from_pretrained(tmp_path / "saved").dtype is torch.bfloat16
+    save_model(trainer, "", model, StageFolder(tmp_path / "saved"), AutoModelForCausalLM)
+    assert AutoConfig.from_pretrained(tmp_path / "saved" / "model").dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from torch.utils.data import SequentialSampler
-from transformers import AutoModelForSequenceClassification, PrinterCallback
+from transformers import AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 from trl import RewardConfig, RewardTrainer
 
@@ -39,16 +39,8 @@ from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.scpo.results import VariantSpec
 from think_as_locals.scpo.scores import pair_keys, response_requests
 from think_as_locals.scpo.select import Reference, select_pairs
-from think_as_locals.training.checkpoints import (
-    CheckpointedTrainer,
-    Checkpoints,
-    StopSignals,
-    save_model,
-    save_model_atomically,
-    train_stage,
-)
+from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, StopSignals, save_model, train_stage
 from think_as_locals.training.grpo import trl_arguments
-from think_as_locals.training.logging import MetricsWriter, ShardsWriter
 from think_as_locals.types import Item
 
 _logger = logging.getLogger(__name__)
@@ -123,17 +115,13 @@ class VariantTrainer:
             lora=config.lora,
             dropout=config.mode.dropout,
         )
-        trainer.add_callback(self.signals)
-        trainer.add_callback(MetricsWriter(self.folder.metrics, stage))
-        trainer.add_callback(ShardsWriter(trainer.accelerator, self.folder.workers))
         train_stage(self.folder, trainer, stage, self.signals, self.console)
         trainer.model.config.get_text_config().pad_token_id = rm.pad_id  # as the base declares it, None included
-        adapter = output.adapter if config.lora else None
-        write = partial(save_model, trainer, rm.path, config.model, adapter, kind=AutoModelForSequenceClassification)
         hashes = training_hashes([item for item, _ in weighted], rm.path, config.model.revision)
-        save_model_atomically(write, partial(save_training_items, hashes), output.model)
+        finish = partial(save_training_items, hashes)
+        save_model(trainer, rm.path, config.model, output, AutoModelForSequenceClassification, finish)
         trainer.accelerator.free_memory()
-        del trainer, write  # trainer, callbacks and the model's wrapped forward refer to one another
+        del trainer  # trainer, callbacks and the model's wrapped forward refer to one another
         clear_device_cache(garbage_collection=True)
 
 
@@ -229,7 +217,7 @@ def make_trainer(
     pad_id = unused_end([row for pair in pairs for row in pair]) if rm.pad_id is None else rm.pad_id
     args = RewardConfig(**arguments, max_length=None, disable_dropout=not dropout)
     count = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    trainer = ScpoTrainer(
+    return ScpoTrainer(
         checkpoints=checkpoints,
         model=rm.path,
         args=args,
@@ -238,8 +226,6 @@ def make_trainer(
         processing_class=rm.chat.tokenizer,
         peft_config=LoraConfig(**lora.model_dump(), task_type="SEQ_CLS") if lora else None,
     )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
 
 
 Pair = tuple[Row, Row]

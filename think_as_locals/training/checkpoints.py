@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -29,20 +29,21 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DistributedType, gather, gather_object
+from accelerate.utils import DistributedType, gather, gather_object, is_peft_model
 from peft import PeftModel
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import deepspeed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from think_as_locals.config.schema import ModelSection
 from think_as_locals.runtime.files import explain, file_fault, flush, probe, write_json, write_text
 from think_as_locals.runtime.ranks import uses_deepspeed
-from think_as_locals.runtime.run_folder import RunFolder, rewind
+from think_as_locals.runtime.run_folder import RunFolder, StageFolder, rewind
 from think_as_locals.runtime.signals import STOP_SIGNALS, end_at_next, on_signals
+from think_as_locals.training.logging import MetricsWriter, ShardsWriter
 from think_as_locals.types import ConfigError, RunStoppedError, ThinkAsLocalsError, TrainingError
 
 _MANIFEST = "manifest.json"
@@ -238,6 +239,7 @@ class CheckpointedTrainer(Trainer):
         self.resumed_from: Path | None = None
         self.is_restored = False  # from that checkpoint, but for the random numbers, which are restored last
         self.add_callback(_Restore(self))
+        self.remove_callback(PrinterCallback)  # `LiveView` shows what it would print
 
     def train_from(self, checkpoint: Path | None) -> None:
         """Train from a committed checkpoint, or from the start; TrainingError where it cannot be loaded as data."""
@@ -395,9 +397,17 @@ class StopSignals(TrainerCallback):
 
 
 def train_stage(
-    run: RunFolder, trainer: CheckpointedTrainer, stage: str, signals: StopSignals, console: Console
+    run: RunFolder,
+    trainer: CheckpointedTrainer,
+    stage: str,
+    signals: StopSignals,
+    console: Console,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> None:
-    """Train a stage to its end, from its last checkpoint where it has one."""
+    """Train a stage to its end, from its last checkpoint if it has one, and record it in the folder of the run."""
+    records = MetricsWriter(run.metrics, stage), ShardsWriter(trainer.accelerator, run.workers)
+    for callback in (signals, *callbacks, *records):
+        trainer.add_callback(callback)
     checkpoint = trainer.checkpoints.latest()
     step = step_of(checkpoint) if checkpoint else 0
     if PartialState().is_main_process:
@@ -417,45 +427,51 @@ def stop_if_asked(run: str, signals: StopSignals, place: str) -> None:
         )
 
 
-def save_model_atomically(write: Callable[[str], None], finish: Callable[[Path], None], folder: Path) -> None:
-    """Save a model whole or not at all: where the folder exists, its stage is done."""
-    state, unfinished = PartialState(), folder.with_name(f".{folder.name}")
+def save_model(
+    trainer: Trainer,
+    base: str,
+    settings: ModelSection,
+    output: StageFolder,
+    kind: Any,
+    finish: Callable[[Path], None] = lambda folder: None,
+) -> None:
+    """Save a trained model as plain safetensors, however its weights were sharded; all ranks call this together.
 
-    def name() -> None:
+    It is written whole or not at all: if `output.model` exists, the stage is done. An adapter of LoRA goes to
+    `output.adapter`, and merged into `base`, an `AutoModelFor...` of this kind, to `output.model`. `finish` adds files
+    of its own to the folder before the folder gets its name.
+    """
+    state, unfinished = PartialState(), output.model.with_name(f".{output.model.name}")
+
+    def write() -> None:
+        if not is_peft_model(trainer.model):
+            if not uses_deepspeed():  # which saves in the type of its own weights
+                trainer.model.to(getattr(torch, settings.dtype))  # trained in float32, perhaps
+            trainer.save_model(str(unfinished))
+            return
+        trainer.save_model(str(output.adapter))
+        if not state.is_main_process:
+            return
+        loading = {"revision": settings.revision, "dtype": settings.dtype, "trust_remote_code": False}
+        with unsharded():  # this rank loads the base alone
+            # The adapter's file has all that was trained: no rank needs to hold the policy's weights whole.
+            merged = PeftModel.from_pretrained(kind.from_pretrained(base, **loading), str(output.adapter))
+            merged.merge_and_unload().save_pretrained(unfinished)
+        trainer.processing_class.save_pretrained(unfinished)
+
+    def commit() -> None:
         finish(unfinished)
         for path in (*unfinished.rglob("*"), unfinished):
             flush(path)
-        unfinished.rename(folder)
-        flush(folder.parent)
+        unfinished.rename(output.model)
+        flush(output.path)
 
     if state.is_main_process:
         shutil.rmtree(unfinished, ignore_errors=True)
     state.wait_for_everyone()
-    together = partial(_write_together, str(folder), folder.parent, "continues from the last checkpoint")
-    together(lambda: write(str(unfinished)))
-    together(lambda: name() if state.is_main_process else None)
-
-
-def save_model(
-    trainer: Trainer, base: str, settings: ModelSection, adapter: Path | None, folder: str, kind: Any
-) -> None:
-    """Write a trained model as plain safetensors, however its weights were sharded; all ranks call this together.
-
-    LoRA's adapter goes to `adapter`, and merged into the base model, an `AutoModelFor...` of this kind, to `folder`.
-    """
-    if adapter is None:
-        if not uses_deepspeed():  # which saves in the type of its own weights
-            trainer.model.to(getattr(torch, settings.dtype))  # trained in float32, perhaps
-        trainer.save_model(folder)
-        return
-    trainer.save_model(str(adapter))
-    if not trainer.accelerator.is_main_process:
-        return
-    with unsharded():  # this rank loads the base alone
-        weights = kind.from_pretrained(base, revision=settings.revision, dtype=settings.dtype, trust_remote_code=False)
-        # The adapter's file has all that was trained: no rank need hold the policy's weights whole.
-        PeftModel.from_pretrained(weights, str(adapter)).merge_and_unload().save_pretrained(folder)
-    trainer.processing_class.save_pretrained(folder)
+    together = partial(_write_together, str(output.model), output.path, "continues from the last checkpoint")
+    together(write)
+    together(lambda: commit() if state.is_main_process else None)
 
 
 @contextmanager

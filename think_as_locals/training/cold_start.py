@@ -18,7 +18,7 @@ from importlib.resources import files
 from string import Template
 
 from datasets import Dataset
-from transformers import AutoTokenizer, PrinterCallback
+from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 from think_as_locals.config.schema import RunConfig, SftSection
@@ -70,7 +70,6 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
             processing_class=tokenizer,
             peft_config=adapter_config(config, sft),
         )
-        self.remove_callback(PrinterCallback)
 
 
 def demonstrate(

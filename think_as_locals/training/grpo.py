@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from rich.console import Console
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import AutoTokenizer, GenerationConfig, Trainer, TrainingArguments, get_scheduler
@@ -27,9 +29,10 @@ from think_as_locals.judging.custom_rewards import load_custom_rewards
 from think_as_locals.runtime.ranks import current_launch, device_arguments, shards
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.ahead import SampledAhead
-from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, Values
+from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, StopSignals, Values, train_stage
 from think_as_locals.training.criteria_gain import CriteriaGainScorer
 from think_as_locals.training.faults import StepGuard
+from think_as_locals.training.logging import CompletionsWriter, EvalCallback, LiveView, track
 from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.training.rollouts import CHECK_PROMPTS, rollout_arguments
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
@@ -191,6 +194,25 @@ class JudgeTrainer(GroupTrainer):
             settings = {name: getattr(order, name) for name in ("batch_size", "repeat_count", "shuffle", "seed")}
             order = BothOrdersSampler(order.num_samples, self.num_generations, **settings)
         return order
+
+
+def train_grpo(
+    trainer: GroupTrainer,
+    config: GrpoConfig,
+    folder: RunFolder,
+    signals: StopSignals,
+    console: Console,
+    *,
+    evaluate: Callable[[int], dict[str, float]],
+    file_of: Callable[[int], Path],
+    take_rows: Callable[[], list[dict[str, Any]]],
+) -> None:
+    """Train by GRPO with the records of a run; before, at steps and after, `evaluate` measures and writes `file_of`."""
+    track(trainer, config, folder)
+    with closing(LiveView(console, "GRPO")) as view:
+        measuring = EvalCallback(trainer, evaluate, file_of, config.eval.every_steps)
+        callbacks = (measuring, CompletionsWriter(folder, take_rows), view)
+        train_stage(folder, trainer, "grpo", signals, console, callbacks)
 
 
 class BothOrdersSampler(RepeatSampler):
