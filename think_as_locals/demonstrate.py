@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -15,9 +17,9 @@ from think_as_locals.config.schema import DemonstrationConfig, ServerSection
 from think_as_locals.data.load import load_side
 from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.engines import Messages, Sampling
-from think_as_locals.evaluation.journal import Journal
+from think_as_locals.evaluation.journal import ask_by_journal
 from think_as_locals.evaluation.tables import Table
-from think_as_locals.evaluation.tries import Sampler, Tally, yield_table
+from think_as_locals.evaluation.tries import Sampler, Tally, advance, yield_table
 from think_as_locals.judging import RULES
 from think_as_locals.judging.prompt import hint, shuffled_order
 from think_as_locals.reward_models.judge import Judge
@@ -26,7 +28,7 @@ from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
 from think_as_locals.runtime.files import read_json, write_json
 from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import LABELS, DataError, Item, Judgement
+from think_as_locals.types import LABELS, DataError, Item
 
 _OUTCOMES = ("right", "wrong", "parse_failures", "too_long")
 
@@ -47,7 +49,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})", highlight=False)
     if not folder.demonstrations.is_file():
         with load_judge(config.teacher, config.seed) as teacher, progress_bar(console) as bar:
-            rows = [row for spec in tries(config) for row in Try(config, teacher, spec, folder, bar).run(tally)]
+            rows = [row for spec in tries(config) for row in ask(config, teacher, spec, tally, folder, bar)]
         summary = tally.summary()
         write_json(folder.yields, summary)
         if not rows:
@@ -84,73 +86,53 @@ def tries(config: DemonstrationConfig) -> Iterator[TrySpec]:
             yield TrySpec(number, random.Random(f"{config.seed}-{number}-{hinted}").randrange(2**31), hinted)
 
 
-@dataclass(frozen=True, slots=True)
-class Try:
-    """One try at the items that are left."""
+def ask(
+    config: DemonstrationConfig, teacher: Judge, spec: TrySpec, tally: Tally, folder: RunFolder, bar: Progress
+) -> list[dict[str, Any]]:
+    """Ask about the items that are left; return a row for each right completion, of both orders where asked."""
+    left, rows = tally.left(), defaultdict[str, list[dict[str, Any]]](list)
+    teacher.engine.check_texts(left)
+    drawn: dict[str, Any] = {"temperature": config.temperature, "seed": spec.seed}
+    sampling = Sampling(max_completion_length=teacher.settings.max_completion_length, **drawn)
+    conversation = partial(_conversation, teacher, with_hint=spec.hint)
+    sampler = Sampler(teacher.engine, sampling, teacher.chunk_size, conversation, teacher.sort_key)
+    path, identity = folder.journal(spec.name), {"teacher": teacher.identity, **drawn, "hint": spec.hint}
+    section = config.teacher
+    name = section.model if isinstance(section, ServerSection) else section.path
+    provenance = {"teacher": name, "settings": teacher.identity, "try": spec.number, **drawn, "hint": spec.hint}
+    for reverse in (False, True) if config.both_orders else (False,):
+        orders = [shuffled_order(item.responses, teacher.settings.seed, reverse=reverse) for item in left]
+        requests = [Request(item, tuple(order)) for item, order in zip(left, orders, strict=True)]
+        shown = advance(bar, f"{spec.name}{', reversed' if reverse else ''}")
+        answers = ask_by_journal(sampler, path, identity, requests, shown, too_long="wrong")
+        left = []
+        for request, answer in zip(requests, answers, strict=True):
+            outcome, issues = _outcome(teacher, request, answer)
+            tally.add(request.item, outcome, issues)
+            if outcome == "right":
+                found = {"order": list(request.order), "completion": answer["text"]}
+                rows[request.item.id].append({"item": asdict(request.item), **found, **provenance})
+                left.append(request.item)
+    tally.keep(left, "hinted" if spec.hint else None)
+    return [row for item in left for row in rows[item.id]]
 
-    config: DemonstrationConfig
-    teacher: Judge
-    spec: TrySpec
-    folder: RunFolder
-    bar: Progress
 
-    def run(self, tally: Tally) -> list[dict[str, Any]]:
-        """Ask about the items that are left; return a row for each right completion, of both orders where asked."""
-        left, rows = tally.left(), dict[str, list[dict[str, Any]]]()
-        self.teacher.engine.check_texts(left)
-        sampling = {"temperature": self.config.temperature, "seed": self.spec.seed, "hint": self.spec.hint}
-        with Journal(self.folder.journal(self.spec.name), {"teacher": self.teacher.identity, **sampling}) as journal:
-            for reverse in (False, True) if self.config.both_orders else (False,):
-                seed = self.teacher.settings.seed
-                requests = [
-                    Request(item, tuple(shuffled_order(item.responses, seed, reverse=reverse))) for item in left
-                ]
-                title = f"{self.spec.name}{', reversed' if reverse else ''}"
-                self._sampler().collect(journal, requests, self.bar, title)
-                left = []
-                for request in requests:
-                    if self._is_right(request, self._read(request, journal[request]), tally):
-                        rows.setdefault(request.item.id, []).append(self._row(request, journal[request], sampling))
-                        left.append(request.item)
-        tally.keep(left, "hinted" if self.spec.hint else None)
-        return [row for item in left for row in rows[item.id]]
+def _conversation(teacher: Judge, request: Request, with_hint: bool) -> Messages:
+    *before, user = teacher.conversation(request)
+    if not with_hint:
+        return [*before, user]
+    shown = hint(LABELS[request.order.index(request.item.best)])
+    return [*before, {**user, "content": f"{user['content']}\n\n{shown}"}]
 
-    def _sampler(self) -> Sampler:
-        length = self.teacher.settings.max_completion_length
-        sampling = Sampling(max_completion_length=length, temperature=self.config.temperature, seed=self.spec.seed)
-        teacher = self.teacher
-        return Sampler(teacher.engine, sampling, teacher.chunk_size, self._conversation, teacher.sort_key)
 
-    def _conversation(self, request: Request) -> Messages:
-        *before, user = self.teacher.conversation(request)
-        if not self.spec.hint:
-            return [*before, user]
-        shown = hint(LABELS[request.order.index(request.item.best)])
-        return [*before, {**user, "content": f"{user['content']}\n\n{shown}"}]
-
-    def _read(self, request: Request, answer: Answer) -> Judgement:
-        if TOO_LONG in answer:
-            return Judgement(verdict=None, rubric=None, analysis=None, issues=(TOO_LONG,), completion="")
-        return self.teacher.read(request, {**answer, "label_log_probs": {}})
-
-    def _is_right(self, request: Request, judgement: Judgement, tally: Tally) -> bool:
-        """Count a completion, and return whether it holds the format and chooses the best response."""
-        right = judgement.verdict == request.order.index(request.item.best)
-        outcome = "too_long" if TOO_LONG in judgement.issues else "parse_failures" if judgement.issues else "wrong"
-        tally.add(request.item, "right" if right else outcome, judgement.issues)
-        return right
-
-    def _row(self, request: Request, answer: Answer, sampling: Mapping[str, Any]) -> dict[str, Any]:
-        section = self.config.teacher
-        return {
-            "item": asdict(request.item),
-            "order": list(request.order),
-            "completion": answer["text"],
-            "teacher": section.model if isinstance(section, ServerSection) else section.path,
-            "settings": self.teacher.identity,
-            "try": self.spec.number,
-            **sampling,
-        }
+def _outcome(teacher: Judge, request: Request, answer: Answer) -> tuple[str, Sequence[str]]:
+    """Return which of `_OUTCOMES` a completion is, and the rules of the format that it breaks."""
+    if TOO_LONG in answer:
+        return "too_long", (TOO_LONG,)
+    judgement = teacher.read(request, {**answer, "label_log_probs": {}})
+    if judgement.verdict == request.order.index(request.item.best):
+        return "right", judgement.issues
+    return "parse_failures" if judgement.issues else "wrong", judgement.issues
 
 
 def table(summary: Mapping[str, Any]) -> Table:

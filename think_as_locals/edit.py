@@ -32,9 +32,9 @@ from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.evaluation.breakdowns import language_name
 from think_as_locals.evaluation.candidates import load_policy
-from think_as_locals.evaluation.journal import Journal
+from think_as_locals.evaluation.journal import ask_by_journal
 from think_as_locals.evaluation.tables import Cell, Table
-from think_as_locals.evaluation.tries import Sampler, Tally, yield_table
+from think_as_locals.evaluation.tries import Sampler, Tally, advance, yield_table
 from think_as_locals.judging.prompt import break_tokens, culture_name
 from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
 from think_as_locals.runtime.files import read_json, write_json
@@ -116,25 +116,26 @@ class Editing:
         left, config = tally.left(), self.config
         if not left:
             return []
-        seed = random.Random(f"{config.seed}-{self.probe}-{number}").randrange(2**31)
-        sampling = Sampling(
-            max_completion_length=config.max_completion_length, temperature=config.temperature, seed=seed
-        )
-        made = {
-            "editor": dict(self.identity),
-            "prompt": hashlib.sha256(prompt_text(self.probe).encode()).hexdigest()[:16],
+        drawn: dict[str, Any] = {
             "temperature": config.temperature,
-            "seed": seed,
+            "seed": random.Random(f"{config.seed}-{self.probe}-{number}").randrange(2**31),
         }
-        asked = {**made, "language": self._language, "max_completion_length": config.max_completion_length}
+        sampling = Sampling(max_completion_length=config.max_completion_length, **drawn)
         sampler = Sampler(self.engine, sampling, self.chunk_size, self._conversation, lambda r: r.item.prompt)
-        requests, rows = [Request(item, ()) for item in left], []
-        with Journal(self.folder.journal(f"{self.probe}-try-{number}"), asked) as journal:
-            sampler.collect(journal, requests, self.bar, f"{self.probe}, try {number}")
-            for item, request in zip(left, requests, strict=True):
-                if (after := self._read(item, journal[request], tally)) is not None:
-                    rows.append(self._row(item, after, {**made, "try": number}))
-                    tally.keep([item])
+        prompt = hashlib.sha256(prompt_text(self.probe).encode()).hexdigest()[:16]
+        made = {"editor": dict(self.identity), "prompt": prompt, **drawn}
+        identity = {**made, "language": self._language, "max_completion_length": config.max_completion_length}
+        path, shown = (
+            self.folder.journal(f"{self.probe}-try-{number}"),
+            advance(self.bar, f"{self.probe}, try {number}"),
+        )
+        requests = [Request(item, ()) for item in left]
+        answers = ask_by_journal(sampler, path, identity, requests, shown, too_long="wrong")
+        rows = []
+        for item, answer in zip(left, answers, strict=True):
+            if (after := self._read(item, answer, tally)) is not None:
+                rows.append(self._row(item, after, {**made, "try": number}))
+                tally.keep([item])
         return rows
 
     def _conversation(self, request: Request) -> Messages:

@@ -21,7 +21,7 @@ from think_as_locals.data.load import Candidates, load_side, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.candidates import draw, read_drawn
+from think_as_locals.evaluation.candidates import draw
 from think_as_locals.evaluation.downstream import (
     best_scored,
     read_results,
@@ -106,7 +106,7 @@ def run(
     if (sample := config.sample) is not None:
         with progress_bar(console) as bar:
             peers.together(lambda: draw(sample, config.seed, questions, folder, bar, peers))
-        candidates = read_drawn(folder)
+        candidates = read_candidates(folder.candidates)
         clear_device_cache(garbage_collection=True)  # of the policy
     failed = []
     for name in config.rms:

@@ -12,14 +12,12 @@ from typing import Any
 from rich.progress import Progress
 
 from think_as_locals.config.schema import PolicySection, PolicyServerSection, SampleSection, TaskSection
-from think_as_locals.data.load import Candidates, read_candidates
 from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.engines.load import load_engine
-from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.journal import Journal, collect
-from think_as_locals.evaluation.scored import grouped
+from think_as_locals.evaluation.journal import ask_by_journal
+from think_as_locals.evaluation.scored import with_cultures
 from think_as_locals.evaluation.statistics import estimate_mean
 from think_as_locals.evaluation.tables import Cell, Table, figure
 from think_as_locals.evaluation.tasks import Question, quality
@@ -58,11 +56,10 @@ def draw(
         for number, sampling in enumerate(samplings(section, seed), start=1):
             sampler = Sampler(engine, sampling, chunk_size, _conversation, lambda request: request.item.prompt)
             drawn = {name: getattr(sampling, name) for name in ("max_completion_length", "temperature", "seed")}
-            title = f"candidate {number} of {section.num_candidates}"
-            with Journal(folder.journal(f"candidate-{number}"), {**identity, **drawn}, peers=peers) as journal:
-                peers.exchange(None)  # all have read what there is before anyone writes
-                collect(sampler, journal, advance(bar, title), requests, peers=peers)
-                answers.append([{**journal[request], "seed": sampling.seed} for request in requests])
+            path = folder.journal(f"candidate-{number}")
+            shown = advance(bar, f"candidate {number} of {section.num_candidates}")
+            of_number = ask_by_journal(sampler, path, {**identity, **drawn}, requests, shown, peers=peers)
+            answers.append([{**answer, "seed": sampling.seed} for answer in of_number])
     if not peers.is_main:
         return
     of_questions = list(zip(*answers, strict=True))
@@ -94,11 +91,6 @@ def samplings(section: TaskSection, seed: int) -> Iterator[Sampling]:
             temperature=section.temperature,
             seed=random.Random(f"{seed}-candidate-{number}").randrange(2**31),
         )
-
-
-def read_drawn(folder: RunFolder) -> list[Candidates]:
-    """Read the candidates of a run."""
-    return read_candidates(folder.candidates)
 
 
 def load_policy(policy: PolicySection | PolicyServerSection) -> tuple[Engine, dict[str, Any], int | None]:
@@ -148,25 +140,18 @@ def summary(
     section: TaskSection, items: Sequence[Item], scores: Sequence[Sequence[float]], seed: int
 ) -> dict[str, Any]:
     """Return the mean quality of a candidate and of the best of each question, of all and by culture, as JSON."""
-    known = dict(zip((item.id for item in items), scores, strict=True))
     bounds = (0, 1) if section.scorer is None else (-math.inf, math.inf)
 
-    def part(of: Sequence[Item]) -> dict[str, Any]:
-        groups = [item.group for item in of]
-        means = [sum(known[item.id]) / len(known[item.id]) for item in of]
-        best = [max(known[item.id]) for item in of]
+    def part(of: Sequence[tuple[Item, Sequence[float]]]) -> dict[str, Any]:
+        groups, every = [item.group for item, _ in of], [found for _, found in of]
+        columns = {"mean": [sum(found) / len(found) for found in every], "best": list(map(max, every))}
         return {
-            "mean": estimate_mean(means, groups, 2000, seed, bounds=bounds).as_dict("quality"),
-            "best": estimate_mean(best, groups, 2000, seed, bounds=bounds).as_dict("quality"),
+            name: estimate_mean(column, groups, 2000, seed, bounds=bounds).as_dict("quality")
+            for name, column in columns.items()
         }
 
-    by_culture = grouped(items, BREAKDOWNS["culture"])
-    return {
-        "task": section.task,
-        "num_candidates": section.num_candidates,
-        **part(items),
-        "by_culture": {culture: part(of) for culture, of in sorted(by_culture.items())},
-    }
+    found = with_cultures(list(zip(items, scores, strict=True)), part, lambda each: each[0])
+    return {"task": section.task, "num_candidates": section.num_candidates, **found}
 
 
 def table(found: Mapping[str, Any]) -> Table:

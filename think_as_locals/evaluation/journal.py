@@ -115,12 +115,6 @@ class Journal:
         os.fsync(self._file.fileno())
         self._file.close()
 
-    def __contains__(self, request: Request) -> bool:
-        return self.has(self.key(request))
-
-    def __getitem__(self, request: Request) -> Answer:
-        return self.answer(self.key(request))
-
     def key(self, request: Request) -> bytes:
         """Return the key by which the methods below know a request."""
         return bytes.fromhex(self._key(request))
@@ -175,12 +169,7 @@ def _read(path: Path, line: bytes, number: int, content: Callable[[dict[str, Any
 
 @dataclass(frozen=True, slots=True)
 class AnswerCollector:
-    """Asks a reward model about items, by way of a journal that survives the process.
-
-    Requests are sorted by the model's own key (common prefixes, or similar lengths, side by side), and chunks are cut
-    from all of them, answered or not: neither the order of the data nor a kill changes a bit of an answer. Several
-    processes take the chunks in turn, and all have all answers in the end.
-    """
+    """Asks a reward model about items, and keeps its answers in a journal."""
 
     rm: RewardModel
     journal: Journal
@@ -211,14 +200,10 @@ class AnswerCollector:
             of_item = requests_of(item)
             requests += of_item
             counts.append(len(of_item))
-        keys = iter(self.collect(requests))
+        keys = iter(collect(self.rm, self.journal, self.advance, requests, self.too_long, self.peers))
         del requests
         for item, count in zip(items, counts, strict=True):
             yield item, [self.journal.answer(key) for key in islice(keys, count)]
-
-    def collect(self, requests: Sequence[Request]) -> list[bytes]:
-        """Ask for the answers that the journal lacks; return the key of each request."""
-        return collect(self.rm, self.journal, self.advance, requests, self.too_long, self.peers)
 
 
 def collect(
@@ -229,10 +214,11 @@ def collect(
     too_long: TooLong = "error",
     peers: Peers = ALONE,
 ) -> list[bytes]:
-    """Ask for the answers to requests that a journal lacks; chunks are as `AnswerCollector` says.
+    """Ask for the answers that a journal lacks, and return the journal's key of each request.
 
-    Returns:
-        The journal's key of each request.
+    Requests are sorted by the model's own key (common prefixes, or similar lengths, side by side), and chunks are cut
+    from all of them, answered or not: neither the order of the data nor a kill changes a bit of an answer. Several
+    processes take the chunks in turn, and each has all answers in the end.
     """
     keys = list(map(journal.key, requests))
     by_key = dict(zip(keys, requests, strict=True))
@@ -268,6 +254,23 @@ def collect(
     if peers.size > 1:
         journal.share(chain.from_iterable(mine), peers)
     return keys
+
+
+def ask_by_journal(
+    asker: Asker,
+    path: Path,
+    identity: dict[str, Any],
+    requests: Sequence[Request],
+    advance: Advance,
+    *,
+    key: Key = by_request,
+    too_long: TooLong = "error",
+    peers: Peers = ALONE,
+) -> list[Answer]:
+    """Return the answers to requests, of which only those are asked that the journal at `path` lacks."""
+    with Journal(path, identity, key, peers) as journal:
+        peers.exchange(None)  # all have read what there is before anyone writes
+        return [journal.answer(key) for key in collect(asker, journal, advance, requests, too_long, peers)]
 
 
 class _Progress:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from think_as_locals.config.schema import PolicyConfig
-from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.candidates import NO_ANSWER, qualities
-from think_as_locals.evaluation.scored import grouped
+from think_as_locals.evaluation.scored import with_cultures
 from think_as_locals.evaluation.statistics import estimate_mean
 from think_as_locals.evaluation.tables import Cell, Table, escape_markdown, figure
 from think_as_locals.evaluation.tasks import Question
@@ -97,26 +96,25 @@ def write_results(config: PolicyConfig, questions: Mapping[str, Sequence[Questio
 
 
 def _summary(rows: Sequence[_Worth], config: PolicyConfig, most: float) -> dict[str, Any]:
-    """Return the means before and after and the gain, of all and by culture, where a quality is at most `most`."""
+    """Return the means before and after and the gain, in all and by culture; a quality is at most `most`."""
+    bounds = {"before": (0.0 if most == 1 else -most, most)}
+    bounds |= {"after": bounds["before"], "gain": (-most, most)}
 
     def part(of: Sequence[_Worth]) -> dict[str, Any]:
         groups = [row.question.item.group for row in of]
         before, after = zip(*(row.means for row in of), strict=True)
-        gains = [new - old for old, new in zip(before, after, strict=True)]
-        least = 0.0 if most == 1 else -most
-        columns = {"before": (before, (least, most)), "after": (after, (least, most)), "gain": (gains, (-most, most))}
+        columns = {
+            "before": before,
+            "after": after,
+            "gain": [new - old for old, new in zip(before, after, strict=True)],
+        }
         how = groups, config.eval.bootstrap_samples, config.seed
         return {
-            name: estimate_mean(column, *how, bounds=bounds).as_dict("quality")
-            for name, (column, bounds) in columns.items()
+            name: estimate_mean(column, *how, bounds=bounds[name]).as_dict("quality")
+            for name, column in columns.items()
         }
 
-    cultures = grouped([row.question.item for row in rows], BREAKDOWNS["culture"])
-    of_item = {row.question.item.id: row for row in rows}
-    return {
-        **part(rows),
-        "by_culture": {name: part([of_item[item.id] for item in items]) for name, items in sorted(cultures.items())},
-    }
+    return with_cultures(rows, part, lambda row: row.question.item)
 
 
 def table(found: Mapping[str, Any]) -> Table:

@@ -210,3 +210,11 @@ def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, l
     for thing in things:
         parts[key(thing)].append(thing)
     return dict(parts)
+
+
+def with_cultures(
+    things: Sequence[Thing], summarise: Callable[[Sequence[Thing]], dict[str, Any]], item: Callable[[Thing], Item]
+) -> dict[str, Any]:
+    """Return the summary of things about items, with that of each culture under `by_culture`."""
+    cultures = grouped(things, lambda thing: BREAKDOWNS["culture"](item(thing)))
+    return {**summarise(things), "by_culture": {name: summarise(part) for name, part in sorted(cultures.items())}}

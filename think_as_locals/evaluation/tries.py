@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from rich.progress import Progress
 
 from think_as_locals.engines import Engine, Messages, Sampling
-from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.journal import Advance, Journal, collect
-from think_as_locals.evaluation.scored import grouped
+from think_as_locals.evaluation.journal import Advance
+from think_as_locals.evaluation.scored import with_cultures
 from think_as_locals.evaluation.statistics import accuracy
 from think_as_locals.evaluation.tables import Cell, Table, figure
 from think_as_locals.reward_models.reward_model import Keep, Request
@@ -38,18 +36,11 @@ class Sampler:
 
         self.engine.sample([self.conversation(request) for request in requests], self.sampling, deliver)
 
-    def collect(self, journal: Journal, requests: Sequence[Request], bar: Progress, title: str) -> None:
-        """Ask for the answers that a journal lacks, under a progress bar; one that is too long gets `TOO_LONG`."""
-        collect(self, journal, advance(bar, title), requests, too_long="wrong")
-
 
 def advance(bar: Progress, title: str) -> Advance:
     """Add a task to a progress bar, and return what advances it."""
-    return partial(_advance, bar, bar.add_task(title, total=None))
-
-
-def _advance(bar: Progress, task: Any, more: int, total: int) -> None:
-    bar.update(task, advance=more, total=total)
+    task = bar.add_task(title, total=None)
+    return lambda more, total: bar.update(task, advance=more, total=total)
 
 
 class Tally:
@@ -70,11 +61,11 @@ class Tally:
         self.issues: Counter[str] = Counter()
 
     def place(self, name: str) -> int:
-        """Return which of the items is called so."""
+        """Return the place of an item among the others, given its id."""
         return self._places[name]
 
     def left(self) -> list[Item]:
-        """Return the items of which nothing was kept."""
+        """Return the items about which nothing has been kept yet."""
         return [item for name, item in self._items.items() if name not in self._kept]
 
     def add(self, item: Item, outcome: str, issues: Iterable[str] = ()) -> None:
@@ -83,17 +74,13 @@ class Tally:
         self.issues.update(issues)
 
     def keep(self, items: Iterable[Item], mark: str | None = None) -> None:
-        """Say that something of these items was kept."""
+        """Note that something about these items was kept."""
         self._kept |= dict.fromkeys((item.id for item in items), mark)
 
     def summary(self) -> dict[str, Any]:
-        """Return counts and the share of the items of which something was kept, of all and by culture, as JSON."""
-        by_culture = grouped(self._items.values(), BREAKDOWNS["culture"])
-        return {
-            **self._part(list(self._items.values())),
-            "by_culture": {culture: self._part(items) for culture, items in sorted(by_culture.items())},
-            "broken": dict(self.issues.most_common()),
-        }
+        """Return counts, and the share of items about which something was kept, in all and by culture, as JSON."""
+        found = with_cultures(list(self._items.values()), self._part, lambda item: item)
+        return {**found, "broken": dict(self.issues.most_common())}
 
     def _part(self, items: Sequence[Item]) -> dict[str, Any]:
         kept = [float(item.id in self._kept) for item in items]

@@ -12,7 +12,7 @@ from scipy.spatial.distance import jensenshannon
 from scipy.special import softmax
 
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, is_answer, others_mean
-from think_as_locals.evaluation.journal import AnswerCollector, Journal, by_response, content_key
+from think_as_locals.evaluation.journal import ask_by_journal, by_response, content_key
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.types import DataError, Item
@@ -54,9 +54,8 @@ def score_responses(
     path = folder / f"rank-{state.process_index}.jsonl"
     if rm.model.training:  # dropout is on, and what is left to a resumed run would be scored with other random draws
         path.unlink(missing_ok=True)
-    with Journal(path, rm.identity, by_response) as journal:
-        AnswerCollector(rm, journal, advance).collect(mine)
-        scored = [(by_response(request), float(journal[request]["score"])) for request in mine]
+    answers = ask_by_journal(rm, path, rm.identity, mine, advance, key=by_response)
+    scored = [(by_response(request), float(answer["score"])) for request, answer in zip(mine, answers, strict=True)]
     return dict(gather_object(scored))
 
 
