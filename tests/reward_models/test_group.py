@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reward_models.scripted import RUBRIC, Picks, Scripted, first, judged, longest, shown_in
 
 from think_as_locals.judging import write
-from think_as_locals.reward_models.group import GroupReward
+from think_as_locals.reward_models.group import GroupReward, policy_rows
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.reward_models.scalar import ConstantRM
@@ -73,16 +73,16 @@ def test_a_verdict_that_cannot_be_parsed_counts_for_nobody() -> None:
 
 
 def test_a_comparison_that_the_order_decides_is_a_tie_and_says_so() -> None:
-    first = judge(picking(lambda presented: 0)).rewards(["p"] * 3, ["a", "ab", "abc"])
+    first = judge(picking(lambda presented: 0)).rewards(policy_rows(["p"] * 3, ["a", "ab", "abc"]))
     assert first == [(0.5, 1.0)] * 3
 
     def by_length_unless_close(presented: list[str]) -> int | None:
         return 0 if abs(len(presented[0]) - len(presented[1])) < 2 else longest(presented)
 
-    mixed = judge(picking(by_length_unless_close)).rewards(["p"] * 3, ["a", "ab", "abc"])
+    mixed = judge(picking(by_length_unless_close)).rewards(policy_rows(["p"] * 3, ["a", "ab", "abc"]))
     assert mixed == [(0.25, 0.5), (0.5, 1.0), (0.75, 0.5)]
-    assert judge(Scripted()).rewards(["p"] * 2, ["a", "ab"]) == [(0.0, 0.0), (1.0, 0.0)]
-    rated = judge(Scripted(), "pointwise", 1).rewards(["p"] * 2, ["a", "ab"])
+    assert judge(Scripted()).rewards(policy_rows(["p"] * 2, ["a", "ab"])) == [(0.0, 0.0), (1.0, 0.0)]
+    rated = judge(Scripted(), "pointwise", 1).rewards(policy_rows(["p"] * 2, ["a", "ab"]))
     assert [reward.order_disagreement for reward in rated] == [0.0, 0.0]
 
 

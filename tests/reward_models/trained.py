@@ -14,7 +14,7 @@ from think_as_locals.config.schema import ScratchSection
 from think_as_locals.engines import Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.judging import render, write
-from think_as_locals.reward_models.group import Question, item_of
+from think_as_locals.reward_models.group import PolicyPrompt, item_of
 from think_as_locals.reward_models.judge import JudgeSettings
 from think_as_locals.reward_models.scalar import IGNORED, Row, padded
 from think_as_locals.reward_models.scratch import make_judge
@@ -69,7 +69,9 @@ def pairs(count: int, seed: int = 0) -> list[Item]:
     def noise() -> str:
         return " ".join(source.choice(WORDS) + "".join(source.choices(characters, k=2)) for _ in range(5))
 
-    return [item_of(Question(f"What is said on day {i % 4}?", "TH", "en"), (noise(), noise())) for i in range(count)]
+    return [
+        item_of(PolicyPrompt(f"What is said on day {i % 4}?", "TH", "en"), (noise(), noise())) for i in range(count)
+    ]
 
 
 def judge_of_pairs(folder: Path) -> str:

@@ -22,7 +22,7 @@ from think_as_locals.evaluation.statistics import estimate_mean
 from think_as_locals.evaluation.tables import Cell, Table, figure
 from think_as_locals.evaluation.tasks import Question, quality
 from think_as_locals.evaluation.tries import Sampler, advance
-from think_as_locals.reward_models.group import GroupReward
+from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, PolicyRow, clean
 from think_as_locals.reward_models.load import load_reward_model
 from think_as_locals.reward_models.reward_model import Answer, Request, identify_weights
 from think_as_locals.runtime.files import write_json
@@ -123,16 +123,11 @@ def qualities(
     """Return how good each candidate of each question is; a judge compares those of one question."""
     if section.scorer is None:
         return [[quality(q, text) for text in of_q] for q, of_q in zip(questions, texts, strict=True)]
-    rows = [(q.item, text) for q, of_q in zip(questions, texts, strict=True) for text in of_q]
+    every = [(q.item, text) for q, of_q in zip(questions, texts, strict=True) for text in of_q]
+    rows = [PolicyRow(PolicyPrompt(i.prompt, i.culture, i.language), clean(text)) for i, text in every]
     with closing(load_reward_model(section.scorer, seed)) as rm:
         reward = GroupReward(rm)
-        scores = reward.score(
-            [item.prompt for item, _ in rows],
-            [text for _, text in rows],
-            [item.culture for item, _ in rows],
-            [item.language for item, _ in rows],
-        )
-    found = iter([reward.neutral if score is None else score for score in scores])
+        found = iter([reward.neutral if value is None else value for value, _ in reward.rewards(rows)])
     return [[next(found) for _ in of_q] for of_q in texts]
 
 

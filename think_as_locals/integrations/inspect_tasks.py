@@ -163,7 +163,7 @@ def judge_duel(
         (row,) = policy_rows([asked], [state.output.completion], culture, language, [target.text])
         if not row.text or row.text == row.reference:
             return Score(value=NEUTRAL if row.text else 0.0, answer=row.text)
-        requests = ROUND_ROBIN.requests(item_of(row.question, (row.text, row.reference)), _DEFAULTS.seed)
+        requests = ROUND_ROBIN.requests(item_of(row.prompt, (row.text, row.reference)), _DEFAULTS.seed)
         config = models.GenerateConfig(temperature=0, max_tokens=max_completion_length)
         rendered = [render_presented(each.item, each.responses, prompt, CHAT_TOKENS) for each in requests]
         outputs: list[ModelOutput] = await collect(*(judge.generate(_chat(one), config=config) for one in rendered))

@@ -12,7 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from think_as_locals.reward_models.group import GroupReward, Messages, Question, item_of, question, response
+from think_as_locals.reward_models.group import GroupReward, Messages, PolicyPrompt, item_of, question, response
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.types import LABELS, DataError
@@ -43,7 +43,7 @@ def _run_judge_four(
     """Four conversations -> label of the best (`error` without one or for no valid item), prompt, the judge's text."""
     asked = question(a[:-1])
     try:
-        item = item_of(Question(asked, None, "en"), [response(answer[-1:]) for answer in (a, b, c, d)])
+        item = item_of(PolicyPrompt(asked, None, "en"), [response(answer[-1:]) for answer in (a, b, c, d)])
     except DataError as error:
         return _ERROR, asked, str(error)
     (scored,) = judge.predict([item])

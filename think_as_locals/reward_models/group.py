@@ -24,6 +24,60 @@ NEUTRAL = 0.5  # the reward of a response without a rival
 _BLANK = "\u2060"  # a word joiner, in place of a blank response, which an item cannot hold
 
 
+class PolicyPrompt(NamedTuple):
+    """The prompt that the responses of a group answer."""
+
+    prompt: str
+    culture: str | None
+    language: str
+
+
+class PolicyRow(NamedTuple):
+    """A response and its reference; each is empty if blank."""
+
+    prompt: PolicyPrompt
+    text: str
+    reference: str = ""
+
+
+def policy_rows(
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    cultures: Sequence[str | None] | None = None,
+    languages: Sequence[str | None] | None = None,
+    references: Sequence[str | None] | None = None,
+) -> list[PolicyRow]:
+    """Return checked rows from the columns of a batch; a DataError names the row and the column."""
+    unknown = [None] * len(prompts)
+    columns: dict[str, Sequence[str | None]] = {
+        "prompts": prompts,
+        "responses": responses,
+        "cultures": unknown if cultures is None else cultures,
+        "languages": unknown if languages is None else languages,
+        "references": unknown if references is None else references,
+    }
+    if any(len(column) != len(prompts) for column in columns.values()):
+        lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
+        raise DataError(f"expected as many of each, got {lengths}")
+    rows = []
+    for row, (prompt, response, culture, language, reference) in enumerate(zip(*columns.values(), strict=True)):
+        for name, value in (("prompt", prompt), ("culture", culture), ("language", language)):
+            if not is_text(value) and (value is not None or name == "prompt"):
+                raise DataError(f"row {row}: {name} must be a non-blank string, got {value!r}")
+        for name, value in (("response", response), ("reference", reference)):
+            if not isinstance(value, str) and (value is not None or name == "response"):
+                raise DataError(f"row {row}: {name} must be a string, got {value!r}")
+        asked = PolicyPrompt(str(prompt), culture, language or "und")
+        rows.append(PolicyRow(asked, clean(str(response)), clean(reference or "")))
+    return rows
+
+
+def clean(text: str) -> str:
+    """Return a text as an item can hold it, without halves of surrogate pairs; empty if it is blank."""
+    is_blank = all(unicodedata.category(character)[0] in "CZ" for character in text)
+    return "" if is_blank else text.encode(errors="replace").decode()
+
+
 class Reward(NamedTuple):
     """The reward of a response, and the share of its comparisons in which the judge's two orders disagree."""
 
@@ -72,18 +126,7 @@ class GroupReward:
         languages: Sequence[str | None] | None = None,
         references: Sequence[str | None] | None = None,
     ) -> list[float | None]:
-        """Return the value of the reward of each row, as `rewards` has it."""
-        return [reward.value for reward in self.rewards(prompts, responses, cultures, languages, references)]
-
-    def rewards(
-        self,
-        prompts: Sequence[str],
-        responses: Sequence[str],
-        cultures: Sequence[str | None] | None = None,
-        languages: Sequence[str | None] | None = None,
-        references: Sequence[str | None] | None = None,
-    ) -> list[Reward]:
-        """Return one reward for each row.
+        """Return one reward for each row of the columns; `None` without one.
 
         Args:
             prompts: The user's prompts.
@@ -96,19 +139,23 @@ class GroupReward:
             DataError: columns of different lengths, or a value that is not a text; the message names the row.
         """
         rows = policy_rows(prompts, responses, cultures, languages, references)
-        groups: dict[Question, dict[str, None]] = defaultdict(dict)
-        for question, text, reference in rows:
-            groups[question][text] = None
+        return [reward.value for reward in self.rewards(rows)]
+
+    def rewards(self, rows: Sequence[PolicyRow]) -> list[Reward]:
+        """Return the reward of each row; see `policy_rows`."""
+        groups: dict[PolicyPrompt, dict[str, None]] = defaultdict(dict)
+        for prompt, text, reference in rows:
+            groups[prompt][text] = None
             if reference and self._judge:
-                groups[question][reference] = None
-        items = [(question, item) for question, texts in groups.items() for item in self._items(question, texts)]
+                groups[prompt][reference] = None
+        items = [(prompt, item) for prompt, texts in groups.items() for item in self._items(prompt, texts)]
         asked = [(self.rm.requests if self._judge else self.rm.score_requests)(item) for _, item in items]
-        found: dict[tuple[Question, str], list[float]] = defaultdict(list)
-        for (question, item), requests, answers in zip(items, asked, ask_all(self.rm, asked), strict=True):
+        found: dict[tuple[PolicyPrompt, str], list[float]] = defaultdict(list)
+        for (prompt, item), requests, answers in zip(items, asked, ask_all(self.rm, asked), strict=True):
             for text, value in zip(item.responses, self._values(item, requests, answers), strict=True):
                 if not math.isnan(value):
-                    found[question, "" if text == _BLANK else text].append(value)
-        return [self._reward(text, groups[question], found[question, text]) for question, text, _ in rows]
+                    found[prompt, "" if text == _BLANK else text].append(value)
+        return [self._reward(text, groups[prompt], found[prompt, text]) for prompt, text, _ in rows]
 
     @property
     def neutral(self) -> float:
@@ -130,13 +177,13 @@ class GroupReward:
             return 0.0
         return float(RATINGS[0]) if isinstance(self.rm, Judge) else None
 
-    def _items(self, question: Question, texts: Iterable[str]) -> list[Item]:
+    def _items(self, prompt: PolicyPrompt, texts: Iterable[str]) -> list[Item]:
         """Return pairs for a judge that compares, else as few items as possible."""
         texts = [text or _BLANK for text in texts if text or self._lowest is None]
         if self._judge:
-            return [item_of(question, pair) for pair in combinations(texts, 2)]
+            return [item_of(prompt, pair) for pair in combinations(texts, 2)]
         parts = [texts[start : start + len(LABELS)] for start in range(0, len(texts), len(LABELS))]
-        return [item_of(question, part if len(part) > 1 else [*part, part[0] + _BLANK]) for part in parts]
+        return [item_of(prompt, part if len(part) > 1 else [*part, part[0] + _BLANK]) for part in parts]
 
     def _values(self, item: Item, requests: Sequence[Request], answers: Sequence[Answer]) -> Sequence[float]:
         """Return what each response of an item gets from the answers: NaN for a parse failure."""
@@ -160,59 +207,10 @@ class GroupReward:
         return Reward(math.fsum(known) / len(known), split / len(known))
 
 
-def item_of(question: Question, texts: Sequence[str]) -> Item:
-    """Return an item of responses to a question, none of which is known to be the best: `best` means nothing."""
-    fields = question._asdict()
+def item_of(prompt: PolicyPrompt, texts: Sequence[str]) -> Item:
+    """Return an item of responses to a prompt; which of them is the best is unknown, and `best` means nothing."""
+    fields = prompt._asdict()
     return Item(id="policy", responses=tuple(texts), best=0, domain="policy", group="policy", source="policy", **fields)
-
-
-class Question(NamedTuple):
-    """The prompt that the responses of a group answer."""
-
-    prompt: str
-    culture: str | None
-    language: str
-
-
-class PolicyRow(NamedTuple):
-    """A response and its reference; each is empty if blank."""
-
-    question: Question
-    text: str
-    reference: str
-
-
-def policy_rows(
-    prompts: Sequence[str],
-    responses: Sequence[str],
-    cultures: Sequence[str | None] | None,
-    languages: Sequence[str | None] | None,
-    references: Sequence[str | None] | None,
-) -> list[PolicyRow]:
-    """Return checked rows from the columns of a batch; a DataError names the row and the column."""
-    columns: dict[str, Sequence[str | None]] = {"prompts": prompts, "responses": responses}
-    for name, column in (("cultures", cultures), ("languages", languages), ("references", references)):
-        columns[name] = [None] * len(prompts) if column is None else column
-    if any(len(column) != len(prompts) for column in columns.values()):
-        lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
-        raise DataError(f"expected as many of each, got {lengths}")
-    rows = []
-    for row, (prompt, response, culture, language, reference) in enumerate(zip(*columns.values(), strict=True)):
-        for name, value in (("prompt", prompt), ("culture", culture), ("language", language)):
-            if not is_text(value) and (value is not None or name == "prompt"):
-                raise DataError(f"row {row}: {name} must be a non-blank string, got {value!r}")
-        for name, value in (("response", response), ("reference", reference)):
-            if not isinstance(value, str) and (value is not None or name == "response"):
-                raise DataError(f"row {row}: {name} must be a string, got {value!r}")
-        question = Question(str(prompt), culture, language or "und")
-        rows.append(PolicyRow(question, _clean(str(response)), _clean(reference or "")))
-    return rows
-
-
-def _clean(text: str) -> str:
-    """Return a text as an item can hold it, without halves of surrogate pairs; empty if it is blank."""
-    is_blank = all(unicodedata.category(character)[0] in "CZ" for character in text)
-    return "" if is_blank else text.encode(errors="replace").decode()
 
 
 # Prompts and completions of frameworks, plain or as messages, as texts for a judge.

@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from think_as_locals.config.serve_schema import LimitsSection, ScoreSection, ServeConfig
 from think_as_locals.engines.batching import MicroBatches
 from think_as_locals.judging.formats import RATINGS
-from think_as_locals.reward_models.group import GroupReward, PolicyRow, Question
+from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, PolicyRow, clean
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.serving.messages import (
@@ -159,7 +159,7 @@ class GroupScorer:
         self._reward = reward
         self._section = section
         self._special_tokens = tuple(filter(None, special_tokens))
-        self._waiting: dict[Question, tuple[list[PolicyRow], asyncio.Event, asyncio.Task[list[_Reward]]]] = {}
+        self._waiting: dict[PolicyPrompt, tuple[list[PolicyRow], asyncio.Event, asyncio.Task[list[_Reward]]]] = {}
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
         """Score the responses of one request."""
@@ -181,12 +181,12 @@ class GroupScorer:
         end = len(query)
         while token := next((t for t in self._special_tokens if query.endswith(t, len(prompt), end)), ""):
             end -= len(token)
-        question = Question(known.question or prompt, known.culture, known.language)
-        return PolicyRow(question, query[len(prompt) : end], known.reference)
+        asked = PolicyPrompt(known.question or prompt, known.culture, known.language)
+        return PolicyRow(asked, clean(query[len(prompt) : end]), clean(known.reference))
 
     def _check_rivals(self, rows: Sequence[PolicyRow]) -> None:
         """Raise a RequestError where a response has nothing to be compared with: its reward would be a constant."""
-        counts = Counter(row.question for row in rows)
+        counts = Counter(row.prompt for row in rows)
         alone = [place for place, row in enumerate(rows) if self._is_alone(row, counts)]
         if alone:
             raise RequestError(
@@ -196,19 +196,19 @@ class GroupScorer:
                 "score.protocol=pointwise; or give a reference in labels",
             )
 
-    def _is_alone(self, row: PolicyRow, counts: Counter[Question]) -> bool:
-        return self._section.protocol == "round_robin" and counts[row.question] == 1 and not row.reference
+    def _is_alone(self, row: PolicyRow, counts: Counter[PolicyPrompt]) -> bool:
+        return self._section.protocol == "round_robin" and counts[row.prompt] == 1 and not row.reference
 
     async def _judge_in_group(self, row: PolicyRow) -> _Reward:
-        question = row.question
-        if question not in self._waiting:
+        prompt = row.prompt
+        if prompt not in self._waiting:
             group, full = list[PolicyRow](), asyncio.Event()
-            self._waiting[question] = group, full, asyncio.create_task(self._judge_when_full(group, full))
-        group, full, rewards = self._waiting[question]
+            self._waiting[prompt] = group, full, asyncio.create_task(self._judge_when_full(group, full))
+        group, full, rewards = self._waiting[prompt]
         place = len(group)
         group.append(row)
         if len(group) == self._section.group_size:
-            del self._waiting[question]
+            del self._waiting[prompt]
             full.set()
         # Shielded: a client that disconnects must not cancel the group.
         return (await asyncio.shield(rewards))[place]
@@ -218,7 +218,7 @@ class GroupScorer:
         with suppress(TimeoutError):
             await asyncio.wait_for(full.wait(), self._section.group_wait_s)
         if not full.is_set():
-            del self._waiting[group[0].question]
+            del self._waiting[group[0].prompt]
             _log.warning(
                 "after score.group_wait_s=%g only %d of %d responses to a prompt are there: judged without the others",
                 *(self._section.group_wait_s, len(group), self._section.group_size),
@@ -226,16 +226,14 @@ class GroupScorer:
         return await self._judge(group)
 
     async def _judge(self, rows: Sequence[PolicyRow]) -> list[_Reward]:
-        questions, texts, references = zip(*rows, strict=True)
-        prompts, cultures, languages = zip(*questions, strict=True)
-        found = await run_in_threadpool(self._reward.rewards, prompts, texts, cultures, languages, references)
+        found = await run_in_threadpool(self._reward.rewards, rows)
         # A share of comparisons won is from 0 to 1 already, a rating is not.
         low, high = (0.0, 1.0) if self._section.protocol == "round_robin" else (RATINGS[0], RATINGS[-1])
-        sizes, rewards = Counter(questions), list[_Reward]()
+        sizes, rewards = Counter(row.prompt for row in rows), list[_Reward]()
         for row, (value, disagreement) in zip(rows, found, strict=True):
             share = ((self._reward.neutral if value is None else value) - low) / (high - low)
             judged = float(value is not None and not self._is_alone(row, sizes))
-            rewards.append((share, judged, float(sizes[row.question]), disagreement))
+            rewards.append((share, judged, float(sizes[row.prompt]), disagreement))
         return rewards
 
 
