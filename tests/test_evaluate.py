@@ -155,7 +155,7 @@ def test_probes_and_selections_stand_beside(evaluation: Path) -> None:
 
 def test_edits_of_a_file_are_measured_and_the_items_without_one_are_counted(tal: Tal, tmp_path: Path) -> None:
     words = ["data=quickstart_cards", "data.groups=[gift_taboo]", "data.languages=[en]", "data.sets_per_group=1"]
-    items = evaluate.items_of(load_config("recipes/carb.yaml", words))  # type: ignore[arg-type]
+    items = evaluate.load_items(load_config("recipes/carb.yaml", words))  # type: ignore[arg-type]
     rows = [{"item": items[0].id, "probe": "RP", "prompt": f"So: {items[0].prompt}"}]
     file = write(tmp_path / "edits.jsonl", rows)
     run = ["run", "recipes/carb.yaml", *words, f"run.dir={tmp_path}", "run.name=edited", "eval.bootstrap_samples=20"]

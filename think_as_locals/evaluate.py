@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 from think_as_locals.evaluation.probes import applied, probe
 from think_as_locals.evaluation.tables import escape_terminal
-from think_as_locals.evaluation.tasks import Question
+from think_as_locals.evaluation.tasks import Question, questions_of
 from think_as_locals.evaluation.tries import advance
 from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
@@ -49,70 +49,73 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocalsError
 
 
-def items_of(config: EvaluationConfig) -> Sequence[Item]:
+@dataclass(frozen=True, slots=True)
+class EvaluationData:
+    """What reward models are evaluated on."""
+
+    items: Sequence[Item]
+    candidates: Sequence[Candidates] = ()  # of best-of-N selection
+    edits: Edits | None = None  # for the probes
+    questions: Sequence[Question] = ()  # for which a policy draws the candidates
+
+
+def load_data(config: EvaluationConfig) -> EvaluationData:
+    """Load everything that an evaluation is about; a DataError names a fault."""
+    items, candidates = load_items(config), config.eval.candidates
+    return EvaluationData(
+        items=items,
+        candidates=read_candidates(Path(candidates).expanduser()) if candidates else [],
+        edits=_load_edits(config, items) if config.eval.probes else None,
+        questions=questions_of(config.sample, config.seed) if config.sample else [],
+    )
+
+
+def load_items(config: EvaluationConfig) -> Sequence[Item]:
     """Load the items to evaluate on."""
     items = load_side(config.data, config.seed, config.eval.items)
     return select(items, config.eval.max_items, BREAKDOWNS["cell"])
 
 
-def candidates_of(config: EvaluationConfig) -> Sequence[Candidates]:
-    """Load the candidates of best-of-N selection, if there are any."""
-    return read_candidates(Path(config.eval.candidates).expanduser()) if config.eval.candidates else []
-
-
-def edits_of(config: EvaluationConfig, items: Sequence[Item]) -> Edits | None:
-    """Return the edited pairs of the probes, ours or those of a file, of the items to evaluate on; `None` without any.
-
-    Responses of both sides are in the order in which the item's are presented.
-    """
-    if not config.eval.probes:
-        return None
-    known = tuple(read(config.data, config.seed))
+def _load_edits(config: EvaluationConfig, items: Sequence[Item]) -> Edits:
+    """Return items with their edits, ours or those of a file; both have their responses in the order presented."""
+    known, probes = tuple(read(config.data, config.seed)), config.eval.probes
     pairs: Edits
-    if isinstance(config.eval.probes, str):
-        pairs = of_items(read_edits(Path(config.eval.probes).expanduser(), known), items, known)
+    if isinstance(probes, str):
+        pairs = of_items(read_edits(Path(probes).expanduser(), known), items, known)
     else:
         pairs = edited_pairs(items, known)
-    return {edit: [_presented(pair, config.seed) for pair in part] for edit, part in pairs.items()}
+
+    def presented(pair: Pair) -> Pair:
+        order = shuffled_order(pair.before.responses, config.seed)
+        return pair._replace(before=reorder_responses(pair.before, order), after=reorder_responses(pair.after, order))
+
+    return {edit: list(map(presented, of_edit)) for edit, of_edit in pairs.items()}
 
 
-def _presented(pair: Pair, seed: int) -> Pair:
-    order = shuffled_order(pair.before.responses, seed)
-    return pair._replace(before=reorder_responses(pair.before, order), after=reorder_responses(pair.after, order))
-
-
-def run(
-    config: EvaluationConfig,
-    items: Sequence[Item],
-    candidates: Sequence[Candidates],
-    folder: RunFolder,
-    questions: Sequence[Question] = (),
-    edits: Edits | None = None,
-    peers: Peers = ALONE,
-) -> None:
+def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers: Peers = ALONE) -> None:
     """Evaluate reward models one after the other, and write the leaderboard.
 
-    Where a policy is to be asked `questions`, it draws the candidates first, and the downstream validity comes last.
-
-    A reward model that has its files in the folder is done; no answer in the journals of the others is asked for again.
-    One that fails is recorded, and the others go on; in the end that is status 1, and a resumed run tries it again.
-
-    Several processes of a launch share what is asked, a chunk each in turn; the main one writes.
+    If the data have questions, a policy draws the candidates first, and the downstream validity comes last. A reward
+    model that has its files in the folder is done, and no answer in a journal is asked for again. If one fails, the
+    others go on; the evaluation then ends with status 1, and a resumed run tries it again. Several processes of a
+    launch share the requests, and the main one writes.
     """
     quiet_transformers()
     console = progress_console(is_main=peers.is_main)
     errors = Console(stderr=True, style="red", highlight=False, quiet=not peers.is_main)
-    console.print(f"{config.run.name}: {len(items):,} items ({config.data.source}), reward models: {len(config.rms)}")
+    console.print(
+        f"{config.run.name}: {len(data.items):,} items ({config.data.source}), reward models: {len(config.rms)}"
+    )
     if (sample := config.sample) is not None:
         with progress_bar(console) as bar:
-            peers.together(lambda: draw(sample, config.seed, questions, folder, bar, peers))
-        candidates = read_candidates(folder.candidates)
+            peers.together(lambda: draw(sample, config.seed, data.questions, folder, bar, peers))
+        data = replace(data, candidates=read_candidates(folder.candidates))
         clear_device_cache(garbage_collection=True)  # of the policy
     failed = []
     for name in config.rms:
         record = folder.failure(name)
         try:
-            RewardModelEvaluation(config, name, folder.path, console, peers).run(items, candidates, edits)
+            RewardModelEvaluation(config, name, data, folder, console, peers).run()
             record.unlink(missing_ok=True)
         except Exception as error:  # a bug as well: the other reward models do not depend on it
             if (fault := file_fault(error)) and fault.errno in DISK_FAULTS:
@@ -134,7 +137,7 @@ def run(
 
 
 def _validity(folder: RunFolder, errors: Console) -> None:
-    """Write and print how well accuracy predicts the quality of what is selected, where that can be said."""
+    """Write and print how well accuracy predicts the quality of what is selected, if that can be computed."""
     try:
         drawn = write_validity(read_results(folder.path), folder.path)
     except DataError as error:
@@ -148,7 +151,7 @@ def _validity(folder: RunFolder, errors: Console) -> None:
 
 
 def record_failure(error: Exception, path: Path) -> str:
-    """Write why a reward model failed, with the traceback of what is no error of ours, and return the message."""
+    """Write why a reward model failed (with the traceback, unless the error is one of ours); return the message."""
     ours = isinstance(error, ThinkAsLocalsError)
     message = str(error) if ours else f"{type(error).__name__}: {error}"
     trace = None if ours else "".join(traceback.format_exception(error))
@@ -159,26 +162,25 @@ def record_failure(error: Exception, path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RewardModelEvaluation:
-    """One reward model of an evaluation. Each stage writes `STAGE/NAME.json` last: where it is, the stage is done."""
+    """One reward model of an evaluation; a stage is done once its `STAGE/NAME.json` exists, which it writes last."""
 
     config: EvaluationConfig
     name: str
-    folder: Path
+    data: EvaluationData
+    folder: RunFolder
     console: Console
-    peers: Peers = ALONE
+    peers: Peers
 
-    def run(self, items: Sequence[Item], candidates: Sequence[Candidates], edits: Edits | None) -> None:
+    def run(self) -> None:
         """Do the stages that are not done; the model is loaded only if there are any."""
-        stages: dict[str, Callable[[AnswerCollector], None]] = {"carb": partial(self._carb, items=items)}
-        if edits is not None:
-            stages["probes"] = partial(self._probe, items=items, edits=edits)
-        if candidates:
-            stages["selections"] = partial(self._select, rows=candidates)
-        # As the main process has it, which writes the results.
+        stages = {"carb": self._carb}
+        stages |= {"probes": self._probe} if self.data.edits is not None else {}
+        stages |= {"selections": self._select} if self.data.candidates else {}
+        # As seen by the main process, which writes the results.
         missing, *_ = self.peers.exchange([stage for stage in stages if not self._done(stage)])
         if not missing:
             return
-        section, answers = self.config.rms[self.name], RunFolder(self.folder).journal(self.name)
+        section, answers = self.config.rms[self.name], self.folder.journal(self.name)
         with ExitStack() as stack:
 
             def load() -> tuple[RewardModel, Journal]:
@@ -196,26 +198,27 @@ class RewardModelEvaluation:
                 self.peers.together(partial(stages[stage], collector))
 
     def _done(self, stage: str) -> bool:
-        """Whether a stage has its result, with items that are too long counted as they are to be."""
-        if not self._result(stage).is_file():
+        """Return whether a stage has its result, with items that are too long treated as `eval.too_long` says."""
+        if not (result := self._result(stage)).is_file():
             return False
-        too_long = read_json(self._result(stage)).get("too_long", {})
+        too_long = read_json(result).get("too_long", {})
         return not any(items for how, items in too_long.items() if how != self.config.eval.too_long)
 
     def _result(self, stage: str) -> Path:
-        return self.folder / stage / f"{self.name}.json"
+        return self.folder.result(stage, self.name)
 
-    def _carb(self, collector: AnswerCollector, items: Sequence[Item]) -> None:
+    def _carb(self, collector: AnswerCollector) -> None:
         """Measure which responses it chooses."""
-        config, scored = self.config, collector.predictions(items)
+        config, items = self.config, self.data.items
+        scored = collector.predictions(items)
         if not self.peers.is_main:
             return
         section, protocol = config.rms[self.name], "a score for each response"
         if isinstance(section, AskedSection):
             orders = "one order" if section.orders == 1 else f"{section.orders} orders"
             protocol = f"{section.protocol}, greedy, {orders}, {section.convention}"
-        summary = carb.summarise(
-            scored,
+        carb.record(
+            *(scored, items, self._result("carb"), self.name, self.console),
             dataset=config.data.title,
             split="all" if config.eval.items == "all" else config.data.split,
             model=self.name,
@@ -224,20 +227,16 @@ class RewardModelEvaluation:
             bootstrap_samples=config.eval.bootstrap_samples,
             protocol=protocol,
             training=trained_hashes(section),
-            excluded=sorted({item.id for item in items} - {s.item.id for s in scored}),
         )
-        carb.save(summary, scored, self._result("carb"))
-        for line in carb.lines(self.name, summary):
-            self.console.print(escape_terminal(line))
 
-    def _probe(self, collector: AnswerCollector, items: Sequence[Item], edits: Edits) -> None:
+    def _probe(self, collector: AnswerCollector) -> None:
         """Measure how far its scores move with edits of the items, if it gives scores."""
-        config = self.config
+        config, items = self.config, self.data.items
         found: dict[str, Any] = {"scores": None}
         if collector.rm.score_requests(items[0]):
             found = probe(
                 [shuffle_responses(item, config.seed) for item in items],
-                edits,
+                self.data.edits or {},
                 collector.scores,
                 k=config.eval.consistency_k,
                 samples=config.eval.bootstrap_samples,
@@ -249,9 +248,9 @@ class RewardModelEvaluation:
         if self.peers.is_main:
             write_json(self._result("probes"), found)
 
-    def _select(self, collector: AnswerCollector, rows: Sequence[Candidates]) -> None:
-        """Best-of-N: measure which candidates it chooses, and how good these are where that is known."""
-        config, section = self.config, self.config.rms[self.name]
+    def _select(self, collector: AnswerCollector) -> None:
+        """Best-of-N: measure which candidates it chooses, and how good these are if that is known."""
+        config, section, rows = self.config, self.config.rms[self.name], self.data.candidates
         if isinstance(section, AskedSection) and section.protocol == "listwise":
             chosen = tournament(rows, collector.scores, config.eval.tournament_size, config.seed)
         else:

@@ -63,7 +63,7 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
     if isinstance(config, EvaluationConfig):
         from think_as_locals import evaluate
 
-        measured = evaluate.items_of(config)
+        measured = evaluate.load_items(config)
         rows = [
             ("evaluates", ", ".join(config.rms)),
             ("on", f"{_described(measured)} ({config.data.source}, {config.eval.items})"),
@@ -290,7 +290,7 @@ def _without_training(
 
     Of the processes that share an evaluation only the main one has a configuration, and sends it to the others.
     """
-    from think_as_locals import demonstrate, edit, sample
+    from think_as_locals import demonstrate, edit, evaluate, sample
     from think_as_locals.evaluation.tasks import questions_of
     from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run
 
@@ -300,7 +300,8 @@ def _without_training(
         values, path = told[0]
         run = RunFolder(Path(path))
         with warnings.catch_warnings(action="ignore", category=DataWarning):  # the main process gave them
-            return partial(_evaluation(EvaluationConfig.model_validate(values), peers), run), run
+            config = EvaluationConfig.model_validate(values)
+            return partial(evaluate.run, config, evaluate.load_data(config), run, peers), run
     program: Callable[[RunFolder], None]
     if isinstance(config, DemonstrationConfig):
         program = partial(demonstrate.run, config, demonstrate.items_of(config))
@@ -309,21 +310,11 @@ def _without_training(
     elif isinstance(config, SampleConfig):
         program = partial(sample.run, config, questions_of(config.sample, config.seed))
     else:
-        program = _evaluation(config, peers)
+        program = partial(evaluate.run, config, evaluate.load_data(config), peers=peers)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
     peers.exchange((config.model_dump(), str(run.path)))
     return partial(program, run), run
-
-
-def _evaluation(config: EvaluationConfig, peers: Peers) -> Callable[[RunFolder], None]:
-    from think_as_locals import evaluate
-    from think_as_locals.evaluation.tasks import questions_of
-
-    items, candidates = evaluate.items_of(config), evaluate.candidates_of(config)
-    questions = questions_of(config.sample, config.seed) if config.sample else []
-    edits = evaluate.edits_of(config, items)
-    return partial(evaluate.run, config, items, candidates, questions=questions, edits=edits, peers=peers)
 
 
 def load_data(config: GrpoConfig | ScpoConfig) -> Any:

@@ -19,7 +19,6 @@ from think_as_locals.data.sources import jsonl
 from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.report import FROM_SCRATCH, made_from_scratch, next_steps, write_report
-from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.judging import render, render_presented
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
@@ -186,22 +185,18 @@ def measure(
 ) -> dict[str, float]:
     """Measure the policy on all sets: the ranks share the items, the main one writes the files and returns metrics."""
     judged = judge_sets(config, trainer, sets)
-    by_set = {
-        name: [scored for item in each.items for scored in judged[each.protocol, each.orders, item]]
+    scored = {
+        name: settle([s for item in each.items for s in judged[each.protocol, each.orders, item]], config.eval.too_long)
         for name, each in sets.items()
-    }
-    counted = {
-        name: settle(found, config.eval.too_long) for name, found in by_set.items()
     }  # on all ranks: it may raise
     if not PartialState().is_main_process:
         return {}
     metrics: dict[str, float] = {}
     for name in sorted(sets, key=lambda name: name == TEST):  # last: where its file is, the step has been measured
         each = sets[name]
-        scored = counted[name]
         orders = "one order for each item" if each.orders == 1 else f"{each.orders} orders"
-        summary = carb.summarise(
-            scored,
+        summary = carb.record(
+            *(scored[name], each.items, folder.measured(name, step), f"{name} at step {step}", console),
             dataset=each.dataset,
             split=each.split,
             model=config.run.name,
@@ -209,13 +204,9 @@ def measure(
             step=step,
             bootstrap_samples=config.eval.bootstrap_samples,
             protocol=f"{each.protocol}, greedy, {orders}",
-            excluded=sorted({s.item.id for s in by_set[name]} - {s.item.id for s in scored}),
             training=hashes,
         )
-        carb.save(summary, scored, folder.measured(name, step))
         metrics |= carb.metrics(name, summary)
-        for line in carb.lines(f"{name} at step {step}", summary):
-            console.print(escape_terminal(line))
     return metrics
 
 

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
 from think_as_locals.evaluation.scored import (
@@ -22,6 +24,7 @@ from think_as_locals.evaluation.scored import (
     write_scored,
 )
 from think_as_locals.evaluation.statistics import Estimate, accuracies, calibration
+from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
 from think_as_locals.runtime.files import read_json, write_json
@@ -165,6 +168,18 @@ def save(summary: dict[str, Any], scored: Sequence[ScoredItem], path: Path) -> N
     path.parent.mkdir(parents=True, exist_ok=True)
     write_scored(path.with_suffix(".parquet"), scored)
     write_json(path, summary)  # last: where it is, the measurement is complete
+
+
+def record(
+    scored: Sequence[ScoredItem], items: Sequence[Item], path: Path, title: str, console: Console, **about: Any
+) -> dict[str, Any]:
+    """Summarise the judgements of items, which `about` describes, write the CARB file, show and return it."""
+    excluded = sorted({item.id for item in items} - {s.item.id for s in scored})
+    summary = summarise(scored, excluded=excluded, **about)
+    save(summary, scored, path)
+    for line in lines(title, summary):
+        console.print(escape_terminal(line))
+    return summary
 
 
 def read(path: Path) -> dict[str, Any]:
