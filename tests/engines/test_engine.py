@@ -7,16 +7,15 @@ import sys
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import launch
 from loopback import Answer, Received, answering
-from reward_models.tiny import a_tokenizer, an_item
+from reward_models.tiny import a_tokenizer, an_item, write_language_model
 from tokenizers import AddedToken, normalizers
 
-from think_as_locals.engines import Chat, eos_token_ids
+from think_as_locals.engines import Chat
 from think_as_locals.engines.engine import model_file, special_tokens
 from think_as_locals.judging import CHAT_TOKENS, render
 from think_as_locals.types import DataError, ModelError
@@ -74,10 +73,16 @@ def test_a_system_turn_that_the_template_takes_stays_one() -> None:
     assert text == f"<|system|>{system['content']}<|user|>{user['content']}<|assistant|>"
 
 
-@pytest.mark.parametrize(("declared", "own", "ends"), [(None, None, set()), (3, None, {3}), ([3, 4], 5, {3, 4, 5})])
-def test_ends_are_those_that_are_known(declared: int | list[int] | None, own: int | None, ends: set[int]) -> None:
-    config, tokenizer = SimpleNamespace(eos_token_id=declared), SimpleNamespace(eos_token_id=own)
-    assert eos_token_ids(tokenizer, config) == ends
+@pytest.mark.parametrize(("declared", "ends"), [(None, set()), (3, {3}), ([3, 4], {3, 4})])
+def test_ends_are_the_tokenizers_and_those_that_the_model_declares(
+    declared: int | list[int] | None, ends: set[int], tmp_path: Path
+) -> None:
+    path = write_language_model(tmp_path, seed=0, eos_token_id=7)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": declared}))
+    own = a_tokenizer().eos_token_id
+    assert Chat.load(path, None, {}).eos_token_ids == {own, *ends}
+    (tmp_path / "generation_config.json").unlink()
+    assert Chat.load(path, None, {}).eos_token_ids == {own, 7}
 
 
 def test_a_large_vocabulary_of_control_tokens_is_listed_once() -> None:

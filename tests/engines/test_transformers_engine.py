@@ -22,7 +22,6 @@ from transformers import (
 
 from think_as_locals.engines import Chat, Sampling, sample_all
 from think_as_locals.engines.transformers_engine import TransformersEngine, generate, padded
-from think_as_locals.engines.vllm_engine import generation_config
 from think_as_locals.types import ModelError, Rollout
 
 SIZES = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2} | {
@@ -128,12 +127,6 @@ def test_a_classifier_and_a_model_without_template_are_no_judges(tmp_path: Path)
     tokenizer.chat_template = None
     with pytest.raises(ModelError, match="has no chat template"):
         load(write_model(tmp_path / "base", Qwen3ForCausalLM, 0, tokenizer))
-
-
-def test_vllm_loads_a_model_without_a_generation_config(tmp_path: Path) -> None:
-    path = write_language_model(tmp_path, seed=0, eos_token_id=7)
-    (tmp_path / "generation_config.json").unlink()
-    assert generation_config(path, None).eos_token_id == 7
 
 
 def test_rollouts_of_chats_that_declare_no_positions_are_as_long_as_asked(plain: TransformersEngine) -> None:

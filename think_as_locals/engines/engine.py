@@ -10,19 +10,21 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 from jinja2 import TemplateError
 
 from think_as_locals.judging import label_place, neutralise
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.hub import unreachable
-from think_as_locals.types import LABELS, DataError, Item, ModelError, Rollout, TooLongError
+from think_as_locals.types import LABELS, ConfigError, DataError, Item, ModelError, Rollout, TooLongError
 
 _CHECKED = 2000  # texts that are tokenised at once to be checked: an encoding has a hundred bytes for each token
 
 Messages = list[dict[str, str]]
 Deliver = Callable[[int, Rollout], None]  # takes the index of a conversation and its rollout
+Backend = Literal["transformers", "vllm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,34 @@ def sample_all(engine: Engine, conversations: Sequence[Messages], sampling: Samp
     rollouts: dict[int, Rollout] = {}
     engine.sample(conversations, sampling, rollouts.__setitem__)
     return [rollouts[place] for place in range(len(conversations))]
+
+
+def load_engine(
+    path: str,
+    backend: Backend,
+    *,
+    dtype: str,
+    template_kwargs: Mapping[str, Any],
+    batch_size: int,
+    revision: str | None = None,
+    vllm: Mapping[str, Any] = MappingProxyType({}),
+) -> Engine:
+    """Load a chat model from a directory or the Hub into this process; what the other backend needs is not imported.
+
+    `vllm` has options by their names in conf/rm/shared/vllm.yaml; with another backend they are a ConfigError.
+    """
+    common: dict[str, Any] = {"dtype": dtype, "template_kwargs": template_kwargs, "revision": revision}
+    if vllm and backend != "vllm":
+        raise ConfigError(f"{', '.join(vllm)}: got with backend={backend}, but only vllm reads them")
+    if backend == "transformers":
+        from think_as_locals.engines.transformers_engine import TransformersEngine
+
+        return TransformersEngine.load(path, batch_size=batch_size, **common)
+    if backend == "vllm":
+        from think_as_locals.engines.vllm_engine import VLLMEngine
+
+        return VLLMEngine.load(path, **common, **vllm)
+    raise ConfigError(f"no backend {backend!r}; available: transformers, vllm")
 
 
 class TokenEngine(ABC):
@@ -110,6 +140,22 @@ class Chat:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     eos_token_ids: frozenset[int] = frozenset()
     positions: int | None = None  # the model's context length, prompt and completion together; None if not declared
+
+    @classmethod
+    def load(cls, path: str, revision: str | None, template_kwargs: Mapping[str, Any]) -> Chat:
+        """Load a model's tokenizer and the tokens that end its turns; a ModelError if it has no chat template."""
+        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+        where = {"revision": revision, "trust_remote_code": False}
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **where)
+        require_chat_template(path, tokenizer)
+        if model_file(path, "generation_config.json", revision):
+            declared = GenerationConfig.from_pretrained(path, revision=revision).eos_token_id
+        else:  # as transformers does
+            declared = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path, **where)).eos_token_id
+        ids = [declared] if isinstance(declared, int) else declared or []
+        ends = frozenset(token for token in (*ids, tokenizer.eos_token_id) if token is not None)
+        return cls(tokenizer, template_kwargs, ends)
 
     @cached_property
     def special_tokens(self) -> tuple[str, ...]:
@@ -188,13 +234,6 @@ class Chat:
             token_ids=kept,
             finish_reason="length" if end is None else "stop",
         )
-
-
-def eos_token_ids(tokenizer: Any, generation_config: Any) -> frozenset[int]:
-    """Return the tokenizer's end token and those that the model declares."""
-    declared = generation_config.eos_token_id
-    ids = [declared] if isinstance(declared, int) else list(declared or [])
-    return frozenset(token for token in (*ids, tokenizer.eos_token_id) if token is not None)
 
 
 def require_chat_template(path: str, tokenizer: Any) -> None:

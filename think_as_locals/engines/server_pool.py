@@ -18,6 +18,7 @@ from think_as_locals.types import ServerError
 
 _PAUSE_S = 1.0  # before all servers are tried again
 
+E = TypeVar("E")
 T = TypeVar("T")
 
 
@@ -44,23 +45,21 @@ class VLLMServers:
         """
         until = time.monotonic() + self._timeout_s
         while True:
-            outcomes = _in_parallel(self.all, work)
-            self.ready = [server for server, result in outcomes if not isinstance(result, ServerError)]
-            if self.ready:
-                return [result for _, result in outcomes if not isinstance(result, ServerError)]
-            errors = [result for _, result in outcomes if isinstance(result, ServerError)]
+            found, errors = _in_parallel(self.all, work)
+            self.ready = [server for server, _ in found]
+            if found:
+                return [result for _, result in found]
             others = [error for error in errors if isinstance(error, OtherWeightsError)]
             if len(self.all) == 1 or others or time.monotonic() + _PAUSE_S > until:
                 raise (others or errors)[0]
             time.sleep(_PAUSE_S)
 
     def on_all(self, work: Callable[[VLLMServer], T]) -> list[T]:
-        """Return the results of all servers; the ServerError of the first that fails."""
-        results = [result for _, result in _in_parallel(self.all, work)]
-        for result in results:
-            if isinstance(result, ServerError):
-                raise result
-        return [result for result in results if not isinstance(result, ServerError)]
+        """Return the results of all servers; raise the ServerError of the first that fails."""
+        found, errors = _in_parallel(self.all, work)
+        if errors:
+            raise errors[0]
+        return [result for _, result in found]
 
     def complete(self, prompts: Sequence[list[int]], weights: str, **parameters: Any) -> list[SampledTokens]:
         """Return a completion for each prompt, by servers with these weights; see `VLLMServer.complete`.
@@ -76,25 +75,22 @@ class VLLMServers:
                 server, places = task
                 return server.complete([prompts[i] for i in places], weights, **parameters) if places else []
 
-            outcomes = _in_parallel(tasks, sample)
-            for (server, places), result in outcomes:
-                if isinstance(result, ServerError):
-                    if len(self.all) == 1:
-                        raise result
-                    self.ready.remove(server)
-                else:
-                    found |= zip(places, result, strict=True)
+            sampled, errors = _in_parallel(tasks, sample)
+            if errors and len(self.all) == 1:
+                raise errors[0]
+            self.ready = [server for (server, _), _ in sampled]
+            for (_, places), result in sampled:
+                found |= zip(places, result, strict=True)
             if not self.ready:
-                raise OtherWeightsError(f"no vLLM server is left that holds {weights}: {outcomes[0][1]}")
+                raise OtherWeightsError(f"no vLLM server is left that holds {weights}: {errors[0]}")
         return [found[place] for place in range(len(prompts))]
 
     def prefix_cache(self) -> tuple[float, float]:
         """Return hits and queries of the prefix caches of all that are ready, in prompt tokens."""
-        counts = [result for _, result in _in_parallel(self.ready, VLLMServer.prefix_cache)]
-        known = [result for result in counts if not isinstance(result, ServerError)]
-        if len(self.all) == 1 and not known:
-            raise next(result for result in counts if isinstance(result, ServerError))
-        return sum(hits for hits, _ in known), sum(queries for _, queries in known)
+        counts, errors = _in_parallel(self.ready, VLLMServer.prefix_cache)
+        if errors and len(self.all) == 1:
+            raise errors[0]
+        return sum(hits for _, (hits, _) in counts), sum(queries for _, (_, queries) in counts)
 
 
 def share(prompts: Sequence[list[int]], count: int, max_tokens: int) -> list[list[int]]:
@@ -117,14 +113,16 @@ def share(prompts: Sequence[list[int]], count: int, max_tokens: int) -> list[lis
     return parts
 
 
-def _in_parallel(each: Sequence[Any], work: Callable[[Any], T]) -> list[tuple[Any, T | ServerError]]:
-    """Return each with the result of `work`, or with the ServerError that it raised."""
+def _in_parallel(each: Sequence[E], work: Callable[[E], T]) -> tuple[list[tuple[E, T]], list[ServerError]]:
+    """Return each with the result of `work`, and the ServerErrors of those for which it raised one."""
 
-    def attempt(one: Any) -> T | ServerError:
+    def attempt(one: E) -> T | ServerError:
         try:
             return work(one)
         except ServerError as error:
             return error
 
     with ThreadPoolExecutor(max(1, len(each))) as pool:
-        return list(zip(each, pool.map(attempt, each), strict=True))
+        outcomes = list(zip(each, pool.map(attempt, each), strict=True))
+    errors = [outcome for _, outcome in outcomes if isinstance(outcome, ServerError)]
+    return [(one, outcome) for one, outcome in outcomes if not isinstance(outcome, ServerError)], errors

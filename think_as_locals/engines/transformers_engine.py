@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig, set_seed
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, set_seed
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from think_as_locals.engines.engine import Chat, Sampling, TokenEngine, eos_token_ids, require_chat_template
+from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
 from think_as_locals.types import ModelError
 
 T = TypeVar("T")
@@ -32,12 +32,10 @@ class TransformersEngine(TokenEngine):
         cls, path: str, *, dtype: str, template_kwargs: Mapping[str, Any], batch_size: int, revision: str | None = None
     ) -> TransformersEngine:
         """Load a judge from a directory or the Hub; a ModelError without all its weights or a chat template."""
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, padding_side="left", trust_remote_code=False)
-        require_chat_template(path, tokenizer)
+        chat = Chat.load(path, revision, template_kwargs)
         model = load_language_model(path, dtype, revision)
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        ends = eos_token_ids(tokenizer, model.generation_config)
-        return cls(model, Chat(tokenizer, template_kwargs, ends, positions), batch_size)
+        return cls(model, replace(chat, positions=positions), batch_size)
 
     def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
         return self._batched(prompts, lambda indices: self._sample([prompts[i] for i in indices], sampling))
@@ -112,18 +110,8 @@ def generate(
 ) -> Tensor:
     """Return what `model.generate` returns, (B, L + C), but read a prompt that several rows share only once.
 
-    The same random numbers give the same tokens, but for the rounding of a batch of another size.
-
-    Args:
-        model: A language model, or an adapter around one.
-        input_ids: Prompts, padded left, (B, L).
-        attention_mask: 0 where they are padded, (B, L).
-        generation_config: How to sample.
-        options: The model's own arguments of `generate`.
-
-    Example:
-        generate(model, input_ids=ids.repeat_interleave(8, 0), attention_mask=mask.repeat_interleave(8, 0),
-                 generation_config=GenerationConfig(do_sample=True, max_new_tokens=64))
+    Prompts are padded on the left, and `options` are the model's own arguments of `generate`. The same random numbers
+    give the same tokens, but for the rounding of a batch of another size.
     """
     rows = {"input_ids": input_ids, "attention_mask": attention_mask, "generation_config": generation_config}
     prompts, row_prompts = torch.unique(torch.cat([input_ids, attention_mask], 1), dim=0, return_inverse=True)

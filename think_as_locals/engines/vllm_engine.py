@@ -5,15 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from threading import Thread
 from typing import Any, TypedDict
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from think_as_locals.engines.engine import Chat, Sampling, TokenEngine, eos_token_ids, model_file, require_chat_template
+from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
 from think_as_locals.runtime.output import is_verbose
 from think_as_locals.types import ModelError
 
@@ -95,15 +94,12 @@ class VLLMEngine(TokenEngine):
         prepare()
         from vllm import LLM
 
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
-        require_chat_template(path, tokenizer)
-        config = generation_config(path, revision)
+        chat = Chat.load(path, revision, template_kwargs)
         eager = not torch.cuda.is_available()
         options |= {"dtype": dtype, "enforce_eager": eager, "max_model_len": max_model_length}
         options |= {"disable_log_stats": True, "use_tqdm_on_load": is_verbose()}
         llm = LLM(model=path, revision=revision, **options)
-        ends, positions = eos_token_ids(tokenizer, config), llm.model_config.max_model_len
-        return cls(llm, Chat(tokenizer, template_kwargs, ends, positions))
+        return cls(llm, replace(chat, positions=llm.model_config.max_model_len))
 
     def close(self) -> None:
         """End vLLM's engine core, a process that holds the model, and wait until it is gone.
@@ -144,12 +140,3 @@ class VLLMEngine(TokenEngine):
         if any(output.finish_reason == "abort" for output in outputs):
             raise ModelError("vLLM was stopped, by a signal or by close(), before its completions were whole")
         return outputs
-
-
-def generation_config(path: str, revision: str | None) -> GenerationConfig:
-    """Load a model's generation config as transformers does: from config.json if it has no generation_config.json."""
-    if model_file(path, "generation_config.json", revision):
-        return GenerationConfig.from_pretrained(path, revision=revision)
-    return GenerationConfig.from_model_config(
-        AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-    )

@@ -15,7 +15,7 @@ from think_as_locals.config.schema import PolicySection, PolicyServerSection, Sa
 from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
-from think_as_locals.engines.load import load_engine
+from think_as_locals.engines.engine import load_engine
 from think_as_locals.evaluation.journal import ask_by_journal
 from think_as_locals.evaluation.scored import with_cultures
 from think_as_locals.evaluation.statistics import estimate_mean

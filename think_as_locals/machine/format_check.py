@@ -9,7 +9,7 @@ from typing import Any
 from think_as_locals.config.checks import load_items
 from think_as_locals.data import read
 from think_as_locals.data.splits import select
-from think_as_locals.engines.load import Backend
+from think_as_locals.engines.engine import Backend
 from think_as_locals.judging import RULES
 from think_as_locals.machine.doctor import Finding
 from think_as_locals.reward_models.judge import Judge

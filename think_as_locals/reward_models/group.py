@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from think_as_locals.engines.load import Backend
+from think_as_locals.engines.engine import Backend
 from think_as_locals.judging.formats import RATINGS
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.protocols import ROUND_ROBIN, JudgingProtocol

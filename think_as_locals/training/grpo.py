@@ -14,7 +14,7 @@ from peft import LoraConfig
 from rich.console import Console
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import AutoTokenizer, GenerationConfig, Trainer, TrainingArguments, get_scheduler
+from transformers import GenerationConfig, Trainer, TrainingArguments, get_scheduler
 from transformers.utils import is_torch_tf32_available
 from trl import GRPOConfig, RewardConfig, SFTConfig
 from trl.trainer.utils import RepeatSampler
@@ -22,8 +22,7 @@ from trl.trainer.utils import RepeatSampler
 from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig, SftSection, TrlSection
 from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig
 from think_as_locals.config.trl_fields import micro_batches
-from think_as_locals.engines import Chat, eos_token_ids
-from think_as_locals.engines.vllm_engine import generation_config
+from think_as_locals.engines import Chat
 from think_as_locals.judging import COMPONENTS, Component, render
 from think_as_locals.judging.custom_rewards import load_custom_rewards
 from think_as_locals.runtime.ranks import current_launch, device_arguments, shards
@@ -229,11 +228,7 @@ class BothOrdersSampler(RepeatSampler):
 
 def load_chat(config: GrpoConfig, model: str) -> Chat:
     """Load the tokenizer of a model, and how this run calls its chat template."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        model, revision=config.model.revision, padding_side="left", trust_remote_code=False
-    )
-    ends = eos_token_ids(tokenizer, generation_config(model, config.model.revision))
-    return Chat(tokenizer, config.model.chat_template_kwargs, ends)
+    return Chat.load(model, config.model.revision, config.model.chat_template_kwargs)
 
 
 def prompt_dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:

@@ -26,7 +26,7 @@ from think_as_locals.config.schema import GrpoConfig
 from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens
-from think_as_locals.engines.weight_digests import Digest, Request, read
+from think_as_locals.engines.weight_digests import Digest, Request, SentTensors, read
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.adapters import (
     adapter_tensors,
@@ -35,7 +35,6 @@ from think_as_locals.training.adapters import (
     merged_parameters,
     save_adapter,
 )
-from think_as_locals.training.sync_check import SentTensors
 from think_as_locals.types import TrainingError
 
 _logger = logging.getLogger(__name__)

@@ -23,11 +23,11 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from think_as_locals.engines.server_pool import VLLMServers
 from think_as_locals.engines.vllm_server import START, OtherWeightsError, SampledTokens, VLLMServer
+from think_as_locals.engines.weight_digests import SentTensors
 from think_as_locals.training.adapters import base_parameters, lora_unsupported_reason, save_adapter
 from think_as_locals.training.faults import in_background, run_with_timeout
 from think_as_locals.training.nccl_transfer import NCCLTransfer, nccl_unsupported_reason
 from think_as_locals.training.rollouts import CHECK_SAMPLING, CheckedEngine, Counts, Parameters, in_prefix_order, since
-from think_as_locals.training.sync_check import SentTensors
 from think_as_locals.training.weight_files import WeightFiles
 from think_as_locals.types import ServerError, TrainingError
 
