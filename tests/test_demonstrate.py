@@ -19,10 +19,10 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
 from think_as_locals.data.load import check_leaks
 from think_as_locals.data.sources import jsonl
+from think_as_locals.demonstrate import read_demonstrations
 from think_as_locals.judging import write
 from think_as_locals.judging.formats import prompt_format
 from think_as_locals.judging.prompt import hint
-from think_as_locals.reward_models.demonstrations import read_demonstrations
 from think_as_locals.run import load_data
 from think_as_locals.types import LABELS, DataError, Item
 

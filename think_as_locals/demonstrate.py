@@ -6,8 +6,9 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,12 +16,14 @@ from rich.progress import Progress
 
 from think_as_locals.config.schema import DemonstrationConfig, ServerSection
 from think_as_locals.data.load import load_side
-from think_as_locals.data.sources.jsonl import new_file
+from think_as_locals.data.rows import Row, read_rows, valid_items
+from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.evaluation.journal import ask_by_journal
 from think_as_locals.evaluation.tables import Table
 from think_as_locals.evaluation.tries import Sampler, Tally, advance, yield_table
 from think_as_locals.judging import RULES
+from think_as_locals.judging.formats import Format
 from think_as_locals.judging.prompt import hint, shuffled_order
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.load import load_judge
@@ -28,8 +31,9 @@ from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
 from think_as_locals.runtime.files import read_json, write_json
 from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import LABELS, DataError, Item
+from think_as_locals.types import LABELS, DataError, Demonstration, Item, is_text
 
+_FIELDS = "item (an object with the fields of Item), order, completion"
 _OUTCOMES = ("right", "wrong", "parse_failures", "too_long")
 
 
@@ -59,7 +63,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
                 f"no completion about {len(items)} items was right ({why}): look at {folder.journal('try-1')}; raise "
                 "tries or teacher.max_completion_length, or choose another teacher"
             )
-        with new_file(folder.demonstrations) as file:
+        with jsonl.new_file(folder.demonstrations) as file:
             for row in sorted(rows, key=lambda row: tally.place(row["item"]["id"])):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
     Console(markup=False, highlight=False).print(table(read_json(folder.yields)).terminal())
@@ -141,3 +145,35 @@ def table(summary: Mapping[str, Any]) -> Table:
     counted |= {"hinted": "by hint"} if summary["hinted"] else {}
     parts = {**summary["by_culture"], "all": summary}
     return yield_table("culture", "items demonstrated, %", parts, counted)
+
+
+def read_demonstrations(path: str, format_: Format) -> tuple[Demonstration, ...]:
+    """Read demonstrations from a JSONL file of rows with `item`, `order` and `completion`; other keys are ignored.
+
+    A DataError names a row whose completion is not in the format that it is to teach, or not right.
+    """
+    found = tuple(_demonstration(row, format_) for row in read_rows(str(Path(path).expanduser())))
+    if not found:
+        raise DataError(f"{path}: no demonstrations; expected rows with {_FIELDS}")
+    return found
+
+
+def _demonstration(row: Row, format_: Format) -> Demonstration:
+    if row.fault or not isinstance(row.value, Mapping):
+        got = row.fault.detail if row.fault else f"got {type(row.value).__name__}"
+        raise DataError(f"{row.place}: {got}; expected a demonstration: {_FIELDS}")
+    (item,) = valid_items([jsonl.outcome(replace(row, value=row.value.get("item")))])
+    order, completion = row.value.get("order"), row.value.get("completion")
+    places = list(range(len(item.responses)))
+    if not isinstance(order, list) or any(type(place) is not int for place in order) or sorted(order) != places:
+        raise DataError(f"{row.place}: order must have each of {places} once, got {order!r}")
+    if not is_text(completion):
+        raise DataError(f"{row.place}: completion must be a non-blank string, got {completion!r}")
+    judgement = format_.read(str(completion), len(order), "stop")
+    if judgement.issues:
+        broken = f"breaks the format that it is to teach: {', '.join(judgement.issues)}"
+        raise DataError(f"{row.place}: the completion {broken}; leave it out, or choose the prompt it was written for")
+    if judgement.verdict != order.index(item.best):
+        labels = [LABELS[i] for i in (judgement.verdict or 0, order.index(item.best))]
+        raise DataError(f"{row.place}: the completion chooses {labels[0]}, but {labels[1]} is the best: leave it out")
+    return Demonstration(item, tuple(order), str(completion))

@@ -335,8 +335,8 @@ def load_data(config: GrpoConfig | ScpoConfig) -> Any:
     load_custom_rewards(config.reward.own)
     data = load_training_data(config, BREAKDOWNS["cell"])
     if config.sft is not None and config.sft.data is not None:
+        from think_as_locals.demonstrate import read_demonstrations
         from think_as_locals.judging import prompt_format
-        from think_as_locals.reward_models.demonstrations import read_demonstrations
 
         demonstrations = read_demonstrations(config.sft.data, prompt_format(config.prompt.template))
         data = replace(data, demonstrations=demonstrations)

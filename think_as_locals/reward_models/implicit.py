@@ -53,15 +53,10 @@ class ImplicitRM(BatchScorer):
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
         **settings: Any,
     ) -> ImplicitRM:
-        """Load policy and reference from directories or the Hub; a ModelError says where they do not go together.
+        """Load policy and reference from directories or the Hub; a ModelError says if they do not go together.
 
-        Args:
-            path: Directory or Hub id of the policy; its chat template is used for both.
-            reference: Directory or Hub id of the reference; `None` for none.
-            max_length: Maximum number of tokens of prompt and response together; `None` for that of both models.
-            revision, reference_revision: Commit, tag or branch on the Hub.
-            dtype, device_map, template_kwargs: As for `ScalarRM.load`.
-            **settings: `beta`, `per_token` and those of `ScalarRM.load`.
+        The policy's chat template is used for both, and the smaller of both maximum lengths. Other arguments are those
+        of `ScalarRM.load`, and `beta` and `per_token`.
         """
         model, tokenizer, limit = _load(path, dtype, device_map, revision, max_length)
         require_chat_template(path, tokenizer)

@@ -31,6 +31,7 @@ from think_as_locals.reward_models.reward_model import (
     ask_all,
     combine,
     identify_weights,
+    logsumexp,
 )
 from think_as_locals.runtime.files import write_json
 from think_as_locals.types import (
@@ -289,14 +290,10 @@ class Judge:
         log_probs, place = _offered(answer, len(request.order)), label_place(judgement.completion)
         if log_probs is None or judgement.verdict is None or place is None:
             return judgement
-        if (
-            judgement.completion[place] != LABELS[judgement.verdict]
-        ):  # RewardBench 2's convention may read another bracket
+        if judgement.completion[place] != LABELS[judgement.verdict]:  # RewardBench 2's convention may read another one
             return judgement
-        from scipy.special import logsumexp
-
         chosen = log_probs.pop(judgement.verdict)
-        return replace(judgement, margin=float(chosen - logsumexp(log_probs)))
+        return replace(judgement, margin=chosen - logsumexp(log_probs))
 
     def score_requests(self, item: Item) -> list[Request]:
         """As `RewardModel.score_requests`: rotations of the item's own order, or each response to be rated."""

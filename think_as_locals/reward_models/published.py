@@ -146,11 +146,8 @@ def architecture(settings: dict[str, Any]) -> str | None:
 def load_published(path: str, revision: str | None, dtype: str, device_map: str | None = None) -> Any:
     """Load a reward model with a head of its own; a ModelError says what its weights or its revision lack.
 
-    Args:
-        path: Directory or Hub id.
-        revision: Commit on the Hub, in full: the head is read as this commit stores it.
-        dtype: Type of the weights below the head; the heads of ArmoRM and QRM are computed in float32.
-        device_map: As for `ScalarRM.load`.
+    `revision` is a full commit on the Hub. `dtype` is that of the weights below the head: the heads of ArmoRM and QRM
+    compute in float32.
     """
     folder = _folder(path, revision)
     settings, _ = PreTrainedConfig.get_config_dict(folder)
@@ -159,7 +156,8 @@ def load_published(path: str, revision: str | None, dtype: str, device_map: str 
     options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "output_loading_info": True}
     if name == "InternLM2ForRewardModel":
         config = _llama_config(settings)
-        state = dict(_as_llama(_tensors(path, folder), config))
+        tensors = ((name, file.get_tensor(name)) for name, file in _stored(path, folder))
+        state = dict(_as_llama(tensors, config))
         model, info = LlamaForSequenceClassification.from_pretrained(None, config=config, state_dict=state, **options)
     else:
         kind: Any = MLPClassifier
@@ -168,7 +166,8 @@ def load_published(path: str, revision: str | None, dtype: str, device_map: str 
         if name != "INFORMForSequenceClassification":
             kind = GatedGemma2 if isinstance(config, Gemma2Config) else GatedLlama
             config.gating_temperature = settings.get("gating_temperature", _GATE_TEMPERATURE[config.model_type])
-            config.head_shapes = _head_shapes(path, folder)
+            stored = _stored(path, folder)  # those of the decoder begin with "model."
+            config.head_shapes = {n: f.get_slice(n).get_shape() for n, f in stored if not n.startswith("model.")}
         model, info = kind.from_pretrained(folder, config=config, **options)
     if lost := sorted({*info["missing_keys"], *info["unexpected_keys"]}):
         raise ModelError(
@@ -189,18 +188,6 @@ def _folder(path: str, revision: str | None) -> Path:
             f"you checked, 40 hexadecimal digits (in the history of the files at https://huggingface.co/{path})"
         )
     return Path(snapshot_download(path, revision=revision, allow_patterns=list(_FILES)))
-
-
-def _tensors(path: str, folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights in a directory, by name."""
-    for name, file in _stored(path, folder):
-        yield name, file.get_tensor(name)
-
-
-def _head_shapes(path: str, folder: Path) -> dict[str, list[int]]:
-    """Return the shapes of the weights that are not the decoder's, by name."""
-    stored = _stored(path, folder)
-    return {name: file.get_slice(name).get_shape() for name, file in stored if not name.startswith("model.")}
 
 
 def _stored(path: str, folder: Path) -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import logging
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,6 +27,7 @@ from think_as_locals.reward_models.reward_model import (
     Answer,
     Keep,
     Request,
+    RewardModel,
     ScoredItem,
     ask_all,
     favourite,
@@ -44,23 +45,14 @@ IGNORED = -100  # the label of tokens that no loss counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseScorer(ABC):
+class ResponseScorer(RewardModel):
     """A reward model that scores one response at a time; `seed` decides only the order within predictions."""
 
     seed: int = 0
     chunk_size: int | None = 1024
 
-    @property
-    @abstractmethod
-    def identity(self) -> dict[str, Any]:
-        """As `RewardModel.identity`."""
-
-    @abstractmethod
-    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
-        """As `RewardModel.ask`."""
-
-    def close(self) -> None:  # noqa: B027  # most have nothing to end
-        """As `RewardModel.close`: it goes with its last reference."""
+    def close(self) -> None:
+        """Do nothing: the model goes with its last reference."""
 
     def requests(self, item: Item) -> list[Request]:
         return [Request(item, _ALONE[i]) for i in range(len(item.responses))]
@@ -76,7 +68,7 @@ class ResponseScorer(ABC):
         return [ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, margin=margin(scores))]
 
     def sort_key(self, request: Request) -> tuple[int, str]:
-        return len(request.item.prompt), request.item.prompt  # those to one prompt are cheaper together
+        return len(request.item.prompt), request.item.prompt  # responses to one prompt are cheaper together
 
     score_requests = requests
 
