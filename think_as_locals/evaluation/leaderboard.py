@@ -18,7 +18,7 @@ from rich.console import RenderableType
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import NAMES, baseline_credits
-from think_as_locals.evaluation.breakdowns import BREAKDOWNS, language_name, macro_cells, macro_warning
+from think_as_locals.evaluation.breakdowns import language_name, macro_cells, macro_warning
 from think_as_locals.evaluation.compare import ALPHA
 from think_as_locals.evaluation.pages import read_settings, strip, templates
 from think_as_locals.evaluation.probes import DIRECTIONS
@@ -31,10 +31,11 @@ from think_as_locals.evaluation.scored import (
     item_credits,
     on_flip_sets,
     outcome,
+    paired_differences,
     read_scored,
     too_long_note,
 )
-from think_as_locals.evaluation.statistics import accuracies, difference, holm, smallest_difference
+from think_as_locals.evaluation.statistics import accuracies, smallest_difference
 from think_as_locals.evaluation.tables import Cell, Figure, Label, Table, escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -249,16 +250,11 @@ def _differences(
     pairs: Sequence[tuple[Sequence[ItemCredit], Sequence[ItemCredit]]], over_cells: bool = False
 ) -> list[dict[str, Any]]:
     found = []
-    for a, b in pairs:
-        scores, groups = ([c.credit for c in a], [c.credit for c in b]), [c.item.group for c in a]
-        cells = [BREAKDOWNS["cell"](c.item) for c in a] if over_cells else None
-        smallest = None if over_cells else smallest_difference(*scores, groups, ALPHA / len(pairs))
-        found.append((difference(*scores, groups, cells=cells), smallest))
-    adjusted = holm([paired.p for paired, _ in found])
-    return [
-        {"difference": paired.as_dict(), "p_holm": p, "smallest": smallest}
-        for (paired, smallest), p in zip(found, adjusted, strict=True)
-    ]
+    for (a, b), (paired, p) in zip(pairs, paired_differences(pairs, over_cells), strict=True):
+        columns = [c.credit for c in a], [c.credit for c in b], [c.item.group for c in a]
+        smallest = None if over_cells else smallest_difference(*columns, ALPHA / len(pairs))
+        found.append({"difference": paired.as_dict(), "p_holm": p, "smallest": smallest})
+    return found
 
 
 def _name(model: Mapping[str, Any]) -> Label:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.statistics import Estimate, accuracy, difference
+from think_as_locals.evaluation.statistics import Difference, Estimate, accuracy, difference, holm
 from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import read_parquet, write_parquet
@@ -166,6 +166,18 @@ def estimate_credits(
     """Return the accuracy of items, by question group; `over_cells` of culture and domain the mean of their means."""
     cells = [BREAKDOWNS["cell"](c.item) for c in credited] if over_cells else None
     return accuracy([c.credit for c in credited], [c.item.group for c in credited], samples, seed, cells)
+
+
+def paired_differences(
+    pairs: Sequence[tuple[Sequence[ItemCredit], Sequence[ItemCredit]]], over_cells: bool = False
+) -> list[tuple[Difference, float]]:
+    """Return for each pair of runs on the same items how much more the second scores, and p adjusted over the pairs."""
+    found = []
+    for a, b in pairs:
+        cells = [BREAKDOWNS["cell"](c.item) for c in a] if over_cells else None
+        columns = [c.credit for c in a], [c.credit for c in b], [c.item.group for c in a]
+        found.append(difference(*columns, cells=cells))
+    return list(zip(found, holm([each.p for each in found]), strict=True))
 
 
 def slot_bias(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str, Any]:

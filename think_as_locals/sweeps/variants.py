@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.scored import ItemCredit, item_credits, read_scored
-from think_as_locals.evaluation.statistics import Difference, difference, holm
+from think_as_locals.evaluation.scored import ItemCredit, item_credits, paired_differences, read_scored
 from think_as_locals.evaluation.tables import Cell, Figure, Table, figure
 from think_as_locals.runtime.files import write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
@@ -27,7 +26,7 @@ CAPTION = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a judge was measured to be, and by which of its differences it is told apart."""
+    """A measurement of a judge, and the measurements that it is compared with."""
 
     name: str
     summary: dict[str, Any]
@@ -48,7 +47,7 @@ def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
                     "name": m.name,
                     **{key: m.summary[key] for key in ("step", "n", "accuracy", "ci95", "verdict_only", "flips")},
                     "parse_failure": m.summary["parse_failure"],
-                    **{f"against_{kind}": _as_dict(found.get(m.name)) for kind, found in gains.items()},
+                    **{f"against_{kind}": found.get(m.name) for kind, found in gains.items()},
                 }
                 for m in measured
             ]
@@ -103,23 +102,18 @@ def _read(path: Path) -> tuple[dict[str, Any], list[ItemCredit]]:
     return carb.read(path), sorted(credited, key=lambda c: c.item.id)
 
 
-def _gains(measured: Sequence[Measured], kind: str) -> dict[str, tuple[Difference, float]]:
-    """Return by name how much better each is than its base or the first, and the adjusted p."""
-    found = {}
+def _gains(measured: Sequence[Measured], kind: str) -> dict[str, dict[str, Any]]:
+    """Return by name how much better each is than its base or the first, where both have the same items."""
+    pairs = {}
     for m in measured:
         other: Measured | None = getattr(m, kind)
         if other is not None and [c.item for c in other.credits] == [c.item for c in m.credits]:
-            groups = [c.item.group for c in m.credits]
-            found[m.name] = difference([c.credit for c in other.credits], [c.credit for c in m.credits], groups)
-    adjusted = holm([gain.p for gain in found.values()]) if found else []
-    return {name: (gain, p) for (name, gain), p in zip(found.items(), adjusted, strict=True)}
+            pairs[m.name] = other.credits, m.credits
+    found = zip(pairs, paired_differences(list(pairs.values())), strict=True)
+    return {name: {**gain.as_dict(), "p_holm": p} for name, (gain, p) in found}
 
 
-def _as_dict(gain: tuple[Difference, float] | None) -> dict[str, Any] | None:
-    return None if gain is None else {**gain[0].as_dict(), "p_holm": gain[1]}
-
-
-def _cells(gain: tuple[Difference, float] | None) -> list[Cell]:
+def _cells(gain: dict[str, Any] | None) -> list[Cell]:
     if gain is None:
         return [None, None]
-    return [figure(gain[0].as_dict(), "difference", "+.1f"), Figure(gain[1], form="p", strong=False)]
+    return [figure(gain, "difference", "+.1f"), Figure(gain["p_holm"], form="p", strong=False)]
