@@ -24,10 +24,11 @@ class _Job:
 
 
 class MicroBatches:
-    """An engine that any number of threads may call; one thread of its own, and nothing else, calls the wrapped engine.
+    """An engine that any number of threads may call: a single worker thread passes their calls on in batches.
 
     Calls within `window_s` of one another, or while the engine is busy, are one batch, of up to `max_size`
-    conversations and ten windows. If it fails, each call is tried alone: a prompt that is too long fails only itself.
+    conversations and ten windows. If a batch fails, each of its calls is tried alone, so that one prompt that is too
+    long fails only its own call.
     """
 
     def __init__(self, engine: Engine, window_s: float, max_size: int) -> None:
@@ -43,7 +44,7 @@ class MicroBatches:
         self._worker.start()
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
-        """As `Engine.sample`, once all of this call's rollouts are there; a ModelError if it failed or is closed."""
+        """Sample as `Engine.sample` does, and deliver all rollouts together; a ModelError if it fails or is closed."""
         job = _Job(conversations, sampling)
         with self._lock:
             if self._closed:
@@ -53,7 +54,7 @@ class MicroBatches:
             deliver(place, rollout)
 
     def close(self) -> None:
-        """Close the engine, where that ends the batch in flight, and end the thread; calls that wait get an error."""
+        """Close the engine and end the worker thread; waiting calls get an error."""
         with self._lock:
             self._closed = True
             self._jobs.put(None)
@@ -66,7 +67,7 @@ class MicroBatches:
                 self._answer([job for job in jobs if job.sampling == sampling], sampling)
 
     def _next(self) -> list[_Job]:
-        """Return the calls of the next batch; none once closed."""
+        """Return the calls of the next batch; none once the engine is closed."""
         job, jobs = self._jobs.get(), []
         ends = time.monotonic() + 10 * self._window_s
         while job is not None and not self._closed:
@@ -89,7 +90,7 @@ class MicroBatches:
         try:
             rollouts = iter(sample_all(self._engine, conversations, sampling))
         except Exception as error:
-            # Whatever it is, it concerns the callers of this batch and not the thread that serves all others.
+            # It concerns the callers of this batch alone: the thread goes on for all others.
             _log.exception("%d conversations of %d calls failed", len(conversations), len(jobs))
             if len(jobs) > 1 and not self._closed:
                 for job in jobs:

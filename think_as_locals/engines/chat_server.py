@@ -45,8 +45,8 @@ class ChatServer:
     """An engine behind a server with an OpenAI-compatible /chat/completions route.
 
     Transport errors and answers 429 and 5xx are retried with growing pauses, and no sooner than the server asks.
-    Prompts that the server finds too long are a TooLongError once all others are answered; any other error cancels all
-    requests. A ServerError is raised if `url` is no URL, or the key is not set or invalid.
+    Prompts that are too long for the server raise a TooLongError once all others are answered; any other error cancels
+    all requests. A ServerError is raised if `url` is not a URL, or the key is not set or invalid.
     """
 
     url: str  # the part before /chat/completions, e.g. http://127.0.0.1:8000/v1
@@ -57,7 +57,7 @@ class ChatServer:
     timeout_s: float  # without any answer from the server, after which it is given up
     fields: Mapping[str, Any]  # of each request beside ours, or in their place; None removes one
     special_tokens: tuple[str, ...] = CHAT_TOKENS
-    # Empty until it has answered: what was there once may be restarting, what never was is an error at once.
+    # Empty until it has answered: a server that answered before may be restarting, any other is an error at once.
     reached: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -74,10 +74,10 @@ class ChatServer:
         self.key()
 
     def check_texts(self, items: Iterable[Item]) -> None:
-        """Check nothing: the server's tokenizer is not known."""
+        """Do nothing: the server's tokenizer is not known."""
 
     def close(self) -> None:
-        """As `Engine.close`: it holds no connection between calls."""
+        """Do nothing: there is no connection between calls."""
 
     def key(self) -> str | None:
         """Return the key from the environment."""
@@ -91,7 +91,7 @@ class ChatServer:
         return key
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
-        """As `Engine.sample`; a ServerError or Ctrl-C cancels all requests in flight."""
+        """Sample as `Engine.sample` does; a ServerError or Ctrl-C cancels all requests in flight."""
         requests = _Requests(self, sampling, deliver)
         try:
             asyncio.get_running_loop()
@@ -229,7 +229,7 @@ class _Requests:
 
 
 def _retry_after(response: httpx.Response) -> float:
-    """Return the seconds that a server asks to wait, from a number or a date (RFC 9110, section 10.2.3); else 0."""
+    """Return how many seconds a server asks to wait, as a number or a date (RFC 9110, section 10.2.3); else 0."""
     asked = response.headers.get("retry-after", "")
     with suppress(ValueError):
         return max(0.0, float(asked))
@@ -240,7 +240,7 @@ def _retry_after(response: httpx.Response) -> float:
 
 
 def _rollout(answer: Any, label_opening: str) -> Rollout:
-    """Parse a server's JSON; the errors of wrong shapes are raised as they are."""
+    """Parse a server's JSON; JSON of another shape raises LookupError, TypeError or AttributeError."""
     choice = answer["choices"][0]
     text = choice["message"].get("content") or ""
     if not isinstance(text, str):
@@ -254,7 +254,7 @@ def _rollout(answer: Any, label_opening: str) -> Rollout:
 
 
 def _label_log_probs(tokens: Sequence[Mapping[str, Any]], opening: str) -> dict[str, float]:
-    """Return label -> log-probability at the last token that is a label by itself right after `opening`, if any."""
+    """Return label -> log-probability at the last token that is a label and follows `opening`; empty without one."""
     before, found = "", {}
     for token in tokens:
         if token["token"] in tuple(LABELS) and before.endswith(opening):

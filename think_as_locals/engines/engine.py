@@ -31,8 +31,8 @@ Backend = Literal["transformers", "vllm"]
 class Sampling:
     """How to sample: greedily at temperature 0.
 
-    With `label_opening`, the text right before the verdict's label (`Format.label_opening`), rollouts come with the
-    log-probabilities of the labels in that place.
+    `label_opening` is the text right before the verdict's label (`Format.label_opening`). If it is given, rollouts have
+    the log-probabilities of all labels at that place.
     """
 
     max_completion_length: int
@@ -52,10 +52,10 @@ class Engine(Protocol):
         """Raise a DataError where the tokenizer, if known, reads control tokens in an item's neutralised texts."""
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
-        """Sample one rollout for each conversation and deliver each as soon as it is there, in any order."""
+        """Sample one rollout for each conversation, and deliver each as soon as it is complete, in any order."""
 
     def close(self) -> None:
-        """End processes and connections of its own, and free their memory; it samples no more."""
+        """End the engine's own processes and connections and free their memory; it cannot be used afterwards."""
 
 
 def sample_all(engine: Engine, conversations: Sequence[Messages], sampling: Sampling) -> list[Rollout]:
@@ -94,7 +94,7 @@ def load_engine(
 
 
 class TokenEngine(ABC):
-    """An engine that is given token ids, since its tokenizer is in this process."""
+    """An engine that takes token ids: its tokenizer is in this process."""
 
     chat: Chat
 
@@ -109,7 +109,7 @@ class TokenEngine(ABC):
         raise ModelError(f"{type(self).__name__} gives no log-probabilities of labels: set margins to false")
 
     def close(self) -> None:  # noqa: B027  # most have nothing to end
-        """As `Engine.close`: an engine that is nothing but a model goes with its last reference."""
+        """Do nothing: a model is freed with its last reference."""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class TokenEngine(ABC):
         self.chat.check_texts(items)
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
-        """Sample one rollout for each conversation in one batch, in which those with a common prefix are neighbours."""
+        """Sample a rollout for each conversation in one batch, sorted so that common prefixes are neighbours."""
         encoded = self.chat.encode(conversations)
         order = sorted(range(len(conversations)), key=lambda i: [message["content"] for message in conversations[i]])
         prompts = [encoded[i] for i in order]
@@ -167,7 +167,7 @@ class Chat:
     def check_texts(self, items: Iterable[Item]) -> None:
         """Raise a DataError that names an item in whose neutralised texts the tokenizer still reads control tokens.
 
-        `neutralise` knows what normalisers do; this is the tokenizer's own word, should one do something else.
+        `neutralise` allows for what normalisers usually do; this asks the tokenizer itself, whatever its own one does.
         """
         names = {text: item.id for item in items for text in (item.prompt, culture_name(item.culture), *item.responses)}
         rest = iter(names.items())
@@ -184,7 +184,7 @@ class Chat:
 
     @cached_property
     def _control_ids(self) -> frozenset[int]:
-        """The ids of control tokens, but for what stands for unknown characters and for tokens of one character."""
+        """The ids of control tokens, without the unknown token and tokens of a single character."""
         marks = [token for token in self.special_tokens if len(token.strip()) > 1]
         return frozenset(self.tokenizer.convert_tokens_to_ids(marks)) - {None, self.tokenizer.unk_token_id}
 
@@ -197,11 +197,11 @@ class Chat:
             if system["content"].strip() in self._written(messages):
                 return messages
         except TemplateError:
-            pass  # where it is not about the system turn, the template raises again
+            pass  # if it is not about the system turn, the template raises again
         return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]
 
     def text(self, messages: Messages, *, add_generation_prompt: bool) -> str:
-        """Return a conversation as its template writes it."""
+        """Return a conversation as the chat template renders it."""
         return self._written(self.turns(messages), add_generation_prompt)
 
     def _written(self, messages: Messages, add_generation_prompt: bool = False) -> str:
@@ -211,7 +211,7 @@ class Chat:
         return text
 
     def encode(self, conversations: Sequence[Messages]) -> list[list[int]]:
-        """Return the token ids of each conversation with the generation prompt; a TooLongError if any are too long."""
+        """Return the token ids of each conversation with the generation prompt; a TooLongError names long ones."""
         if not conversations:
             return []
         texts = [self.text(messages, add_generation_prompt=True) for messages in conversations]
@@ -226,7 +226,7 @@ class Chat:
         return ids
 
     def rollout(self, token_ids: Sequence[int]) -> Rollout:
-        """Return a rollout of sampled ids, cut after the first end token (kept in `token_ids`, not in the text)."""
+        """Return sampled ids as a rollout, cut after the first end token, which stays in `token_ids` alone."""
         end = next((i for i, token in enumerate(token_ids) if token in self.eos_token_ids), None)
         kept = tuple(token_ids if end is None else token_ids[: end + 1])
         return Rollout(
@@ -248,8 +248,8 @@ def require_chat_template(path: str, tokenizer: Any) -> None:
 def control_marks(added: Iterable[tuple[str, bool]], template: str) -> set[str]:
     """Return which of a tokenizer's added tokens, given as (text, is special), structure a conversation.
 
-    Beside the special ones, those that the chat template uses: Qwen3's `</think>` is not special, but its template cuts
-    an assistant's turn there. Others, such as runs of spaces or HTML tags, are ordinary text.
+    Besides the special tokens these are the ones that the chat template uses: Qwen3's `</think>` is not special, but
+    its template cuts an assistant's turn there. Others, such as runs of spaces or HTML tags, are ordinary text.
     """
     bracketed = [text for text, _ in added if text.startswith(("<", "[")) and text.endswith((">", "]"))]
     thoughts = "<think>", "</think>"  # templates cut thoughts off there even if they are not tokens of their own
@@ -260,7 +260,7 @@ def control_marks(added: Iterable[tuple[str, bool]], template: str) -> set[str]:
 def label_log_probs(
     engine: TokenEngine, prompts: Sequence[list[int]], rollouts: Sequence[Rollout]
 ) -> list[dict[str, float]]:
-    """Return label -> log-probability in the place of the verdict's label, given the prompt and what stands before it.
+    """Return label -> log-probability at the place of the verdict's label, given the tokens before it.
 
     Empty without a verdict, or if its label is not a token of its own.
     """
@@ -277,7 +277,7 @@ def label_log_probs(
 def label_tokens(tokenizer: Any, rollout: Rollout) -> tuple[int, dict[str, int]] | None:
     """Return the index of the verdict's label among a rollout's tokens, and label -> token id for all labels.
 
-    `None` without a verdict, or if the tokenizer joins its label to the text before or after it.
+    `None` without a verdict, or if the tokenizer joins the label to its neighbours.
     """
     ids, place = list(rollout.token_ids), label_place(rollout.text)
     if place is None:
@@ -302,7 +302,10 @@ def label_tokens(tokenizer: Any, rollout: Rollout) -> tuple[int, dict[str, int]]
 
 
 def model_file(path: str, name: str, revision: str | None = None) -> Path | None:
-    """Return a file of a model, given its directory or Hub id; `None` if it has none, a ModelError if it is unknown."""
+    """Return a file of a model in a directory or on the Hub; `None` if it has no such file.
+
+    A ModelError says that there is no such model, or that the Hub cannot be reached.
+    """
     if Path(path).is_dir():
         file = Path(path) / name
         return file if file.is_file() else None
@@ -317,7 +320,7 @@ def model_file(path: str, name: str, revision: str | None = None) -> Path | None
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         if isinstance(error, LocalEntryNotFoundError):
             found = try_to_load_from_cache(path, name, revision=revision)
-            if found is not None and not isinstance(found, str):  # the cache knows that the Hub has none
+            if found is not None and not isinstance(found, str):  # the cache says that the Hub has no such file
                 return None
         raise ModelError(
             f"{path!r} is no directory, and the Hub gives no {name} of it ({type(error).__name__}): check the name, "
@@ -326,7 +329,7 @@ def model_file(path: str, name: str, revision: str | None = None) -> Path | None
 
 
 def special_tokens(path: str, revision: str | None = None) -> tuple[str, ...]:
-    """Return `Chat.special_tokens` of a model without loading its tokenizer; none if it has no tokenizer.json."""
+    """Return `Chat.special_tokens` without loading the tokenizer; empty if there is no tokenizer.json."""
     file = model_file(path, "tokenizer.json", revision)
     if file is None:
         return ()

@@ -1,4 +1,4 @@
-"""A pass in float32 by a model in half precision: what its results would be without rounding."""
+"""Computing in float32 with a model in half precision: its results without rounding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROMOTED = {  # functions of which float32 activations need float32 weights
 
 @contextmanager
 def computing_in_float32(model: Any) -> Iterator[None]:
-    """Have a model compute in float32, whatever its weights are and however they are sharded; none is changed."""
+    """Have a model compute in float32, whatever the type of its weights and their sharding; no weight is changed."""
     autocast, plain = model.__dict__.get("forward"), model.__dict__.get("_original_forward")  # accelerate's
     device, backends = next(model.parameters()).device.type, cast("Any", torch.backends)
     precision = backends.fp32_precision
@@ -38,7 +38,7 @@ def computing_in_float32(model: Any) -> Iterator[None]:
 
 
 class _Promoting(TorchFunctionMode):
-    """Gives functions of weights float32 copies of what is in half precision, one function at a time."""
+    """Passes float32 copies of half-precision tensors to functions that use weights, one function at a time."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

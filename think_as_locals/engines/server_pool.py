@@ -1,7 +1,7 @@
-"""Several vLLM servers as one: a batch is shared over those that have the weights, and one that fails leaves its part.
+"""Several vLLM servers as one: a batch is split over those with the current weights, and redistributed if one fails.
 
-A server that does not answer, or that was restarted and has other weights, gets no more requests until the next weight
-sync, which includes it again. With a single server everything waits for it, as long as `VLLMServer` does.
+A server that does not answer, or was restarted and has other weights, gets no more requests until the next weight sync,
+which includes it again. With a single server everything waits for it, as long as `VLLMServer` does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class VLLMServers:
     def on_each(self, work: Callable[[VLLMServer], T]) -> list[T]:
         """Return the results of all servers that answer, which are `ready` from then on.
 
-        Where none does, they are tried again for `timeout_s`, and the ServerError of the first is raised.
+        If none does, all are tried again for `timeout_s`; then the ServerError of the first is raised.
         """
         until = time.monotonic() + self._timeout_s
         while True:
@@ -64,7 +64,7 @@ class VLLMServers:
     def complete(self, prompts: Sequence[list[int]], weights: str, **parameters: Any) -> list[SampledTokens]:
         """Return a completion for each prompt, by servers with these weights; see `VLLMServer.complete`.
 
-        Raises OtherWeightsError where no server is left that has them.
+        Raises OtherWeightsError if no server is left that has them.
         """
         found: dict[int, SampledTokens] = {}
         while left := [place for place in range(len(prompts)) if place not in found]:
@@ -86,7 +86,7 @@ class VLLMServers:
         return [found[place] for place in range(len(prompts))]
 
     def prefix_cache(self) -> tuple[float, float]:
-        """Return hits and queries of the prefix caches of all that are ready, in prompt tokens."""
+        """Return hits and queries of the prefix caches of all ready servers, in prompt tokens."""
         counts, errors = _in_parallel(self.ready, VLLMServer.prefix_cache)
         if errors and len(self.all) == 1:
             raise errors[0]
@@ -94,7 +94,7 @@ class VLLMServers:
 
 
 def share(prompts: Sequence[list[int]], count: int, max_tokens: int) -> list[list[int]]:
-    """Return which prompts each of so many servers samples: equal ones together, and about as many tokens each.
+    """Split prompts (by index) over `count` servers: equal prompts together, and about as many tokens for each server.
 
     Example:
         >>> share([[1], [2, 2, 2], [3, 3], [3, 3]], 2, max_tokens=1)

@@ -1,4 +1,4 @@
-"""Rollouts from transformers' `generate`: needs nothing but the model, and can share it with a trainer."""
+"""Rollouts from transformers' `generate`, by a model that may be a trainer's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TransformersEngine(TokenEngine):
-    """A language model that samples batches of prompts of similar length, left-padded."""
+    """A language model that samples in batches of prompts of similar length, padded on the left."""
 
     model: Any
     chat: Chat
@@ -56,7 +56,7 @@ class TransformersEngine(TokenEngine):
         return self._batched(contexts, score)
 
     def _batched(self, rows: Sequence[Sequence[int]], compute: Callable[[Sequence[int]], list[T]]) -> list[T]:
-        """Return a result for each row of tokens, computed in batches of similar length without dropout."""
+        """Return a result for each row of tokens, computed without dropout in batches of similar length."""
         by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         found, was_training = dict[int, T](), self.model.training
         self.model.eval()
@@ -94,14 +94,14 @@ class TransformersEngine(TokenEngine):
 
 
 def padded(rows: Sequence[Sequence[int]], side: str) -> tuple[Tensor, Tensor]:
-    """Return rows of token ids as one tensor, (B, L), and a mask of its tokens; padded on the left or right."""
+    """Return rows of token ids as a padded tensor (B, L) and its attention mask; `side` is `left` or `right`."""
     tensors = [torch.tensor(row).long() for row in rows]
     ids = pad_sequence(tensors, batch_first=True, padding_side=side)
     return ids, pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Return the place of each token in its row, (B, L), given which are tokens; 0 for padding before them."""
+    """Return the position of each token in its row (B, L), given the attention mask; 0 for padding on the left."""
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
@@ -135,7 +135,7 @@ def generate(
 
 
 def load_language_model(path: str, dtype: str, revision: str | None, device_map: str | None = None) -> Any:
-    """Load a language model for inference; a ModelError if its files lack weights, as a classifier's do."""
+    """Load a language model for inference; a ModelError if weights are missing, as in a classifier's files."""
     options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "output_loading_info": True}
     model, info = AutoModelForCausalLM.from_pretrained(path, revision=revision, trust_remote_code=False, **options)
     if missing := sorted(info["missing_keys"]):
@@ -147,7 +147,7 @@ def load_language_model(path: str, dtype: str, revision: str | None, device_map:
 
 
 def on_device(model: Any) -> Any:
-    """Return a model for inference on the GPU, if there is one; where a device map has put it, it stays."""
+    """Return a model in evaluation mode, on the GPU if there is one; a device map is left as it is."""
     if not hasattr(model, "hf_device_map"):
         model.to("cuda" if torch.cuda.is_available() else "cpu")
     return model.eval()
@@ -155,7 +155,7 @@ def on_device(model: Any) -> Any:
 
 @contextmanager
 def _default_generation_config(config: GenerationConfig) -> Iterator[None]:
-    """Replace the model's generation_config.json, from which `generate` completes its own, by defaults.
+    """Replace a model's generation config, with which `generate` completes the one that it is given, by the defaults.
 
     Qwen2.5-Instruct's has a repetition penalty and a top_p: greedy would not be greedy, and differ from vLLM's.
     """

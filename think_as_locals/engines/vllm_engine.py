@@ -1,4 +1,4 @@
-"""Rollouts from a vLLM engine: loaded for an evaluation, or in this process, shared with a trainer."""
+"""Rollouts from a vLLM engine, which is loaded for an evaluation or shared with a trainer in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CLOSING_S = 20.0  # for vLLM's processes to end by themselves: killed, they lea
 
 
 def prepare() -> None:
-    """Set what has to be set before vLLM is imported; variables of the environment are left as they are."""
+    """Set what vLLM reads when it is imported; environment variables that are set already are kept."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if find_spec("vllm") and not torch.cuda.is_available():
@@ -31,9 +31,9 @@ def prepare() -> None:
 
 
 def end_with_owner() -> None:
-    """End a process of vLLM's when the one that started it has ended, even by SIGKILL; it would stay and hold a GPU.
+    """End a vLLM process when its parent has ended, even by SIGKILL; otherwise it would stay and hold a GPU.
 
-    vLLM calls it in every process it starts, as its plugin of this package (pyproject.toml).
+    vLLM calls this in every process that it starts, as a plugin (pyproject.toml).
     """
     if owner := multiprocessing.parent_process():
 
@@ -102,10 +102,7 @@ class VLLMEngine(TokenEngine):
         return cls(llm, replace(chat, positions=llm.model_config.max_model_len))
 
     def close(self) -> None:
-        """End vLLM's engine core, a process that holds the model, and wait until it is gone.
-
-        Another thread that samples then gets a ModelError.
-        """
+        """End vLLM's engine core, the process with the model, and wait for it; sampling threads get a ModelError."""
         self.llm.llm_engine.engine_core.shutdown(_CLOSING_S)
 
     def sample_tokens(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[Sequence[int]]:
@@ -123,7 +120,7 @@ class VLLMEngine(TokenEngine):
     def next_log_probs(
         self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """As `TokenEngine.next_log_probs`: one token each, after a context that is mostly in the prefix cache."""
+        """As `TokenEngine.next_log_probs`, from one sampled token; contexts are mostly in the prefix cache."""
         from vllm import SamplingParams
 
         params = [
@@ -134,7 +131,7 @@ class VLLMEngine(TokenEngine):
         return [[place[token].logprob for token in ids] for place, ids in zip(places, candidates, strict=True)]
 
     def _generate(self, prompts: Sequence[Sequence[int]], params: Any) -> list[Any]:
-        """Return one completion for each prompt; a ModelError where vLLM was told to stop, which cuts them off."""
+        """Return one completion for each prompt; a ModelError if vLLM was stopped before they were complete."""
         asked = [{"prompt_token_ids": list(ids)} for ids in prompts]
         outputs = [output.outputs[0] for output in self.llm.generate(asked, params, use_tqdm=False)]
         if any(output.finish_reason == "abort" for output in outputs):

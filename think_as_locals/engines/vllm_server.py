@@ -41,8 +41,8 @@ class SampledTokens:
 class VLLMServer:
     """A vLLM server started by launch/vllm_server.sh; its key comes from the environment.
 
-    Every method raises a ServerError if there is no good answer within `timeout_s`, with retries and a restart; where
-    it is not `patient`, after two tries without a connection.
+    Every method raises a ServerError if there is no successful answer within `timeout_s`, during which it is retried
+    and may be restarted; without `patient`, after two tries without a connection.
     """
 
     def __init__(self, url: str, timeout_s: float, *, patient: bool = True) -> None:
@@ -67,8 +67,8 @@ class VLLMServer:
     def complete(self, prompts: Sequence[Sequence[int]], weights: str, **parameters: Any) -> list[SampledTokens]:
         """Sample a completion for each prompt in one request, with the given weights and the adapter loaded since.
 
-        `weights` is their name in `state`, which is checked before every try and afterwards (an OtherWeightsError): a
-        server that was restarted in between is not asked for what would be discarded.
+        Before every try and at the end the server must hold `weights`, else an OtherWeightsError is raised: one that
+        was restarted is not asked for completions that would be discarded.
         """
         asked = {"prompt": prompts, "logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
         route, content = "/v1/completions", {**asked, **self._adapter, **parameters}
@@ -78,16 +78,16 @@ class VLLMServer:
         return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
 
     def read(self, request: Request, weights: str) -> list[dict[str, Digest]]:
-        """Return what each worker answers to a request for digests; an OtherWeightsError as of `complete`."""
+        """Return each worker's digests for a request; an OtherWeightsError as in `complete`."""
         question = {"method": "tal_read", "kwargs": {"request": request}}
         workers = self._ask("POST", "/collective_rpc", json=question).json()["results"]
         self._check_weights(weights)
         return [{name: (count, total) for name, (count, total) in worker.items()} for worker in workers]
 
     def load_weights(self, files: Iterable[Path], name: str) -> None:
-        """Load weights into every worker from safetensors files, each as it comes; `name` is theirs from then on.
+        """Load weights into every worker from safetensors files, each as soon as it is written, under a new name.
 
-        An OtherWeightsError says that it was restarted meanwhile.
+        An OtherWeightsError says that the server was restarted meanwhile.
         """
         self.start_weight_update()
         for file in files:
@@ -99,7 +99,7 @@ class VLLMServer:
         self._ask("POST", "/init_weight_transfer_engine", json={"init_info": init_info})
 
     def start_weight_update(self) -> None:
-        """Begin an update of weights; one that its trainer left half done is ended before."""
+        """Begin an update of weights, after ending one that a trainer left half done."""
         if self.state()["updating"]:
             self._ask("POST", "/finish_weight_update")
         self._ask("POST", "/start_weight_update")
@@ -129,15 +129,15 @@ class VLLMServer:
             raise OtherWeightsError(f"the vLLM server at {self.url} was restarted while it took weights")
 
     def load_adapter(self, folder: str) -> None:
-        """Apply a LoRA adapter in place of the last one; its name is the folder, which must be a new one.
+        """Apply a LoRA adapter in place of the last one; the folder is its name, and must be new.
 
-        Blocks of the prefix cache are keyed by that name, so none computed with another adapter is found.
+        The prefix cache is keyed by that name, so that nothing computed with another adapter is found.
         """
         self._ask("POST", "/v1/load_lora_adapter", json={"lora_name": folder, "lora_path": folder})
         self._adapter = {"model": folder}
 
     def state(self) -> dict[str, Any]:
-        """Return the state of its workers; see `vllm_worker.WorkerExtension.tal_state`."""
+        """Return the state of all workers, which must agree; see `vllm_worker.WorkerExtension.tal_state`."""
         workers = self._ask("POST", "/collective_rpc", json={"method": "tal_state"}).json()["results"]
         if any(worker != workers[0] for worker in workers):
             raise ServerError(f"the workers of the vLLM server at {self.url} differ: {workers}")

@@ -1,4 +1,4 @@
-"""Extensions inside a vLLM server: launch/vllm_server.sh names these three on its command line."""
+"""Extensions of a vLLM server, which launch/vllm_server.sh names on its command line."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ keep_weights_plain()  # vLLM imports this module in every worker, before the mod
 
 
 class TransferEngine(NCCLWeightTransferEngine):
-    """vLLM's transfer of weights by NCCL, which takes them from files of a shared folder as well.
+    """vLLM's transfer of weights by NCCL, extended by files in a shared folder.
 
-    Each update says in `weights` what they are called, which `tal_state` tells once the last has come.
+    Each update has the name of the weights in `weights`; `tal_state` reports it once the update is finished.
     """
 
     _name = ""
@@ -37,7 +37,7 @@ class TransferEngine(NCCLWeightTransferEngine):
             torch.cuda.synchronize()
 
     def finish_weight_update(self) -> None:
-        """Have the model compute with what has come."""
+        """Have the model compute with the new weights."""
         super().finish_weight_update()
         self.model_config.model = self._name
 
@@ -54,9 +54,9 @@ class WorkerExtension:
     _weight_update_active: bool
 
     def tal_state(self) -> dict[str, Any]:
-        """Return what its weights are called and whether they are being updated, how it computes, its adapter limits.
+        """Return the name of the weights, whether they are being updated, numeric types and adapter limits.
 
-        `connected` is whether it is in a group from which it receives weights by NCCL.
+        `connected` says whether the worker is in an NCCL group from which it receives weights.
         """
         config = self.model_runner.model_config
         return {
@@ -71,7 +71,7 @@ class WorkerExtension:
         }
 
     def tal_read(self, request: Request) -> dict[str, Digest]:
-        """Return the digests of its part of some tensors; see `weight_digests`."""
+        """Return the digests of this worker's part of some tensors; see `weight_digests`."""
         return read(self.model_runner, request)
 
 

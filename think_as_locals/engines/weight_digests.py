@@ -1,10 +1,10 @@
 """Digests of an engine's weights, to compare them bit for bit with those that it was sent.
 
 vLLM keeps tensors in a layout of its own: query, key and value in one, the vocabulary padded, each worker with a part.
-So its own loader says where they are: it gets tensors without data, and wherever it would copy from one of them into a
-weight, that weight's elements are read instead. Nothing is written, and no tensor is copied as a whole.
+So its own loader is asked where they are: it gets tensors without data, and wherever it would copy one into a weight,
+the elements of that weight are read instead. Nothing is written, and no tensor is copied as a whole.
 
-Of every tensor a sample of elements is compared, other ones at each weight sync. An update by 1e-6 changes 4 % of a
+A sample of each tensor's elements is compared, a different one at each weight sync. An update by 1e-6 changes 4 % of a
 matrix's elements in bfloat16 (of standard deviation .02), so that a sample shows whether it has arrived.
 """
 
@@ -37,7 +37,7 @@ Digest = tuple[int, int]
 
 
 class Request(TypedDict):
-    """The tensors that an engine is asked for: their shapes, the type they were sent in, and the number of the sync."""
+    """The tensors whose digests are requested: their shapes, the type they were sent in, the number of the sync."""
 
     shapes: dict[str, list[int]]
     dtype: str
@@ -63,8 +63,7 @@ def digest(tensor: Tensor, sync: int) -> Digest:
 def read(model_runner: Any, request: Request) -> dict[str, Digest]:
     """Return the digests of a vLLM worker's part of the weights, or of the adapter that it applied last.
 
-    A tensor of which nothing can be read, quantised for example, has (0, 0); an adapter's are left out where the worker
-    applies none.
+    A tensor that cannot be read, for example a quantised one, has (0, 0); without an adapter there are none of it.
     """
     reader = _Reader(request)
     with torch.no_grad(), reader:
@@ -99,7 +98,7 @@ def _hash(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class _Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, copies from a probe read the weight at the destination, and no tensor is written."""
+    """A mode in which a copy from a probe reads the weight at its destination, and no tensor is written."""
 
     def __init__(self, request: Request) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -140,7 +139,7 @@ class _Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _indices(view: Tensor, places: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[NDArray[np.int64]]]:
-    """Return which places of a storage a view has, and their indices in each of its dimensions."""
+    """Return which places of a storage lie in a view, and their indices in each of its dimensions."""
     rest = places - int(view.storage_offset())
     inside, indices = rest >= 0, [np.zeros_like(places)] * view.dim()
     for dim in sorted(range(view.dim()), key=view.stride, reverse=True):
@@ -152,7 +151,7 @@ def _indices(view: Tensor, places: NDArray[np.int64]) -> tuple[NDArray[np.bool_]
 
 
 def _load(load_weights: Any, reader: _Reader) -> None:
-    """Give a loader all probes; one that it fails at stays unread."""
+    """Pass all probes to a loader; a probe at which it fails stays unread."""
     probes = reader.probes()
     for _ in range(len(reader.found) + 1):
         with suppress(Exception):  # of whatever kind: layers that are packed or quantised have no place for it
@@ -161,7 +160,7 @@ def _load(load_weights: Any, reader: _Reader) -> None:
 
 
 def _by_name(model: nn.Module) -> Any:
-    """Return a loader of the weights that a quantised model has kept as they are in a checkpoint."""
+    """Return a loader for those weights of a quantised model that are not quantised."""
     parameters = dict(model.named_parameters())
 
     def load_weights(weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -173,7 +172,7 @@ def _by_name(model: nn.Module) -> Any:
 
 
 def _load_adapter(manager: Any, reader: _Reader) -> None:
-    """Give every layer of vLLM's LoRA manager probes for the adapter that was loaded last among those it applies."""
+    """Pass probes to every layer of vLLM's LoRA manager, in the slot of the adapter that was loaded last."""
     slot, active = max(enumerate(manager.lora_index_to_id), key=lambda each: each[1] or 0)
     if not active:
         reader.found = {}
@@ -188,7 +187,7 @@ def _load_adapter(manager: Any, reader: _Reader) -> None:
 def differing(expected: Mapping[str, Digest], workers: Sequence[Mapping[str, Digest]]) -> tuple[list[str], list[str]]:
     """Return which tensors differ in an engine, given the digests of its workers, and which could not be read.
 
-    Workers have parts of a tensor each, or some the same part: together every element as often as any other.
+    Each worker has a part of a tensor, and several may have the same: together each element is there equally often.
     """
     different, unread = [], []
     for name, (count, total) in expected.items():
