@@ -1,6 +1,6 @@
-"""Rewards for single responses, as training a policy needs them: each response is judged within its group.
+"""Rewards for single responses, for training a policy: each response is judged within its group.
 
-A judge that compares has no scalar for one response (RM-R1, issue 5), but responses to the same prompt are comparable.
+A judge that compares gives no score for a single response (RM-R1, issue 5), but can compare those to the same prompt.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def policy_rows(
 
 
 def clean(text: str) -> str:
-    """Return a text as an item can hold it, without halves of surrogate pairs; empty if it is blank."""
+    """Return a text without lone surrogates, which an item cannot hold; empty if it is blank."""
     is_blank = all(unicodedata.category(character)[0] in "CZ" for character in text)
     return "" if is_blank else text.encode(errors="replace").decode()
 
@@ -92,9 +92,9 @@ class GroupReward:
     Rows with the same prompt, culture and language are a group, of any size; the same text twice in a group is one
     response. The reward of a response:
 
-    - from a judge that compares (listwise, pairwise or round robin): the share of its comparisons that it won, of n
-      responses in n (n - 1) / 2 requests, twice that in both orders; who wins one order each ties, worth 1/2 to both.
-      Without a parseable comparison it is `None`, without a rival 1/2. A reference is one more rival.
+    - from a judge that compares (listwise, pairwise or round robin): the share of its comparisons that it won. n
+      responses take n (n - 1) / 2 requests, twice that in both orders; a pair that is split over the orders counts 1/2
+      for both. Without a parseable comparison it is `None`, without a rival 1/2. A reference is one more rival.
     - from a judge that rates (pointwise): its rating, `None` for a parse failure.
     - from any other reward model: its score.
 
@@ -159,7 +159,7 @@ class GroupReward:
 
     @property
     def neutral(self) -> float:
-        """A number in place of `None`, in the middle of the range, for frameworks that accept only numbers."""
+        """The middle of the range, in place of `None` for frameworks that accept only numbers."""
         if self._judge:
             return NEUTRAL
         return sum(RATINGS) / len(RATINGS) if isinstance(self.rm, Judge) else 0.0
@@ -172,13 +172,13 @@ class GroupReward:
 
     @property
     def _lowest(self) -> float | None:
-        """The reward of a blank response without a request; `None` if the reward model scores those as well."""
+        """The reward of a blank response, about which nothing is asked; `None` if the reward model scores those too."""
         if self._judge:
             return 0.0
         return float(RATINGS[0]) if isinstance(self.rm, Judge) else None
 
     def _items(self, prompt: PolicyPrompt, texts: Iterable[str]) -> list[Item]:
-        """Return pairs for a judge that compares, else as few items as possible."""
+        """Return all pairs of texts for a judge that compares, else as few items as possible."""
         texts = [text or _BLANK for text in texts if text or self._lowest is None]
         if self._judge:
             return [item_of(prompt, pair) for pair in combinations(texts, 2)]
@@ -186,7 +186,7 @@ class GroupReward:
         return [item_of(prompt, part if len(part) > 1 else [*part, part[0] + _BLANK]) for part in parts]
 
     def _values(self, item: Item, requests: Sequence[Request], answers: Sequence[Answer]) -> Sequence[float]:
-        """Return what each response of an item gets from the answers: NaN for a parse failure."""
+        """Return the value of each response of an item by the answers: NaN for a parse failure."""
         if not self._judge:
             return self.rm.scores(item, answers)
         verdicts = [self._judge.read(*asked).verdict for asked in zip(requests, answers, strict=True)]
@@ -199,7 +199,7 @@ class GroupReward:
             return Reward(self._lowest, 0.0)
         if self._judge and len(group) == 1:
             return Reward(NEUTRAL, 0.0)
-        won = [1.0] if self._judge and "" in group else []  # against a blank response, which nobody is asked about
+        won = [1.0] if self._judge and "" in group else []  # against a blank response, without a request
         known = values + won
         if not known:
             return Reward(None, 0.0)
@@ -213,12 +213,12 @@ def item_of(prompt: PolicyPrompt, texts: Sequence[str]) -> Item:
     return Item(id="policy", responses=tuple(texts), best=0, domain="policy", group="policy", source="policy", **fields)
 
 
-# Prompts and completions of frameworks, plain or as messages, as texts for a judge.
+# Prompts and completions of frameworks come as texts or as messages.
 Messages = Sequence[Mapping[str, Any]]
 
 
 def question(prompt: str | Messages) -> str:
-    """Return a prompt as one text; of several messages, each with its role before it, as in the data sources."""
+    """Return a prompt as one text: several messages each with its role before it, as in the data sources."""
     if isinstance(prompt, str):
         return prompt
     turns = [(message.get("role"), _text(message)) for message in prompt]
@@ -226,7 +226,7 @@ def question(prompt: str | Messages) -> str:
 
 
 def response(completion: str | Messages) -> str:
-    """Return a completion as one text: the last of several messages (if tools were called); blank without any."""
+    """Return a completion as one text: the last of its messages (several if tools were called); blank without any."""
     if isinstance(completion, str):
         return completion
     return _text(completion[-1]) if completion else ""

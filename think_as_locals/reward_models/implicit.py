@@ -23,13 +23,13 @@ from think_as_locals.types import ModelError
 class ImplicitRM(BatchScorer):
     """Score of response y to prompt x: beta * (log pi(y|x) - log pi_ref(y|x)), summed over the tokens of y.
 
-    The tokens of y are those after the chat template's generation prompt, its end of turn included; a token that joins
-    the end of that prompt to the start of the response belongs to the response. Without a reference the score is
+    The tokens of y are those after the chat template's generation prompt, including the end of turn; a token that
+    spans the end of that prompt and the start of the response belongs to the response. Without a reference the score is
     beta * log pi(y|x), as in RewardBench (arXiv 2403.13787), where the mean over tokens is usual: a sum favours short
     responses.
 
     Args:
-        reference: The model that the policy was trained away from, with the same tokenizer, from `reference_path`.
+        reference: The model that the policy was trained from, with the same tokenizer, loaded from `reference_path`.
         beta: The KL penalty in training; scales scores and margins, and does not change verdicts.
         per_token: Whether to take the mean over the tokens of y.
     """
@@ -109,7 +109,7 @@ class ImplicitRM(BatchScorer):
 
 
 def _log_probs(model: Any, batch: Mapping[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
-    """Return the log-probability of each row's labels (B,)."""
+    """Return the log-probabilities of each row's labels, summed (B,)."""
     first = int((labels != IGNORED).any(dim=0).int().argmax())
     kept = labels.size(1) - first + 1  # the token before the first label predicts it; the rest needs no logits
     logits = model(**batch, logits_to_keep=kept).logits[:, -kept:-1].float()
@@ -128,7 +128,7 @@ def _load(
 
 
 def _require_same_tokens(path: str, mine: Any, reference: str, theirs: Any) -> None:
-    """Raise a ModelError unless both have the same tokens; a padding token that only one of them has may differ."""
+    """Raise a ModelError unless both tokenizers have the same tokens, except for the padding token."""
     ours, others = mine.get_vocab(), theirs.get_vocab()
     added = {mine.pad_token} - others.keys() | {theirs.pad_token} - ours.keys()
     if other := {token for token, _ in ours.items() ^ others.items()} - added:

@@ -1,4 +1,4 @@
-"""A judge: a generative reward model that is asked with a prompt by a protocol, and read by the prompt's own format."""
+"""A judge: a generative reward model, asked by a protocol with a prompt, whose format its answers are read in."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ SETTINGS_FILE = "tal_judge.json"
 _log = logging.getLogger(__name__)
 
 Asked = Item | Mapping[str, Any]
-"""What a judge is asked about: an item, or a row with a prompt, responses and a culture."""
+"""An item, or a row with a prompt, responses and a culture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSettings:
-    """What must be as in training for verdicts to be the same; saved beside the weights as `tal_judge.json`."""
+    """The settings that verdicts depend on, as they were in training; saved beside the weights as `tal_judge.json`."""
 
     prompt: str = "listwise"  # name of the prompt template
-    culture: CultureShown = "stated"  # what the prompt says of the culture
-    rubric_language: RubricLanguage = "item"  # that the prompt asks for
+    culture: CultureShown = "stated"  # whether the prompt names the culture
+    rubric_language: RubricLanguage = "item"  # the language in which the prompt asks for the rubric
     seed: int = 0  # of the order in which responses are presented
     max_completion_length: int = 2048  # in tokens
     dtype: str = "auto"  # of the weights
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write them beside the weights."""
+        """Write the settings beside the weights."""
         write_json(folder / SETTINGS_FILE, asdict(self))
 
     @classmethod
@@ -83,13 +83,13 @@ class JudgeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """A generative reward model: any model that writes a verdict or a rating. It is asked greedily.
+    """A generative reward model: any model that writes a verdict or a rating, sampled greedily.
 
     Args:
         engine: Samples its completions.
-        settings: The prompt and the limits that it is asked with.
-        protocol: How items are put to it.
-        margins: Whether to ask for the log-probabilities of the labels as well: one more pass over each completion.
+        settings: The prompt, and the limits of a completion.
+        protocol: How items are presented to it.
+        margins: Whether to compute the log-probabilities of the labels as well: one more pass over each completion.
         chunk_size: As `RewardModel.chunk_size`.
         model: Plain JSON that identifies weights (or a server's name for them) and what else changes completions.
 
@@ -128,18 +128,18 @@ class Judge:
         vllm: Mapping[str, Any] = MappingProxyType({}),
         **changes: Any,
     ) -> Judge:
-        """Load a judge from a directory or the Hub, or connect to a server that has loaded one; that needs no torch.
+        """Load a judge from a directory or the Hub, or connect to a server that has loaded one, without torch.
 
         With `base_url`, settings and special tokens are read from a directory, or from the Hub if `path` is
-        `owner/name`. If there is no such model and the prompt is given, `path` is nothing but the server's name for it.
+        `owner/name`. If there is no such model and the prompt is given, `path` is only the server's name for the model.
 
         Args:
-            path: Directory or Hub id; with `base_url` it may be nothing but the server's name for a model.
+            path: Directory or Hub id; with `base_url` it may be only the server's name for a model.
             backend: `transformers` or `vllm`.
-            protocol: How items are put to it.
-            margins: Whether to ask for the log-probabilities of the labels as well.
+            protocol: How items are presented to it.
+            margins: Whether to compute the log-probabilities of the labels as well.
             batch_size: Prompts at a time (transformers only).
-            chunk_size: How many requests an evaluation puts into one call of the engine (not of a server).
+            chunk_size: How many requests an evaluation passes to the engine at a time (not to a server).
             revision: Commit, tag or branch on the Hub.
             base_url: Of an OpenAI-compatible server that has the model, e.g. `http://127.0.0.1:8000/v1`.
             served_name: What the server calls the model, if not `path`.
@@ -190,14 +190,14 @@ class Judge:
         that of the first.
 
         Args:
-            items: An item or several: an `Item`, or a row of one's own with `prompt`, `responses` and `culture`, and
-                other fields of `Item` if there are any. No judge is told the best response.
+            items: An item or several: an `Item`, or a mapping with `prompt`, `responses`, `culture` and, optionally,
+                other fields of `Item`. The judge is never told the best response.
             **asked: In place of `items`, `prompt`, `responses`, `culture` (ISO 3166 code, or None for nowhere in
                 particular) and, if known, `language` (BCP-47 tag).
 
         Raises:
             DataError: the message names the row, e.g. `items:3`, and what is wrong with it.
-            ServerError: the judge's server is gone, silent, or answers what no retry would fix.
+            ServerError: the judge's server cannot be reached, or its answer is an error that no retry would fix.
 
         Example:
             judgement = judge.judge(prompt="How do they greet?", responses=["With a bow.", "With a wai."], culture="TH")
@@ -214,16 +214,16 @@ class Judge:
         return [scored.answer for scored in self.predict(list(rows))]
 
     def predict(self, items: Sequence[Item], fitting: bool = False) -> list[ScoredItem]:
-        """Return judgements together with what was judged, for an evaluation.
+        """Return judgements together with their items, for an evaluation.
 
-        With `fitting`, an item that is too long is no error, but has a judgement without a verdict that says so.
+        With `fitting`, an item that is too long raises no error: its judgement has no verdict and says so.
         """
         answers = ask_all(self, [self.requests(item) for item in items], fitting)
         return combine(self, list(zip(items, answers, strict=True)))
 
     @property
     def identity(self) -> dict[str, Any]:
-        """As `RewardModel.identity`; the prompt by its name and by a digest of its texts."""
+        """As `RewardModel.identity`; the prompt is identified by its name and a digest of its texts."""
         return {
             "kind": "generative",
             "model": dict(self.model),
@@ -243,7 +243,7 @@ class Judge:
         return self.protocol.format(self.settings.prompt)
 
     def close(self) -> None:
-        """As `RewardModel.close`: with vLLM, its engine core is a process that holds the model."""
+        """Close the engine."""
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -283,7 +283,7 @@ class Judge:
         return self.protocol.predictions(requests, judgements, self.settings.seed)
 
     def read(self, request: Request, answer: Answer) -> Judgement:
-        """Parse the answer to one request; its margin is the log-odds of the verdict's label, if measured there."""
+        """Parse the answer to one request; the margin is the log-odds of the verdict's label, if it was measured."""
         judgement = self.format.read(
             answer["text"], len(request.order), answer["finish_reason"], self.protocol.convention
         )
@@ -296,7 +296,7 @@ class Judge:
         return replace(judgement, margin=chosen - logsumexp(log_probs))
 
     def score_requests(self, item: Item) -> list[Request]:
-        """As `RewardModel.score_requests`: rotations of the item's own order, or each response to be rated."""
+        """Return requests for rotations of the item's own order, or to rate each response."""
         order = tuple(range(len(item.responses)))
         if self.protocol.kind == "pointwise":
             return [Request(item, (i,)) for i in order]
@@ -304,7 +304,7 @@ class Judge:
         return [Request(item, order[i:] + order[:i]) for i in rotations]
 
     def scores(self, item: Item, answers: Sequence[Answer]) -> tuple[float, ...]:
-        """As `RewardModel.scores`: ratings, or means over rotations of label log-probabilities (no margins: 1 or 0)."""
+        """Return ratings, or means over rotations of the labels' log-probabilities (without margins: of 1 or 0)."""
         found: list[list[float]] = [[] for _ in item.responses]
         for request, answer in zip(self.score_requests(item), answers, strict=True):
             if TOO_LONG in answer:
@@ -322,7 +322,7 @@ class Judge:
 
 
 def _read(row: Mapping[str, Any], number: int) -> Item:
-    """Return the item that a row of the caller's asks about."""
+    """Return the item of a caller's row."""
     value = {name: list(part) if isinstance(part, tuple) else part for name, part in row.items()}
     (item,) = valid_items([jsonl.asked(Row("items", number, value, ""))])
     return item

@@ -1,4 +1,4 @@
-"""Reward models of an evaluation, loaded from the sections that describe them."""
+"""Loading the reward models that a configuration describes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from think_as_locals.reward_models.training_items import read_training_items
 
 
 def load_reward_model(section: RewardModelSection, seed: int) -> RewardModel:
-    """Load the reward model of a section `rms.NAME`; what other kinds need is not imported."""
+    """Load the reward model of a section `rms.NAME`, importing only what its kind needs."""
     match section:
         case JudgeSection() | ServerSection():
             return load_judge(section, seed)
@@ -44,7 +44,7 @@ def load_reward_model(section: RewardModelSection, seed: int) -> RewardModel:
 
 
 def load_judge(section: JudgeSection | ServerSection, seed: int) -> Judge:
-    """As `load_reward_model`, for a judge in this process or behind a server."""
+    """Load a judge into this process, or connect to the server that has it."""
     if isinstance(section, JudgeSection):
         options = _given(section, "path", "backend", "protocol", "orders", "convention", *VLLM_OPTIONS)
         options |= {"vllm": section.vllm, "seed": seed}
@@ -61,14 +61,14 @@ def load_judge(section: JudgeSection | ServerSection, seed: int) -> Judge:
 
 
 def trained_hashes(section: RewardModelSection) -> frozenset[str] | None:
-    """Return the hashes of the items that a reward model of this section was trained on; `None` if they are unknown."""
+    """Return the hashes of the items that a reward model was trained on; `None` if they are unknown."""
     if isinstance(section, JudgeSection | ClassifierSection | ImplicitSection):
         return read_training_items(section.path, section.revision)
     return None
 
 
 def _given(section: RewardModelSection, *others: str) -> dict[str, Any]:
-    """Return a section's values that are not null, without its kind and some others."""
+    """Return the values of a section that are not null, without its kind and the given keys."""
     return section.model_dump(exclude={"kind", *others}, exclude_none=True)
 
 

@@ -1,7 +1,7 @@
-"""Protocols of judging: how an item is put to a judge (listwise, pairwise, round robin, pointwise) and scored.
+"""Protocols of judging: how an item is presented to a judge (listwise, pairwise, round robin, pointwise) and scored.
 
-Without a parsed judgement, the convention `strict` gives a judge nothing, `rewardbench2` what a guess would get, 1/N;
-an unparsed rating is -1 there (arXiv 2506.01937, its code). A tie of the best response with k is worth 1/k in both.
+A parse failure is worth nothing by the convention `strict`, and 1/N, as for a guess, by `rewardbench2`, where a rating
+that cannot be parsed is -1 (arXiv 2506.01937, its code). A tie of k responses, the best among them, is worth 1/k.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNPARSABLE_RATING = -1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgingProtocol:
-    """What a judge is asked about an item, and how its judgements become predictions.
+    """The requests to a judge about an item, and how its judgements are combined into predictions.
 
     Args:
         kind: `listwise` (all at once), `pairwise` (the best has to beat each other one), `round_robin` (every two; the
@@ -41,7 +41,7 @@ class JudgingProtocol:
             raise ConfigError(f"got {self.orders} orders of a {self.kind} protocol, expected 1 to {most}")
 
     def format(self, prompt: str) -> Format:
-        """Return the format of the answer to a prompt, which has to ask for what the protocol reads."""
+        """Return the format of the answer to a prompt; a ConfigError if the protocol cannot use it."""
         found = prompt_format(prompt)
         if found.asks_for_rating != (self.kind == "pointwise"):
             raise ConfigError(
@@ -51,7 +51,7 @@ class JudgingProtocol:
         return found
 
     def requests(self, item: Item, seed: int) -> list[Request]:
-        """Return what a judge is asked about an item, in an order that does not depend on which response is best."""
+        """Return the requests about an item, in an order that does not depend on which response is the best."""
 
         def shuffled(*indices: int) -> tuple[int, ...]:
             return tuple(indices[i] for i in shuffled_order([item.responses[i] for i in indices], seed))
@@ -66,9 +66,9 @@ class JudgingProtocol:
         return [Request(item, pair[::turn]) for pair in pairs for turn in (1, -1)[: self.orders]]
 
     def predictions(self, requests: Sequence[Request], judgements: Sequence[Judgement], seed: int) -> list[ScoredItem]:
-        """Combine the judgements of all `requests(item, seed)`: listwise, to a prediction for each order; else to one.
+        """Combine the judgements of all `requests(item, seed)` into predictions: listwise one for each order, else one.
 
-        Each has the credit of the verdicts, and that of the last verdict tags in their place.
+        Each has the credit of the verdicts, and the credit of the last verdict tags.
         """
         tagged = [
             judged if judged.verdict_only is None else replace(judged, verdict=judged.verdict_only, issues=())
@@ -78,11 +78,12 @@ class JudgingProtocol:
         return [replace(scored, tagged_credit=lenient.credit) for scored, lenient in zip(*both, strict=True)]
 
     def _predictions(self, requests: Sequence[Request], judgements: Sequence[Judgement], seed: int) -> list[ScoredItem]:
-        """Combine judgements: listwise, to a prediction for each order; else to one.
+        """Combine judgements into predictions, as `predictions` says.
 
-        That one has `scores`: ratings, or shares of comparisons won (pairwise: by others against the best, which has
-        1/2), and a verdict if everything could be parsed; else the credit of its scores, or nothing (strict, not
-        pairwise). A comparison that cannot be parsed is won by half (pairwise and strict: lost by the best response).
+        A single prediction has `scores`: ratings, or shares of comparisons won (pairwise: of the others against the
+        best response, which has 1/2). It has a verdict if everything could be parsed; else the credit of its scores, or
+        none (strict, not pairwise). A comparison that cannot be parsed is won by half (pairwise and strict: lost by the
+        best response).
         """
         if self.kind == "listwise":
             return [
@@ -122,7 +123,7 @@ class JudgingProtocol:
         ]
 
     def _shares(self, presented: Item, slots: list[list[int]], judgements: Sequence[Judgement]) -> tuple[float, ...]:
-        """Return for each response as presented the share of its comparisons that it won."""
+        """Return for each response, as presented, the share of its comparisons that it won."""
         wins, asked = [0.0] * len(presented.responses), [0] * len(presented.responses)
         for pair, judged in zip(slots, judgements, strict=True):
             for place, slot in enumerate(pair):
@@ -143,7 +144,7 @@ ROUND_ROBIN = JudgingProtocol(kind="round_robin", orders=2, convention="strict")
 
 
 def _summary(slots: Sequence[int], judgement: Judgement) -> str:
-    """Return one of several completions, headed by its labels and its outcome."""
+    """Return one of several completions under a line with its labels and its outcome."""
     labels = [LABELS[slot] for slot in slots]
     if judgement.issues:
         outcome = f"parse failure: {', '.join(judgement.issues)}"

@@ -1,4 +1,4 @@
-"""Published scalar reward models whose heads transformers does not have: their weights are read, their code never runs.
+"""Published scalar reward models with heads that transformers lacks: weights are loaded, their own code never runs.
 
 | family | architecture in config.json | head |
 |---|---|---|
@@ -6,7 +6,7 @@
 | ArmoRM, QRM | ...ForRewardModelWithGating, ...ForQuantileSequenceClassification | objectives, weighed by a gate |
 | InternLM2-reward | InternLM2ForRewardModel | one linear layer on a reward token behind the text |
 
-Skywork-Reward and most others are plain classifiers, which `ScalarRM` reads without this module.
+Skywork-Reward and most others are plain classifiers, which need none of this.
 Sources: RewardBench 2 (arXiv 2506.01937), ArmoRM (arXiv 2406.12845), QRM (arXiv 2409.10164), InternLM2 (arXiv
 2403.17297).
 """
@@ -59,7 +59,7 @@ class MLPClassifier(LlamaForSequenceClassification):
 class Gate(nn.Module):
     """The weight of each objective, from the last hidden state of the prompt (B, H) -> (B, objectives).
 
-    Layers bear the numbers that they have in the checkpoint, where ReLU and dropout are counted too.
+    Layers keep their numbers in the checkpoint, which counts ReLU and dropout too.
     """
 
     def __init__(self, shapes: dict[str, list[int]], temperature: float) -> None:
@@ -125,7 +125,7 @@ class GatedGemma2(_GatedClassifier, Gemma2PreTrainedModel):
 
 
 def _end_of_prompt(ids: list[int], family: str) -> int:
-    """Return where the prompt ends: what a response imitates was broken before, so the last such place is the one."""
+    """Return where the prompt ends: the last place with these tokens, as responses are neutralised before."""
     pattern = _END_OF_PROMPT[family]
     for start in range(len(ids) - len(pattern), -1, -1):
         if ids[start : start + len(pattern)] == pattern:
@@ -137,7 +137,7 @@ def _end_of_prompt(ids: list[int], family: str) -> int:
 
 
 def architecture(settings: dict[str, Any]) -> str | None:
-    """Return the name that a config.json gives its model's class, if this module reads its head."""
+    """Return the architecture that a config.json names, if its head is one of this module's."""
     name = (settings.get("architectures") or [""])[0]
     gated = re.fullmatch("(Llama|Gemma2)For(RewardModelWithGating|QuantileSequenceClassification)", name)
     return name if gated or name in ("INFORMForSequenceClassification", "InternLM2ForRewardModel") else None

@@ -21,7 +21,7 @@ Answer = dict[str, Any]  # to one request: plain JSON that only its own kind of 
 Keep = Callable[[int, Answer], None]  # takes the index of a request and its answer as soon as it is there
 
 TOO_LONG = "too_long"
-"""The issue of an item that is longer than a reward model takes, and the key of its answers, which say why."""
+"""The issue of an item that is too long for a reward model, and the key of an answer that says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Asker(Protocol):
 
     @property
     def chunk_size(self) -> int | None:
-        """How many requests go into one call of `ask`, the same on a resumed run; `None` if each is independent."""
+        """How many requests go into one call of `ask`, also on a resumed run; `None` if each is independent."""
 
     def sort_key(self, request: Request) -> str | tuple[int, str]:
-        """Return a key by which neighbours are cheaper together: they share a prefix, or are of similar length."""
+        """Return a key for sorting: neighbours share a prefix or have similar lengths, and are cheaper together."""
 
     def ask(self, requests: Sequence[Request], keep: Keep) -> None:
-        """Answer a chunk of requests; `keep` takes each answer, in any order."""
+        """Answer a chunk of requests, and pass each answer to `keep`, in any order."""
 
 
 class RewardModel(Asker, Protocol):
@@ -55,13 +55,13 @@ class RewardModel(Asker, Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Plain JSON of all that decides its answers (weights, prompt, protocol, dtype): others' are not reused."""
+        """All that decides its answers, as JSON (weights, prompt, protocol, dtype): by this, answers are reused."""
 
     def requests(self, item: Item) -> list[Request]:
         """Return the requests that judge an item."""
 
     def predictions(self, item: Item, answers: Sequence[Answer]) -> list[ScoredItem]:
-        """Combine the answers to `requests(item)`, in that order, to one prediction, or one for each order."""
+        """Combine the answers to `requests(item)` into one prediction, or one for each order of the responses."""
 
     def score_requests(self, item: Item) -> list[Request]:
         """Return the requests that score responses in the item's own order; none if it gives no scores."""
@@ -70,11 +70,11 @@ class RewardModel(Asker, Protocol):
         """Return the score of each response from the answers to `score_requests(item)`; NaN without one."""
 
     def close(self) -> None:
-        """End what it runs beside this process, such as vLLM's engine core; it answers no more."""
+        """End the processes that it runs, such as vLLM's engine core; it cannot be used afterwards."""
 
 
 def ask_all(rm: RewardModel, requests: Sequence[Sequence[Request]], fitting: bool = False) -> list[list[Answer]]:
-    """Return the answers to the requests about each item, from one call of `ask`; `fitting`: of `ask_fitting`."""
+    """Return the answers to the requests about each item, from one call of `ask` (or `ask_fitting`, if `fitting`)."""
     answers: dict[int, Answer] = {}
     if together := [request for of_item in requests for request in of_item]:
         (partial(ask_fitting, rm) if fitting else rm.ask)(together, answers.__setitem__)
@@ -83,7 +83,7 @@ def ask_all(rm: RewardModel, requests: Sequence[Sequence[Request]], fitting: boo
 
 
 def ask_fitting(rm: Asker, requests: Sequence[Request], keep: Keep) -> None:
-    """As `Asker.ask`, but a request that is too long gets an answer that says so: `{"too_long": why}`."""
+    """Answer requests as `Asker.ask` does, except that one that is too long gets the answer `{"too_long": why}`."""
     kept = set()
 
     def keep_once(place: int, answer: Answer) -> None:
@@ -100,7 +100,7 @@ def ask_fitting(rm: Asker, requests: Sequence[Request], keep: Keep) -> None:
 
 
 def check_lengths(reasons: Mapping[str, str], of: int, too_long: TooLong) -> None:
-    """Raise a TooLongError if that is an error, or if all of so many items are too long; `reasons` are by their ids."""
+    """Raise a TooLongError if items are too long (`reasons`, by id) and that is an error, or if all `of` items are."""
     if reasons and (too_long == "error" or len(reasons) == of):
         shown = f"{', '.join(map(repr, list(reasons)[:5]))}{' ...' if len(reasons) > 5 else ''}"
         remedy = "eval.too_long=exclude leaves them out, eval.too_long=wrong counts them as wrong"
@@ -116,9 +116,9 @@ def why_too_long(answers: Sequence[Answer]) -> str | None:
 
 
 def combine(rm: RewardModel, answered: Iterable[tuple[Item, Sequence[Answer]]]) -> list[ScoredItem]:
-    """Return the predictions on items, each with the answers to its requests.
+    """Return the predictions on items, given the answers to the requests about each.
 
-    One that is too long has a judgement without a verdict that says so.
+    For an item that is too long, the judgement has no verdict and says so.
     """
     found = list[ScoredItem]()
     for item, answers in answered:
@@ -131,14 +131,14 @@ def combine(rm: RewardModel, answered: Iterable[tuple[Item, Sequence[Answer]]]) 
 
 
 def settle(scored: Sequence[ScoredItem], too_long: TooLong) -> list[ScoredItem]:
-    """Return the predictions that count: what is too long is left out, stays as wrong, or is a TooLongError."""
+    """Return the predictions that count: items that are too long are left out, count as wrong or raise an error."""
     reasons = {s.item.id: s.judgement.completion for s in scored if s.too_long}
     check_lengths(reasons, len({s.item.id for s in scored}), too_long)
     return [s for s in scored if too_long == "wrong" or not s.too_long]
 
 
 def identify_weights(path: str, commit: str | None) -> dict[str, Any]:
-    """Return what tells weights from others: path and commit on the Hub; of a directory, which may move, a digest."""
+    """Return what identifies weights: path and commit on the Hub, or a digest of a directory, which may be moved."""
     folder = Path(path)
     if not folder.is_dir():
         return {"path": path, "commit": commit}
@@ -151,7 +151,7 @@ def identify_weights(path: str, commit: str | None) -> dict[str, Any]:
 class ScoredItem:
     """A reward model's prediction on one item, or on one order of its responses."""
 
-    item: Item  # as its source gave it
+    item: Item  # with its responses in the order of its source
     presented: Item  # with its responses in the order the reward model saw
     judgement: Judgement  # for a model that scores, with its unique favourite as the verdict
     scores: tuple[float, ...] | None = None  # of the responses as presented
@@ -174,12 +174,12 @@ class ScoredItem:
 
     @property
     def parse_failure(self) -> bool:
-        """Whether there is no verdict because it could not be parsed: a tie or what is too long is no parse failure."""
+        """Whether the verdict could not be parsed; a tie, or an item that is too long, is not a parse failure."""
         return self.judgement.verdict is None and bool(self.judgement.issues) and not self.too_long
 
     @property
     def too_long(self) -> bool:
-        """Whether it was not judged at all, since it is longer than the reward model takes."""
+        """Whether the item was too long for the reward model, and so was not judged."""
         return TOO_LONG in self.judgement.issues
 
     @property
@@ -193,7 +193,7 @@ class ScoredItem:
 
     @property
     def verdict_only_credit(self) -> float:
-        """The credit if the last well-formed verdict tag counts, whatever other rules are broken."""
+        """The credit by the last well-formed verdict tag, whatever other rules of the format are broken."""
         return self.credit if self.tagged_credit is None else self.tagged_credit
 
     @property

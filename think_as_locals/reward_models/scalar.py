@@ -83,7 +83,7 @@ class ResponseScorer(RewardModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScorer(ResponseScorer):
-    """A response scorer with a transformers model: batches of similar length, padded on the right, nothing cut off."""
+    """A response scorer with a transformers model: batches of similar length, padded on the right, never truncated."""
 
     path: str
     model: Any
@@ -113,7 +113,7 @@ class BatchScorer(ResponseScorer):
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """The part of `RewardModel.identity` that says which weights read which text."""
+        """The part of `RewardModel.identity` that is about weights and chat template."""
         template = str(self.chat.tokenizer.chat_template)
         return {
             "weights": identify_loaded(self.path, self.model),
@@ -123,7 +123,7 @@ class BatchScorer(ResponseScorer):
         }
 
     def ask(self, requests: Sequence[Request], keep: Keep) -> None:
-        """As `RewardModel.ask`; the longest first, so that running out of memory shows at once."""
+        """Score requests, the longest first, so that running out of memory shows at once."""
         rows = self.rows(requests)
         lengths = [len(row["input_ids"]) for row in rows]
         if places := [place for place, length in enumerate(lengths) if length > self.max_length]:
@@ -145,7 +145,7 @@ class BatchScorer(ResponseScorer):
                 keep(place, {"score": score})
 
     def _scored_batches(self, _: Sequence[Request], rows: Sequence[Row]) -> Iterator[tuple[list[int], list[float]]]:
-        """Yield the places of rows of similar length, with their scores."""
+        """Yield batches of rows of similar length, as the places of rows and their scores."""
         by_length = sorted(range(len(rows)), key=lambda i: -len(rows[i]["input_ids"]))
         for start in range(0, len(rows), self.batch_size):
             places = by_length[start : start + self.batch_size]
@@ -164,13 +164,13 @@ def padded(rows: Sequence[Row], pad_id: int, device: Any) -> dict[str, torch.Ten
 
 
 def unused_end(rows: Sequence[Row]) -> int:
-    """Return a token id with which no row ends: padded with it, a classification head finds each last token."""
+    """Return a token id with which no row ends: with it as padding, a classification head finds each last token."""
     ends = {row["input_ids"][-1] for row in rows}
     return next(i for i in range(len(rows) + 1) if i not in ends)
 
 
 def resolve_max_length(path: str, model: Any, tokenizer: Any, max_length: int | None) -> int:
-    """Return the requested maximum length, if the model has as many positions, or the one that is declared."""
+    """Return the requested maximum length, if the model has that many positions, or else the declared one."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if max_length is None:
         declared = min(tokenizer.model_max_length, math.inf if positions is None else positions)
@@ -183,20 +183,20 @@ def resolve_max_length(path: str, model: Any, tokenizer: Any, max_length: int | 
 
 
 def identify_loaded(path: str, model: Any) -> dict[str, Any]:
-    """As `identify_weights`, with the commit that a loaded model is from."""
+    """Return what identifies the weights of a loaded model; see `identify_weights`."""
     return identify_weights(path, getattr(model.config, "_commit_hash", None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalarRM(BatchScorer):
-    """A classifier with one label: prompt and response, by its chat template or else as a text pair, to one score.
+    """A classifier with one label, which scores a prompt and a response, by its chat template or else as a text pair.
 
-    Published models with other heads (INF-ORM, ArmoRM, QRM, InternLM2-reward) are read too, see `published`.
+    Published models with other heads (INF-ORM, ArmoRM, QRM, InternLM2-reward) are supported too, see `published`.
 
-    A decoder's head reads the last token that is not the padding token its configuration declares, even if a text ends
-    with that token, as in training; if none is declared, it reads the last token.
+    A decoder's head reads the last token that is not the padding token of its configuration, even if a text ends with
+    that token, as in training; without a padding token it reads the last token.
 
-    Responses to one prompt are packed behind it, so that a decoder reads it once; `unshared_reason` tells why not.
+    Responses to one prompt are packed behind it, so that a decoder reads it once; `unshared_reason` says why not.
 
     Example:
         rm = ScalarRM.load("path-or-hub-id")
@@ -229,7 +229,7 @@ class ScalarRM(BatchScorer):
             device_map: `auto` spreads the layers over all GPUs that the process sees; `None` takes one device.
             revision: Commit, tag or branch on the Hub; a commit for those of `published`.
             template_kwargs: Passed to the chat template.
-            new_head_seed: Adds a random head to a model without one: a baseline, not a reward model.
+            new_head_seed: Adds a random head to a model without one: a baseline and no reward model.
             **settings: `batch_size` (responses at a time), `chunk_size` (of `RewardModel`), `seed` (`ResponseScorer`).
         """
         model = _load(path, dtype, device_map, revision, new_head_seed)
@@ -271,7 +271,7 @@ class ScalarRM(BatchScorer):
     def _scored_batches(
         self, requests: Sequence[Request], rows: Sequence[Row]
     ) -> Iterator[tuple[list[int], list[float]]]:
-        """Yield the places of rows, packed by their prompts, with their scores."""
+        """Yield batches of rows, packed by their prompts, as the places of rows and their scores."""
         if self.unshared_reason or self.model.training:  # dropout would be the same for all responses
             yield from BatchScorer._scored_batches(self, requests, rows)
             return
@@ -300,12 +300,12 @@ class ScalarRM(BatchScorer):
 
 
 def until_scored(ids: list[int], pad_id: int | None) -> list[int]:
-    """Return the tokens of a row up to the one at which a decoder's head scores it: the last that is not `pad_id`."""
+    """Return a row's tokens up to the one that a decoder's head scores: the last that is not `pad_id`."""
     return ids[: max((i for i, token in enumerate(ids) if token != pad_id), default=0) + 1]
 
 
 def _share_prompts(path: str, model: Any, tokenizer: Any, pad_id: int | None) -> str | None:
-    """Let a model take packed rows; return why it cannot, which is logged, or `None`."""
+    """Prepare a model for packed rows; return (and log) why it cannot take them, or `None`."""
     reason = packing.prepare_classifier(model, tokenizer) or packing.scores_differ(
         model, pad_id, model.device, full_precision=model.dtype == torch.float32
     )

@@ -34,7 +34,7 @@ _BOUNDARY = r"(</?[a-z]+(?: [A-H])?>|\n|[:.?] ?)"
 
 
 def train_tokenizer(texts: Sequence[str], num_subwords: int, num_phrases: int) -> PreTrainedTokenizerFast:
-    """Train byte-level BPE in which frequent phrases are tokens as well (compare superwords, arXiv 2503.13423)."""
+    """Train byte-level BPE with frequent phrases as further tokens (compare superwords, arXiv 2503.13423)."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -59,12 +59,12 @@ def train_tokenizer(texts: Sequence[str], num_subwords: int, num_phrases: int) -
 
 
 def make_judge(folder: Path, texts: Sequence[str], sizes: ScratchSection, seed: int) -> int:
-    """Write an untrained judge into a folder, ready for `from_pretrained`; return its number of parameters."""
+    """Write a randomly initialised judge into a folder, for `from_pretrained`; return its number of parameters."""
     return _make(Qwen3ForCausalLM, folder, texts, sizes, seed, tie_word_embeddings=True)
 
 
 def make_scalar_rm(folder: Path, texts: Sequence[str], sizes: ScratchSection, seed: int) -> int:
-    """As `make_judge`, for a scalar reward model."""
+    """Write a randomly initialised scalar reward model into a folder; return its number of parameters."""
     return _make(Qwen3ForSequenceClassification, folder, texts, sizes, seed, num_labels=1)
 
 

@@ -1,6 +1,6 @@
-"""Which items a model was trained on: hashes of them beside its weights, by which an evaluation on them is marked.
+"""Which items a model was trained on, as hashes beside its weights: an evaluation on such items is marked.
 
-The hashes hold no text; whoever has an item can tell whether the model was trained on it.
+The hashes reveal no text, but whoever has an item can check whether the model was trained on it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ TRAINING_ITEMS_FILE = "training_items.txt"  # one hash a line
 
 
 def item_hash(item: Item) -> str:
-    """Return a hash of what an item asks and offers: prompt, responses in any order, culture."""
+    """Return a hash of an item's prompt, culture and responses in any order."""
     content = json.dumps([item.prompt, sorted(item.responses), item.culture])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def training_hashes(items: Iterable[Item], base: str | None, revision: str | None = None) -> frozenset[str]:
-    """Return the hashes of training items, and of those that the base model is known to be trained on."""
+    """Return the hashes of training items and of the known training items of the base model."""
     earlier = read_training_items(base, revision) if base else None
     return _hashes(frozenset(items)) | (earlier or frozenset())
 
@@ -41,7 +41,7 @@ def save_training_items(hashes: Iterable[str], folder: Path) -> None:
 
 
 def read_training_items(path: str, revision: str | None = None) -> frozenset[str] | None:
-    """Return the hashes beside a model in a directory or on the Hub; `None` if it has none, or none can be reached."""
+    """Read the hashes beside a model in a directory or on the Hub; `None` if there are none or it cannot be reached."""
     try:
         file = model_file(path, TRAINING_ITEMS_FILE, revision)
     except ModelError:
@@ -50,7 +50,7 @@ def read_training_items(path: str, revision: str | None = None) -> frozenset[str
 
 
 def count_trained_on(items: Iterable[Item], hashes: frozenset[str] | None) -> dict[str, int] | None:
-    """Return how many of the items a model was trained on, `items` of `n`; `None` if that is unknown."""
+    """Return how many of `n` items a model was trained on, as `items`; `None` if that is unknown."""
     if hashes is None:
         return None
     found = [item_hash(item) in hashes for item in items]
