@@ -53,17 +53,15 @@ class PolicyData:
 def load_data(config: PolicyConfig) -> PolicyData:
     """Read the prompts and the tasks; a DataError names a fault, or a task that asks what is trained on."""
     train = distinct_prompts(load(config.data, config.seed).train)
-    questions = {name: _some(questions_of(section, config.seed), config) for name, section in config.tasks.items()}
+    questions = dict[str, Sequence[Question]]()
+    for name, section in config.tasks.items():
+        by_id = {each.item.id: each for each in questions_of(section, config.seed)}
+        kept = select([each.item for each in by_id.values()], config.eval.max_items, BREAKDOWNS["cell"])
+        questions[name] = [by_id[item.id] for item in kept]
     overlaps = find_overlaps(train, {name: [each.item for each in of_task] for name, of_task in questions.items()})
     if message := check_overlaps(overlaps, refuse=config.eval.leaks == "refuse"):
         warnings.warn(message, DataWarning, stacklevel=2)
     return PolicyData(train, questions)
-
-
-def _some(questions: Sequence[Question], config: PolicyConfig) -> list[Question]:
-    kept = select([each.item for each in questions], config.eval.max_items, BREAKDOWNS["cell"])
-    by_id = {each.item.id: each for each in questions}
-    return [by_id[item.id] for item in kept]
 
 
 def run(config: PolicyConfig, data: PolicyData, folder: RunFolder) -> None:
@@ -151,16 +149,12 @@ def answer(
         return {}
     answers = {name: [texts for of, _, texts in everyones if of == name] for name in config.tasks}
     write_answers(folder.answers(step), answers, data.questions)
-    return {
-        f"eval/{name}/quality": _mean(data.questions[name], answers[name])
-        for name, section in config.tasks.items()
-        if section.scorer is None
-    }
-
-
-def _mean(questions: Sequence[Question], answers: Sequence[Sequence[str]]) -> float:
-    worth = [quality(each, text) for each, texts in zip(questions, answers, strict=True) for text in texts]
-    return sum(worth) / len(worth)
+    metrics = {}
+    for name in (name for name, section in config.tasks.items() if section.scorer is None):
+        pairs = zip(data.questions[name], answers[name], strict=True)
+        worth = [quality(question, text) for question, texts in pairs for text in texts]
+        metrics[f"eval/{name}/quality"] = sum(worth) / len(worth)
+    return metrics
 
 
 def _asked(prompt: str) -> Messages:

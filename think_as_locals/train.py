@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -19,6 +18,7 @@ from think_as_locals.data.sources import jsonl
 from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.report import FROM_SCRATCH, made_from_scratch, next_steps, write_report
+from think_as_locals.evaluation.scored import grouped
 from think_as_locals.judging import render, render_presented
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
@@ -215,16 +215,13 @@ def judge_sets(
 ) -> dict[tuple[ProtocolKind, int, Item], list[ScoredItem]]:
     """Return the policy's judgements by protocol, orders and item; one that is in several sets is judged once."""
     asked = dict.fromkeys((each.protocol, each.orders, item) for each in sets.values() for item in each.items)
-    mine: dict[tuple[ProtocolKind, int], list[Item]] = defaultdict(list)
-    for kind, orders, item in share_of_rank(trainer, list(asked)):
-        mine[kind, orders].append(item)
+    mine = grouped(share_of_rank(trainer, list(asked)), lambda each: each[:2])
     found: list[tuple[tuple[ProtocolKind, int, Item], ScoredItem]] = []
     with policy_engine(trainer, config.eval.batch_size) as engine:
-        for (kind, orders), items in mine.items():
+        for (kind, orders), of_protocol in mine.items():
             protocol = JudgingProtocol(kind=kind, orders=orders, convention="strict")
             judge = Judge(engine=engine, settings=settings_of(config), protocol=protocol)
-            found += [((kind, orders, scored.item), scored) for scored in judge.predict(items, fitting=True)]
-    judged = defaultdict(list)
-    for key, scored in gather_shares(trainer, found):
-        judged[key].append(scored)
-    return judged
+            judged = judge.predict([item for *_, item in of_protocol], fitting=True)
+            found += [((kind, orders, scored.item), scored) for scored in judged]
+    by_key = grouped(gather_shares(trainer, found), lambda each: each[0])
+    return {key: [scored for _, scored in each] for key, each in by_key.items()}

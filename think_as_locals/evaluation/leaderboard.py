@@ -100,7 +100,9 @@ def write_leaderboard(runs: Sequence[Path], folder: Path, items: Iterable[Item] 
     """
     same_items = grouped(read_entries(runs, items), lambda entry: entry.items).values()
     ranked = [sorted(same, key=lambda e: (-e.summary["macro"]["accuracy"], e.name)) for same in same_items]
-    boards, failed = [board(entries) for entries in ranked], read_failures(runs)
+    boards = [board(entries) for entries in ranked]
+    read = [(run, read_json(path)) for run in runs for path in RunFolder(run).failures()]
+    failed = [{"model": found["model"], "run": run.name, "message": found["message"]} for run, found in read]
     views, failures = [_view(each) for each in boards], _failures_table(failed)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "leaderboard.json", {"alpha": ALPHA, "boards": boards, "failed": failed})
@@ -138,12 +140,6 @@ def read_entries(runs: Sequence[Path], items: Iterable[Item] = ()) -> list[Leade
         count = Counter(entry.name for entry in entries)
         entries = [replace(e, name=longer.format(e)) if count[e.name] > 1 else e for e in entries]
     return entries
-
-
-def read_failures(runs: Sequence[Path]) -> list[dict[str, Any]]:
-    """Load which reward models of runs failed: the `model`, its `run` and the `message`."""
-    read = [(run, read_json(path)) for run in runs for path in RunFolder(run).failures()]
-    return [{"model": found["model"], "run": run.name, "message": found["message"]} for run, found in read]
 
 
 def _entries(run: Path, items: dict[str, Item]) -> Iterator[LeaderboardEntry]:

@@ -38,26 +38,25 @@ def questions_of(section: TaskSection, seed: int) -> list[Question]:
         items = []
         for item, of_item in short_answers(section.data):
             votes[item.id] = of_item
-            items.append(replace(item, prompt=_text("short_answers", question=item.prompt)))
+            items.append(replace(item, prompt=_template("short_answers").substitute(question=item.prompt)))
         selection = section.data.model_copy(update={"num_responses": None, "as_pairs": False})
         chosen = choose(items, selection, frozenset({"languages"}), seed)
         return [Question(item, votes[item.id]) for item in chosen]
-    every = load_side(section.data, seed, section.items)
+    items = list(load_side(section.data, seed, section.items))
     if section.task == "prompts":
-        return [Question(item) for item in distinct_prompts(every)]
-    return [Question(_with_options(shuffle_responses(item, seed))) for item in every]
+        return [Question(item) for item in distinct_prompts(items)]
+    questions = []
+    for item in (shuffle_responses(item, seed) for item in items):
+        labels = LABELS[: len(item.responses)]
+        options = "\n".join(f"{label}. {text}" for label, text in zip(labels, item.responses, strict=True))
+        values = {"question": item.prompt, "options": options, "label": f"one of {', '.join(labels)}"}
+        questions.append(Question(replace(item, prompt=_template("multiple_choice").substitute(values))))
+    return questions
 
 
 def distinct_prompts(items: Iterable[Item]) -> list[Item]:
     """Return the first item of each prompt, culture and language."""
     return list({(item.prompt, item.culture, item.language): item for item in reversed(list(items))}.values())[::-1]
-
-
-def _with_options(item: Item) -> Item:
-    labels = LABELS[: len(item.responses)]
-    options = "\n".join(f"{label}. {text}" for label, text in zip(labels, item.responses, strict=True))
-    asked = _text("multiple_choice", question=item.prompt, options=options, label=f"one of {', '.join(labels)}")
-    return replace(item, prompt=asked)
 
 
 def quality(question: Question, answer: str) -> float:
@@ -103,7 +102,3 @@ def vote_share(text: str, votes: Votes) -> float:
 def _template(name: str) -> Template:
     text = files(__package__).joinpath("prompts", f"{name}.txt").read_text(encoding="utf-8")
     return Template(text.strip("\n"))
-
-
-def _text(name: str, **values: str) -> str:
-    return _template(name).substitute(values)

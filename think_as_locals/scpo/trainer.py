@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import InitVar, dataclass, replace
@@ -32,6 +31,7 @@ from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig, Scpo
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.engines import Chat, packing
 from think_as_locals.evaluation.journal import by_response
+from think_as_locals.evaluation.scored import grouped
 from think_as_locals.judging.prompt import break_tokens
 from think_as_locals.reward_models.scalar import Row, ScalarRM, padded, until_scored, unused_end
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
@@ -58,9 +58,7 @@ class VariantTrainer:
     items: InitVar[Sequence[Item]]
 
     def __post_init__(self, items: Sequence[Item]) -> None:
-        self._by_country: dict[str, list[Item]] = defaultdict(list)
-        for item in items:
-            self._by_country[str(item.culture)].append(item)
+        self._by_country = grouped(items, lambda item: str(item.culture))
         rm, requests = self.rm, response_requests(items)
         if self.config.mode.training_text == "as_scored":
             rows = rm.rows(requests)
@@ -81,7 +79,7 @@ class VariantTrainer:
     ) -> tuple[int, list[float], int]:
         """Train on a country's pairs if any is kept; return how many there are, the weights of the kept ones, steps."""
         scpo, mode = self.config.scpo, self.config.mode
-        items = self._by_country[spec.country]
+        items = self._by_country.get(spec.country, [])
         if spec.num_pairs is not None:
             items = sorted(items, key=lambda item: hash_fraction(f"{spec.seed}:{item.id}"))[: spec.num_pairs]
         kept = select_pairs([references[item.id] for item in items], spec.variant, scpo, mode, spec.country)

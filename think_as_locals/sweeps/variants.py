@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -10,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.scored import ItemCredit, item_credits, paired_differences, read_scored
+from think_as_locals.evaluation.scored import ItemCredit, grouped, item_credits, paired_differences, read_scored
 from think_as_locals.evaluation.tables import Cell, Figure, Table, figure
 from think_as_locals.runtime.files import write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.sweeps.jobs import Job
-from think_as_locals.sweeps.settings import VARIANT, Combination
+from think_as_locals.sweeps.settings import VARIANT
 
 CAPTION = (
     "Per cent on the same test items, with 95 % intervals by question group; base: the model before GRPO. Differences "
@@ -37,7 +36,9 @@ class Measured:
 
 def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
     """Write `variants.json` and `variants.md` of the jobs that have been measured, and return their table."""
-    measured = list(chain.from_iterable(_measured(sweep, part) for part in _by_rest(jobs)))
+    # Compared are jobs that differ in their variant alone, and not in the seed, say.
+    parts = grouped(jobs, lambda job: job.combination[1:]).values()
+    measured = list(chain.from_iterable(_measured(sweep, part) for part in parts))
     gains = {kind: _gains(measured, kind) for kind in ("base", "first")}
     write_json(
         sweep / "variants.json",
@@ -70,14 +71,6 @@ def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
     table = Table([*headings, "against base", "p", "against the first", "p", "n", "step"], rows)
     write_text(sweep / "variants.md", f"# Variants\n\n{CAPTION}\n\n{table.markdown()}\n")
     return table
-
-
-def _by_rest(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return the jobs that differ in their variant alone (not in the seed, say), the first variant first."""
-    found: dict[Combination, list[Job]] = defaultdict(list)
-    for job in jobs:
-        found[job.combination[1:]].append(job)
-    return list(found.values())
 
 
 def _measured(sweep: Path, jobs: Sequence[Job]) -> list[Measured]:
