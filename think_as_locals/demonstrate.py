@@ -1,4 +1,4 @@
-"""Demonstrations, top to bottom: items -> a teacher's completions, in several tries -> the right ones in a file."""
+"""Demonstrations, top to bottom: items -> completions of a teacher, in several tries -> the right ones in a file."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def items_of(config: DemonstrationConfig) -> Sequence[Item]:
 def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -> None:
     """Ask a teacher about items, and write its right completions to the folder's `demonstrations.jsonl`.
 
-    Each try is asked about the items that no earlier one got right, and has its answers in a journal: a run that was
-    killed asks for none of them again.
+    Each try is about the items that were not judged right before. Its answers are kept in a journal, so that a run that
+    was killed does not ask again.
     """
     quiet_transformers()
     console, tally = progress_console(), Tally(items, _OUTCOMES, marks=["hinted"])
@@ -72,7 +72,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
 
 @dataclass(frozen=True, slots=True)
 class TrySpec:
-    """One try: its number, counted from 1, its seed, and whether the teacher is shown the best response."""
+    """A try: its number, counted from 1, its seed, and whether the teacher is told the best response."""
 
     number: int
     seed: int
@@ -84,7 +84,7 @@ class TrySpec:
 
 
 def tries(config: DemonstrationConfig) -> Iterator[TrySpec]:
-    """Yield the tries of a configuration; those with the hint come last, for what no other got right."""
+    """Yield the tries; those with the hint come last, for items that no other try judged right."""
     for hinted in (False, True) if config.hint else (False,):
         for number in range(1, config.tries + 1):
             yield TrySpec(number, random.Random(f"{config.seed}-{number}-{hinted}").randrange(2**31), hinted)
@@ -93,7 +93,7 @@ def tries(config: DemonstrationConfig) -> Iterator[TrySpec]:
 def ask(
     config: DemonstrationConfig, teacher: Judge, spec: TrySpec, tally: Tally, folder: RunFolder, bar: Progress
 ) -> list[dict[str, Any]]:
-    """Ask about the items that are left; return a row for each right completion, of both orders where asked."""
+    """Ask about the remaining items; return a row for each right completion (with `both_orders`, of both or none)."""
     left, rows = tally.left(), defaultdict[str, list[dict[str, Any]]](list)
     teacher.engine.check_texts(left)
     drawn: dict[str, Any] = {"temperature": config.temperature, "seed": spec.seed}
@@ -140,7 +140,7 @@ def _outcome(teacher: Judge, request: Request, answer: Answer) -> tuple[str, Seq
 
 
 def table(summary: Mapping[str, Any]) -> Table:
-    """Return the yield by culture as a table, and of all items in its last row."""
+    """Return the yield by culture as a table, with all items in its last row."""
     counted = {"completions": "asked", "right": "right", "wrong": "wrong", "parse_failures": "parse failures"}
     counted |= {"hinted": "by hint"} if summary["hinted"] else {}
     parts = {**summary["by_culture"], "all": summary}

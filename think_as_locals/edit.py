@@ -1,4 +1,4 @@
-"""Edits for the probes, top to bottom: items -> a model's edits, in several tries -> those that keep the rules."""
+"""Edits for the probes, top to bottom: items -> edits by a model, in several tries -> those that keep the rules."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def items_of(config: EditConfig) -> Sequence[Item]:
 def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
     """Ask a model for edits of items, and write those that keep the rules to the folder's `edits.jsonl`.
 
-    Each try is asked about the items without an edit that keeps them, and has its answers in a journal: a run that was
-    killed asks for none of them again.
+    Each try is about the items that have no such edit yet. Its answers are kept in a journal, so that a run that was
+    killed does not ask again.
     """
     quiet_transformers()
     console = progress_console()
@@ -112,7 +112,7 @@ class Editing:
         return target_language(item, self._language) if self.probe == "CL" else None
 
     def _try(self, number: int, tally: Tally) -> list[dict[str, Any]]:
-        """Ask about the items that are left, and return a row for each edit that keeps the rules."""
+        """Ask about the remaining items, and return a row for each edit that keeps the rules."""
         left, config = tally.left(), self.config
         if not left:
             return []
@@ -145,7 +145,7 @@ class Editing:
         return [{"role": "user", "content": break_tokens(text, self.engine.special_tokens)}]
 
     def _read(self, item: Item, answer: Answer, tally: Tally) -> Texts | None:
-        """Count an answer, and return the edit that it is if it keeps the rules."""
+        """Count an answer; return its edit if that keeps the rules."""
         after = None
         if TOO_LONG in answer:
             broken = [TOO_LONG]
@@ -159,7 +159,7 @@ class Editing:
         return None if broken else after
 
     def _row(self, item: Item, after: Texts, provenance: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an edit as `eval.probes` reads it: the item, and what of it was edited."""
+        """Return an edit as `eval.probes` reads it: the item, and its edited fields."""
         prompt = {"prompt": after.prompt} if after.prompt != item.prompt else {}
         responses = {"responses": list(after.responses)} if after.responses != item.responses else {}
         language = {"language": self._target(item)} if self.probe == "CL" else {}
@@ -168,7 +168,7 @@ class Editing:
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Return the yields by probe, and what was wrong with the rejected answers."""
+    """Return tables of the yields, of the rules that answers break, and of items that were not asked about."""
     probes = found["probes"]
     counted = {"completions": "asked", "kept": "kept", "rejected": "rejected"}
     first = yield_table("probe", "items edited, % of those asked about", probes, counted)

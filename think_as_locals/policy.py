@@ -1,4 +1,4 @@
-"""The training of a policy, top to bottom: prompts -> GRPO on a reward model, with answers at steps -> their worth."""
+"""The training of a policy, top to bottom: prompts -> GRPO on a reward model, answers at steps -> their quality."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from think_as_locals.types import DataWarning, Item
 
 @dataclass(frozen=True, slots=True)
 class PolicyData:
-    """What a policy is trained on, each prompt once, and the questions of its tasks."""
+    """The prompts that a policy is trained on, each once, and the questions of its tasks."""
 
     train: Sequence[Item]
     questions: Mapping[str, Sequence[Question]]
 
     @property
     def prompts(self) -> list[str]:
-        """All that the policy is asked."""
+        """All prompts of the training and of the tasks."""
         asked = [each.item for of_task in self.questions.values() for each in of_task]
         return [item.prompt for item in (*self.train, *asked)]
 
 
 def load_data(config: PolicyConfig) -> PolicyData:
-    """Read the prompts and the tasks; a DataError names a fault, or a task that asks what is trained on."""
+    """Load the prompts and the tasks; a DataError names a fault, or questions that are training prompts too."""
     train = distinct_prompts(load(config.data, config.seed).train)
     questions = dict[str, Sequence[Question]]()
     for name, section in config.tasks.items():
@@ -65,7 +65,7 @@ def load_data(config: PolicyConfig) -> PolicyData:
 
 
 def run(config: PolicyConfig, data: PolicyData, folder: RunFolder) -> None:
-    """Train a policy and say what its answers are worth before and after; every process of a launch calls this."""
+    """Train a policy and score its answers before and after, as every process of a launch does."""
     quiet_transformers()
     is_main = PartialState().is_main_process
     console = progress_console(is_main=is_main)
@@ -83,7 +83,7 @@ def run(config: PolicyConfig, data: PolicyData, folder: RunFolder) -> None:
 
 
 def train(config: PolicyConfig, data: PolicyData, folder: RunFolder, signals: StopSignals, console: Console) -> None:
-    """Train a policy by GRPO, to `model`; its tasks are answered before, at steps and after."""
+    """Train a policy by GRPO and save it to `model`; it answers its tasks before, at steps and after."""
     model, rows = str(config.model.path), list[dict[str, Any]]()
     chat = load_chat(config, model)
     columns: dict[str, list[Any]] = {name: [getattr(i, name) for i in data.train] for name in ("culture", "language")}
@@ -105,7 +105,7 @@ def train(config: PolicyConfig, data: PolicyData, folder: RunFolder, signals: St
 
 
 def recorded(reward: RewardFunction, rows: list[dict[str, Any]]) -> RewardFunction:
-    """Return a reward function that adds what it scores to `rows`."""
+    """Return the reward function, which now also adds a row for each completion to `rows`."""
 
     @wraps(reward)
     def rewards(
@@ -131,7 +131,7 @@ def _take(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def answer(
     config: PolicyConfig, trainer: GroupTrainer, data: PolicyData, folder: RunFolder, step: int
 ) -> dict[str, float]:
-    """Have the policy answer its tasks, to a file of the step; return the mean quality where answers are known."""
+    """Write the policy's answers to its tasks to a file of the step; return mean qualities if no scorer is needed."""
     found: list[tuple[str, int, list[str]]] = []
     with torch.random.fork_rng(), policy_engine(trainer, config.eval.batch_size) as engine:
         for name, section in config.tasks.items():

@@ -1,4 +1,4 @@
-"""Candidates of a policy, top to bottom: questions of a task -> samples -> how good each is -> a file."""
+"""Candidates of a policy, top to bottom: questions of a task -> samples -> their qualities -> a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from think_as_locals.runtime.run_folder import RunFolder
 
 
 def run(config: SampleConfig, questions: Sequence[Question], folder: RunFolder) -> None:
-    """Draw candidates to the folder's `candidates.jsonl`, as `eval.candidates` reads them."""
+    """Sample candidates and write them to the folder's `candidates.jsonl`, as `eval.candidates` reads them."""
     quiet_transformers()
     console = progress_console()
     console.print(f"{config.run.name}: {len(questions):,} prompts ({config.sample.task})", highlight=False)

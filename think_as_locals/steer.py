@@ -1,4 +1,4 @@
-"""One SCPO run, top to bottom: pairs -> the global RM's scores -> a model for each country and variant -> report."""
+"""An SCPO run, top to bottom: pairs -> scores of the global RM -> a model for each country and variant -> report."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from think_as_locals.types import DataError, Item
 
 
 def run(config: ScpoConfig, pairs: Splits, folder: RunFolder) -> None:
-    """Steer a reward model to each country, as every process of a launch does; what the folder has is not redone."""
-    gc.freeze()  # what is loaded stays; each training collects garbage, and should not search all of it
+    """Steer a reward model to each country, as every process of a launch does; results in the folder are not redone."""
+    gc.freeze()  # each training collects garbage, and need not search what stays loaded
     if config.model.scratch is not None:
         torch.set_num_threads(1)  # a model this small is nearly twice as slow on two threads
     quiet_transformers()
@@ -58,7 +58,7 @@ class Prepared:
     """What all trainings of a run share."""
 
     global_rm: ScalarRM
-    scores: Scores  # of every response, by the global RM
+    scores: Scores  # of all responses, by the global RM
     trainer: VariantTrainer
     references: Mapping[str, Reference]  # (r+, r-) by the id of a pair
     held_out: HeldOutSet
@@ -66,7 +66,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class ScpoRun:
-    """An SCPO run: its configuration, its folder and where it shows progress."""
+    """An SCPO run: its configuration, folder, stop signals and progress bar."""
 
     config: ScpoConfig
     folder: RunFolder
@@ -74,7 +74,7 @@ class ScpoRun:
     bar: Progress
 
     def run(self, pairs: Splits) -> None:
-        """Prepare, train every variant, report."""
+        """Prepare the scores, train every variant, and write the report."""
         config, main = self.config, PartialState().is_main_process
         train = shuffle_labels(pairs.train, config.seed) if config.data.shuffle_labels else pairs.train
         test = select(pairs.test, config.eval.max_items, BREAKDOWNS["cell"])
@@ -97,7 +97,7 @@ class ScpoRun:
             print(f"report      {report}\nmodels      {self.folder.path / 'models'}")
 
     def _prepare(self, train: Sequence[Item], test: Sequence[Item]) -> Prepared:
-        """Load the global reward model, score all responses, and drop pairs that cannot be used."""
+        """Load the global RM, score all responses, and drop the pairs that cannot be used."""
         config = self.config
         rm = self._load(self._global_rm_path(train))
         survey = config.data.source == "globalopinionqa"
@@ -133,7 +133,7 @@ class ScpoRun:
         return Prepared(rm, scores, self._trainer(rm, train), references, held_out)
 
     def _global_rm_path(self, train: Sequence[Item]) -> str:
-        """Return the path of the model to steer; where it is made from scratch, train it on all countries' pairs."""
+        """Return the path of the global RM; one that is made from scratch is trained on all countries' pairs first."""
         config, folder = self.config, self.folder.global_rm
         if config.model.scratch is None or config.global_rm is None:
             return str(config.model.path)
@@ -151,7 +151,7 @@ class ScpoRun:
         return str(folder.model)
 
     def _train_variant(self, spec: VariantSpec, folder: StageFolder, prepared: Prepared) -> VariantResult:
-        """Train, score the test responses and record both; where no pair is kept, the global RM is what is scored."""
+        """Train a variant, score the test responses and record both; without pairs, the scores are the global RM's."""
         folder.path.mkdir(parents=True, exist_ok=True)
         available, weights, steps = prepared.trainer.train_variant(spec, prepared.references, folder)
         rm = self._load(str(folder.model)) if steps else prepared.global_rm
@@ -174,7 +174,7 @@ class ScpoRun:
 
     def _load(self, path: str) -> ScalarRM:
         config = self.config
-        with unsharded():  # each rank scores with a whole model
+        with unsharded():  # each rank scores with the whole model
             rm = ScalarRM.load(
                 path,
                 dtype=config.model.dtype,
@@ -184,7 +184,7 @@ class ScpoRun:
                 template_kwargs=config.model.chat_template_kwargs,
                 seed=config.seed,
             )
-        # What a model without position embeddings declares as its maximum is no limit of what it can read.
+        # The declared maximum of a model without absolute position embeddings is not a limit.
         relative = getattr(rm.model.config, "position_biased_input", True) is False
         scores_all = config.mode.long_texts == "scored" and config.scpo.max_length is None and relative
         return replace(rm, max_length=sys.maxsize) if scores_all else rm
@@ -199,7 +199,7 @@ class ScpoRun:
         return scores
 
     def _clean_up(self, spec: VariantSpec, folder: StageFolder) -> None:
-        """Move the model of a finished training to `models/` if it is kept, and remove what is not needed again."""
+        """Move the model of a finished training to `models/` if it is kept, and remove its other files."""
         kept = self.folder.steered_model(spec.name)
         if folder.model.is_dir() and spec.variant in self.config.scpo.keep_models and spec.num_pairs is None:
             kept.parent.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ _EXAMPLES = 3
 
 
 def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
-    """Train a judge; every process of a launch calls this. Stages that the run's folder has done are not repeated."""
+    """Train a judge, as every process of a launch does; stages that are done in the run's folder are not repeated."""
     quiet_transformers()
     is_main = PartialState().is_main_process
     console = progress_console(is_main=is_main)
@@ -47,7 +47,7 @@ def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
     measured = ", ".join(f"{name} {len(each.items):,}" for name, each in data.sets.items())
     console.print(f"{config.run.name}: training items {trained}; measured: {measured}", highlight=False)
     with StopSignals() as signals:
-        model = str(config.model.path)  # or what the cold start makes of it
+        model = str(config.model.path)  # what GRPO trains: this, or the result of the cold start
         if config.sft is not None:
             cold_start(config, config.sft, data, folder, signals, console)
             model = str(folder.cold_start.model)
@@ -70,7 +70,7 @@ def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
 def cold_start(
     config: RunConfig, sft: SftSection, data: TrainingData, folder: RunFolder, signals: StopSignals, console: Console
 ) -> None:
-    """Teach a model the output format, to `cold_start/model`; where `model.scratch` says so, make that model first."""
+    """Teach a model the output format and save it to `cold_start/model`; with `model.scratch`, make the model first."""
     if folder.cold_start.model.is_dir():
         return
     state = PartialState()
@@ -82,21 +82,17 @@ def cold_start(
     if config.model.scratch is not None:
         model = str(folder.cold_start.untrained)
         if state.is_main_process:
-            texts = [
-                text
-                for demonstration in demonstrations[:_TOKENIZER_DEMONSTRATIONS]
-                for message in render_presented(
-                    demonstration.item, demonstration.presented, **config.prompt.arguments()
-                )
-                for text in (message["content"], demonstration.completion)
-            ]
+            texts = []
+            for each in demonstrations[:_TOKENIZER_DEMONSTRATIONS]:
+                for message in render_presented(each.item, each.presented, **config.prompt.arguments()):
+                    texts += [message["content"], each.completion]
             parameters = make_judge(folder.cold_start.untrained, texts, config.model.scratch, config.seed)
             console.print(f"made a judge of {parameters / 1e6:.2f} M parameters")
         state.wait_for_everyone()
     left_out = over_long(config, model, data, console)
-    demonstrations = [demonstration for demonstration in demonstrations if demonstration.item not in left_out]
+    fitting = [each for each in demonstrations if each.item not in left_out]
     checkpoints = Checkpoints(folder.cold_start.checkpoints, sft.save_total_limit)
-    trainer = ColdStartTrainer(config, sft, model, demonstrations, checkpoints)
+    trainer = ColdStartTrainer(config, sft, model, fitting, checkpoints)
     with closing(LiveView(console, "cold start")) as view:
         train_stage(folder, trainer, "sft", signals, console, [view])
     shown = [demonstration.item for demonstration in data.demonstrations] or data.train
@@ -104,16 +100,15 @@ def cold_start(
     finish = partial(write_beside, config, hashes)
     save_model(trainer, model, config.model, folder.cold_start, AutoModelForCausalLM, finish)
     trainer.accelerator.free_memory()
-    del trainer  # with the model, before GRPO loads its own
-    clear_device_cache(garbage_collection=True)  # the trainer and its callbacks, which reference one another
+    del trainer  # and its model, before GRPO loads one
+    clear_device_cache(garbage_collection=True)  # trainer and callbacks reference one another
 
 
 def grpo(
     config: RunConfig, model: str, data: TrainingData, folder: RunFolder, signals: StopSignals, console: Console
 ) -> None:
-    """Train a model by GRPO, to `model`; all sets are measured before, at checkpoints and after."""
-    best_step = partial(carb.best_step, folder)
-    checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit, best_step)
+    """Train a model by GRPO and save it to `model`; all sets are measured before, at checkpoints and after."""
+    checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit, partial(carb.best_step, folder))
     left_out = over_long(config, model, data, console)
     pairs = [pair for pair in zip(data.train, data.sources, strict=True) if pair[0] not in left_out]
     train: Sequence[Item] = [item for item, _ in pairs]
@@ -132,13 +127,13 @@ def grpo(
 
 
 def write_beside(config: RunConfig, hashes: Iterable[str], folder: Path) -> None:
-    """Write beside a judge's weights how it must be asked, and which items it was trained on."""
+    """Write a judge's settings and the hashes of its training items beside its weights."""
     settings_of(config).save(folder)
     save_training_items(hashes, folder)
 
 
 def over_long(config: RunConfig, model: str, data: TrainingData, console: Console) -> set[Item]:
-    """Return the training items with more tokens of prompt than `max_prompt_tokens` of their source, and name some."""
+    """Return (and report) the training items whose prompts exceed the `max_prompt_tokens` of their source."""
     limits = {item: config.sources[name].max_prompt_tokens for item, name in zip(data.train, data.sources, strict=True)}
     items = [item for item, limit in limits.items() if limit is not None]
     if not items:
@@ -164,7 +159,7 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
 
 
 def settings_of(config: RunConfig) -> JudgeSettings:
-    """Return how a judge of this run must be asked."""
+    """Return the settings with which a judge of this run is used."""
     return JudgeSettings(
         **config.prompt.arguments(),
         seed=config.seed,
@@ -183,7 +178,7 @@ def measure(
     console: Console,
     step: int,
 ) -> dict[str, float]:
-    """Measure the policy on all sets: the ranks share the items, the main one writes the files and returns metrics."""
+    """Measure the policy on all sets: all ranks judge items, the main one writes the files and returns metrics."""
     judged = judge_sets(config, trainer, sets)
     scored = {
         name: settle([s for item in each.items for s in judged[each.protocol, each.orders, item]], config.eval.too_long)
@@ -192,7 +187,7 @@ def measure(
     if not PartialState().is_main_process:
         return {}
     metrics: dict[str, float] = {}
-    for name in sorted(sets, key=lambda name: name == TEST):  # last: where its file is, the step has been measured
+    for name in sorted(sets, key=lambda name: name == TEST):  # test items last: their file says that the step is done
         each = sets[name]
         orders = "one order for each item" if each.orders == 1 else f"{each.orders} orders"
         summary = carb.record(
@@ -213,7 +208,7 @@ def measure(
 def judge_sets(
     config: RunConfig, trainer: JudgeTrainer, sets: Mapping[str, EvalSet]
 ) -> dict[tuple[ProtocolKind, int, Item], list[ScoredItem]]:
-    """Return the policy's judgements by protocol, orders and item; one that is in several sets is judged once."""
+    """Return the policy's judgements by protocol, orders and item; an item of several sets is judged once."""
     asked = dict.fromkeys((each.protocol, each.orders, item) for each in sets.values() for item in each.items)
     mine = grouped(share_of_rank(trainer, list(asked)), lambda each: each[:2])
     found: list[tuple[tuple[ProtocolKind, int, Item], ScoredItem]] = []
