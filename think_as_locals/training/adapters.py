@@ -1,4 +1,4 @@
-"""An adapter as an engine needs it: alone where the engine applies LoRA, else merged; the base is never changed.
+"""An adapter for an engine: by itself if the engine can apply it, else merged; the base weights never change.
 
 PEFT merges into the base weights and subtracts again, which leaves a rounding error behind at every sync
 (huggingface/trl#6688). Here a layer merges into copies and its own tensors are restored.
@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from think_as_locals.engines.vllm_engine import AdapterLimits
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]
-"""Makes sharded parameters whole; every rank enters it with the same ones."""
+"""A context in which sharded parameters are whole; every rank enters it with the same ones."""
 
-# Fields of PEFT's configuration that vLLM reads, and those that do not affect the weights. It ignores some others
-# silently (alpha_pattern), and some initialisations (PiSSA) change the base weights.
+# Fields of PEFT's configuration that vLLM reads or that do not affect the weights. vLLM silently ignores some others
+# (alpha_pattern), and some initialisations (PiSSA) change the base weights.
 _UNDERSTOOD = {
     *("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("lora_dropout", "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
@@ -56,7 +56,7 @@ def lora_unsupported_reason(model: PeftModel, limits: AdapterLimits | None = Non
 
 
 def adapter_tensors(model: PeftModel, gather: Gather) -> dict[str, Tensor]:
-    """Return the adapter's own tensors on the CPU, under the names that PEFT saves them by."""
+    """Return the adapter's own tensors on the CPU, under the names by which PEFT saves them."""
     own = {name: parameter for name, parameter in model.named_parameters() if model.prefix in name}
     with gather(list(own.values())):
         copies = {name: parameter.detach().to("cpu", copy=True).contiguous() for name, parameter in own.items()}
@@ -65,7 +65,7 @@ def adapter_tensors(model: PeftModel, gather: Gather) -> dict[str, Tensor]:
 
 
 def applied_tensors(model: PeftModel, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return an adapter's tensors as vLLM applies them: in its own type, B times the scaling."""
+    """Return an adapter's tensors as vLLM applies them: in the engine's type, with B scaled."""
     config = model.active_peft_config
     scaling = config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
     cast = {name: tensor.to(dtype) for name, tensor in tensors.items()}
@@ -79,7 +79,7 @@ def save_adapter(model: PeftModel, tensors: Mapping[str, Tensor], folder: str) -
 
 
 def base_parameters(model: PeftModel, gather: Gather, without: Collection[int] = ()) -> Iterator[tuple[str, Tensor]]:
-    """Return every weight of the base model without the adapter, except those with these `id`s."""
+    """Yield every weight of the base model without the adapter, except those with the given `id`s."""
     for name, parameter in model.named_parameters():
         if id(parameter) not in without and (kept := _base_name(name, model.prefix)):
             with gather([parameter]):
@@ -87,7 +87,7 @@ def base_parameters(model: PeftModel, gather: Gather, without: Collection[int] =
 
 
 def merged_parameters(model: PeftModel, gather: Gather) -> Iterator[tuple[str, Tensor]]:
-    """Return every weight of the base model with its adapter merged, under the base model's names, layer by layer."""
+    """Yield every weight of the base model with its adapter merged, layer by layer, under the base model's names."""
     layers: dict[str, BaseTunerLayer] = {}
     for name, module in model.named_modules():  # outer layers first
         if isinstance(module, BaseTunerLayer) and not any(name.startswith(f"{outer}.") for outer in layers):
@@ -119,7 +119,7 @@ def _merged(layer: BaseTunerLayer) -> Iterator[None]:
 
 
 def _base_name(name: str, adapter_prefix: str) -> str | None:
-    """Return a parameter's name in the base model; `None` for the adapter's own, and for those that it replaces."""
+    """Return a parameter's name in the base model; `None` for the adapter's own and for those it replaces."""
     if adapter_prefix in name or "original_module" in name:
         return None
     name = name.removeprefix("base_model.model.").replace(".base_layer", "")

@@ -1,12 +1,12 @@
-"""Checkpoints that are complete or absent, and the stages of a run, which stop and go on at them.
+"""Checkpoints, which are complete or absent, and the stages of a run, which stop at and continue from them.
 
     checkpoints/checkpoint-6/             being written; never loaded
     checkpoints/step-6/manifest.json      every file's size and SHA-256; written last, before the folder gets its name
     checkpoints/LATEST                    the name of the one to continue from
 
-All ranks write into one shared folder and decide together, so that none waits for one that has failed. Beside what TRL
-saves, a run that stops between two samplings needs the rollouts in use and the position among them, and one past its
-first epoch its place in the order of items: TRL alone is off by 2.8e-3 after such a stop.
+All ranks write into one shared folder and decide together, so that none waits for one that has failed. Besides what
+TRL saves, a run that stops between two samplings needs its current rollouts and the position among them, and after its
+first epoch its place in the order of items: with TRL alone, results differ by 2.8e-3 after such a stop.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Checkpoints:
         self._best_step = best_step
 
     def commit(self, step: int, write: Callable[[], None]) -> None:
-        """Make a checkpoint of what `write` puts into `checkpoint-N`; where a rank fails, all raise TrainingError."""
+        """Commit what `write` puts into `checkpoint-N` as a checkpoint; if a rank fails, all raise TrainingError."""
         state = PartialState()
         unfinished, named = self.folder / f"{_UNFINISHED}{step}", self.folder / f"{_NAME}{step}"
         last = max(self._committed(), key=step_of, default=None)
@@ -100,7 +100,7 @@ class Checkpoints:
             self._rotate(step)
 
     def latest(self) -> Path | None:
-        """Return the newest intact checkpoint, LATEST's first; ConfigError where there are some and none is."""
+        """Return the newest intact checkpoint, or the one that LATEST names; a ConfigError if all are damaged."""
         candidates = sorted(self._committed(), key=step_of, reverse=True)
         try:
             named = self.folder / (self.folder / _LATEST).read_text(encoding="utf-8").strip()
@@ -134,7 +134,7 @@ class Checkpoints:
         flush(self.folder)
 
     def _rotate(self, step: int) -> None:
-        """Keep this one, which has been verified, the newest before it and the best."""
+        """Keep this checkpoint, which is verified, the newest before it and the best."""
         best, steps = self._best_step(), {step_of(path): path for path in self._committed()}
         # Those of later steps are from before the run went back to an earlier one.
         before = sorted((other for other in steps if other <= step), reverse=True)
@@ -155,7 +155,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def _write_together(target: str, folder: Path, then: str, work: Callable[[], Any]) -> list[Any]:
-    """Return every rank's result of `work`; where one fails, all raise TrainingError."""
+    """Return every rank's result of `work`; if a rank fails, all raise TrainingError."""
     result, fault = None, None
     try:
         result = work()
@@ -168,7 +168,7 @@ def _write_together(target: str, folder: Path, then: str, work: Callable[[], Any
 
 
 def _reason(error: Exception, folder: Path) -> str:
-    """Return why a folder did not take a file, and what mends it, where that can be found out."""
+    """Return why a file could not be written into a folder, and the remedy, as far as that can be found out."""
     try:
         if not (fault := file_fault(error)):
             probe(folder)
@@ -178,7 +178,7 @@ def _reason(error: Exception, folder: Path) -> str:
 
 
 def _launch() -> str:
-    """Return the kind of launch, which must be the same to continue a checkpoint."""
+    """Return the kind of this launch, which must be the same to continue from a checkpoint."""
     state = PartialState()
     return f"{state.num_processes} x {state.distributed_type.value}"
 
@@ -189,7 +189,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def _hash_share(folder: Path, names: list[str], *, to_disk: bool) -> dict[str, dict[str, Any]]:
-    """Return size and hash of this rank's share of the files, flushed to the disk first."""
+    """Return size and hash of this rank's share of the files; with `to_disk` they are flushed first."""
     state = PartialState()
 
     def entry(name: str) -> tuple[str, dict[str, Any]]:
@@ -220,7 +220,7 @@ def _check(checkpoint: Path) -> None:
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
-    """Return its manifest; raise OSError, ValueError or TypeError where it cannot be read or is incomplete."""
+    """Return the manifest; raise OSError, ValueError or TypeError if it cannot be read or is incomplete."""
     manifest: dict[str, Any] = json.loads((checkpoint / _MANIFEST).read_text(encoding="utf-8"))
     if missing := {"step", "launch", "files"}.difference(manifest):
         raise ValueError(f"{_MANIFEST} lacks {', '.join(sorted(missing))}")
@@ -230,19 +230,19 @@ def _read(checkpoint: Path) -> dict[str, Any]:
 class CheckpointedTrainer(Trainer):
     """A transformers trainer whose checkpoints are verified and hold each rank's own state.
 
-    The last step has none: its result is saved as the model.
+    There is no checkpoint of the last step, whose result is saved as the model.
     """
 
     def __init__(self, *, checkpoints: Checkpoints, **settings: Any) -> None:
         super().__init__(**settings)
         self.checkpoints = checkpoints
         self.resumed_from: Path | None = None
-        self.is_restored = False  # from that checkpoint, but for the random numbers, which are restored last
+        self.is_restored = False  # from that checkpoint, except for the random state, which is restored last
         self.add_callback(_Restore(self))
         self.remove_callback(PrinterCallback)  # `LiveView` shows what it would print
 
     def train_from(self, checkpoint: Path | None) -> None:
-        """Train from a committed checkpoint, or from the start; TrainingError where it cannot be loaded as data."""
+        """Train from a committed checkpoint, or from the start; a TrainingError if the checkpoint cannot be loaded."""
         self.resumed_from = checkpoint
         if checkpoint is None:
             self.train()
@@ -266,7 +266,7 @@ class CheckpointedTrainer(Trainer):
             ) from error
 
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
-        """Return what only this rank knows."""
+        """Return the state that only this rank has."""
         losses = {"loss": float(self._tr_loss), "total_loss": self._total_loss_scalar}
         return {**losses, "last_logged": self._globalstep_last_logged}, {}
 
@@ -277,7 +277,7 @@ class CheckpointedTrainer(Trainer):
         self._globalstep_last_logged = values["last_logged"]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Write no card of TRL's: `hub.card` knows more of the model."""
+        """Do not write TRL's model card: `hub.card` knows more."""
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
@@ -296,7 +296,7 @@ class CheckpointedTrainer(Trainer):
         except Exception as error:
             if self.accelerator.distributed_type not in (DistributedType.DEEPSPEED, DistributedType.FSDP):
                 raise
-            # Their saves hold collectives: this rank can only end, and the launcher then ends those that wait for it.
+            # Their saves are collectives: this rank can only end, and the launcher then ends the others, which wait.
             message = f"tal: a checkpoint could not be written: {_reason(error, self.checkpoints.folder)}"
             print(message, file=sys.stderr, flush=True)
             os._exit(2)
@@ -308,7 +308,7 @@ class CheckpointedTrainer(Trainer):
 
 @contextmanager
 def _pickles_as_data() -> Iterator[None]:
-    """Have torch load pickles without running code, also where a library asks for it, as DeepSpeed does."""
+    """Have torch load pickles without running code, even where a library such as DeepSpeed asks for the opposite."""
     classes: list[Any] = []  # of DeepSpeed's, in its optimizer states
     if PartialState().distributed_type == DistributedType.DEEPSPEED:
         from deepspeed.runtime.fp16.loss_scaler import LossScaler
@@ -328,7 +328,7 @@ def _pickles_as_data() -> Iterator[None]:
 
 
 class _Restore(TrainerCallback):
-    """Restores a rank's state after transformers has loaded its own part and before the first step."""
+    """Restores a rank's state before the first step, after transformers has loaded its part."""
 
     def __init__(self, trainer: CheckpointedTrainer) -> None:
         self._trainer = trainer
@@ -344,10 +344,10 @@ class _Restore(TrainerCallback):
 
 
 class StopSignals(TrainerCallback):
-    """Turns the first SIGINT, SIGTERM or SIGUSR1 of any rank into a checkpoint and a stop; a second one ends it.
+    """Saves a checkpoint and stops at the first SIGINT, SIGTERM or SIGUSR1 of any rank; the second ends the process.
 
-    All ranks stop together at the end of the step. A signal before a stage is handled at the end of its first step.
-    As a context it listens; `stopped` then tells, alike on all ranks, whether training ended early.
+    All ranks stop together at the end of the step; a signal before a stage takes effect after its first step. Signals
+    are received within the context; `stopped`, the same on all ranks, says whether training ended early.
     """
 
     def __init__(self) -> None:
@@ -366,8 +366,8 @@ class StopSignals(TrainerCallback):
         now = time.monotonic()
         if not self._received:
             self._received = now
-            # torchrun (accelerate, with several processes) forwards two of them, launch/node.sh the third, which Slurm
-            # may have sent to every process already; from others the next one is the second.
+            # torchrun (accelerate, with several processes) forwards two of the signals and launch/node.sh the third,
+            # which Slurm may have sent to every process already. Of the others, the next one is the second.
             twice = [signal.SIGINT, signal.SIGTERM] if "TORCHELASTIC_RUN_ID" in os.environ else []
             twice += [signal.SIGUSR1] if "TAL_STOPPED" in os.environ else []
             end_at_next([each for each in STOP_SIGNALS if each not in twice])
@@ -381,17 +381,17 @@ class StopSignals(TrainerCallback):
             os.kill(os.getpid(), number)
 
     def asked(self) -> bool:
-        """Return whether any rank has a signal; all call this together."""
+        """Return whether any rank has received a signal; all ranks call this together."""
         here = torch.tensor([int(self._received > 0)], device=PartialState().device)
         return bool(gather(here).any())
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Save and stop where a rank has a signal. The last step stops anyway."""
+        """Save and stop if a rank has received a signal; the last step stops anyway."""
         if self.asked() and state.global_step < state.max_steps:
             self.stopped = control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stop where a signal came while CARB was measured: the checkpoint of that step is saved."""
+        """Stop if a signal came while CARB was measured: the checkpoint of the step is saved then."""
         if self.asked() and state.global_step < state.max_steps:
             self.stopped = control.should_training_stop = True
 
@@ -420,7 +420,7 @@ def train_stage(
 
 
 def stop_if_asked(run: str, signals: StopSignals, place: str) -> None:
-    """Raise RunStoppedError where a run was asked to stop; all ranks call this together."""
+    """Raise RunStoppedError if the run was asked to stop; all ranks call this together."""
     if signals.asked():
         raise RunStoppedError(
             f"{run} was asked to stop and has saved after {place}: continue it with run.name={run} run.resume=auto"
@@ -476,7 +476,7 @@ def save_model(
 
 @contextmanager
 def unsharded() -> Iterator[None]:
-    """Have models load whole, even under ZeRO-3, where loading waits for all ranks: transformers reads this."""
+    """Have transformers load models whole, even under ZeRO-3, where loading is otherwise a collective of all ranks."""
     held = deepspeed._hf_deepspeed_config_weak_ref
     deepspeed.unset_hf_deepspeed_config()
     try:

@@ -1,10 +1,10 @@
 """The cold start: supervised fine-tuning on demonstrations, with TRL's SFTTrainer.
 
-The demonstrations are a teacher's (`sft.data`), or for a judge made from scratch written here. Such a demonstration
-follows the output format and recalls, response by response, the culture it belongs to and whether that is the one asked
-about; the verdict follows. Of pairs that do not say which culture a response belongs to, it says of
-each whether it fits. A share of the facts is mostly attributed to one wrong culture, as
-pretrained models do with cultures they saw little of: GRPO corrects these errors.
+The demonstrations are a teacher's (`sft.data`), or are made here for a judge from scratch. A demonstration made here
+follows the output format and recalls, response by response, the culture it belongs to and whether that is the one in
+question; the verdict follows. For pairs without the culture of each response, it only says whether each response fits.
+A share of the facts is mostly attributed to one wrong culture, as pretrained models do with cultures that they saw
+little of: GRPO corrects these errors.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoint
 from think_as_locals.training.grpo import adapter_config, trl_arguments
 from think_as_locals.types import LABELS, Criterion, Demonstration, Item, Rubric
 
-_ELSEWHERE = "-"  # the origin of a response that is not preferred, where the source does not say it
+_ELSEWHERE = "-"  # the origin of a response that is not the best, if the source does not give it
 _TEXTS = tomllib.loads(files(__package__).joinpath("demonstrations.toml").read_text(encoding="utf-8"))
 
 
 class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
-    """TRL's SFTTrainer on demonstrations, which can be stopped and resumed."""
+    """TRL's SFTTrainer on demonstrations; it can be stopped and resumed."""
 
     def __init__(
         self,
@@ -75,10 +75,7 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
 def demonstrate(
     items: Sequence[Item], count: int, sft: SftSection, seed: int, prompt: str = "compact"
 ) -> Iterator[Demonstration]:
-    """Return demonstrations for `count` items drawn at random, with the bias that `sft` describes.
-
-    They are in the format that `prompt` asks for.
-    """
+    """Yield demonstrations for `count` random items, in the format of a prompt and with the bias that `sft` sets."""
     format_ = prompt_format(prompt)
     cultures = sorted({culture for item in items for culture in origins_of(item)})
     share, mostly_wrong, right_share, guess = (
@@ -105,14 +102,14 @@ def demonstrate(
 
 
 def origins_of(item: Item) -> tuple[str, ...]:
-    """Return the culture each response holds for; of pairs that do not say it, the best for the one asked about."""
+    """Return the culture that each response holds for; if the source does not give it, the best has the item's."""
     if has_origins(item):
         return item.origins
     return tuple(item.culture or "" if i == item.best else _ELSEWHERE for i in range(len(item.responses)))
 
 
 def has_origins(item: Item) -> bool:
-    """Whether an item says which culture it asks about and which one each response holds for."""
+    """Return whether an item gives its culture and the one that each response holds for."""
     return item.culture is not None and bool(item.origins)
 
 
@@ -128,7 +125,7 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
     for group, cultures in holders.items():
         ranked = sorted(cultures, key=lambda culture: hash_fraction(f"biased {group}/{culture}", seed))
         lost = round(biased_share * len(ranked))
-        # Going round the ranking from behind: the last ones keep their facts.
+        # From the end of the ranking, again and again: the last ones keep their facts.
         wrong |= {
             (group, ranked[i]): ranked[-1 - i % max(1, len(ranked) - lost)] for i in range(min(lost, len(ranked) - 1))
         }
@@ -138,7 +135,7 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
 def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdict: int) -> str:
     line = Template(_TEXTS["line" if has_origins(presented) else "line_without_origin"])
     right = origins_of(presented)[presented.best]
-    # A response ends with a full stop, which separates it, for a reader and a tokenizer, from the culture named next.
+    # A full stop separates the response from the culture behind it, for readers and the tokenizer.
     responses = [text if text.endswith((".", "!", "?", "。")) else f"{text}." for text in presented.responses]
     lines = [
         line.substitute(

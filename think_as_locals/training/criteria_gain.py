@@ -4,9 +4,9 @@ For question q, responses y, rubric z and right verdict j, R_appr of arXiv 2509.
 
     log pi(j | q, y, z) - log pi(j | q, y)
 
-Both verdicts are forced in the judge's own format and their label is scored, here by the policy itself or the reference
-model (the paper does not say which). All rubrics of a group and the verdict without one continue the same prompt, which
-a packed pass computes once; off policy, it computes the old log-probabilities of the group's rollouts too.
+Both verdicts are forced in the judge's own format and their label is scored, by the policy itself or by the reference
+model (the paper does not say which). All rubrics of a group, and the verdict without a rubric, continue the same
+prompt, which a packed pass computes once; off policy, it also computes the old log-probabilities of the rollouts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from think_as_locals.types import LABELS
 class GainQuery:
     """A rollout whose rubric is to be scored."""
 
-    row: int  # of the training data set, which has the prompt
+    row: int  # of the training data set, where the prompt is
     completion_ids: Sequence[int]
     rubric: str | None  # its `rubric_span`, a prefix of its text; None where there is nothing to score
     verdict: int  # the best response as presented
@@ -53,9 +53,9 @@ class CriteriaGainScorer:
         self._scorer = scorer
 
     def score(self, queries: Sequence[GainQuery]) -> list[LogProbPair | None]:
-        """Return the log-probabilities for each query, `None` where its rubric is; a collective, so call on all ranks.
+        """Return the log-probabilities for each query, or `None` without a rubric; all ranks call this together.
 
-        They are those of the distribution that rollouts are sampled from: at the trainer's temperature.
+        They are at the trainer's temperature, like the distribution that rollouts are sampled from.
         """
         rows = sorted({query.row for query in queries})
         messages = [self._trainer.train_dataset[row]["prompt"] for row in rows]
@@ -70,7 +70,7 @@ class CriteriaGainScorer:
     def _score_batch(
         self, model: nn.Module, queries: Sequence[GainQuery], prompts: dict[int, list[int]]
     ) -> list[LogProbPair | None]:
-        """One pass: for each prompt its verdict alone, for each rollout its rubric, and itself where that is wanted."""
+        """Score in one pass each prompt's verdict alone, each rollout's rubric and, if wanted, the rollouts."""
         tokenizer, branches = self._chat.tokenizer, list[tuple[int, str, list[int]]]()  # query, kind, tokens
         for i, query in enumerate(queries):
             if i == 0 or query.row != queries[i - 1].row:
@@ -97,7 +97,7 @@ class CriteriaGainScorer:
 
     @contextmanager
     def _model(self) -> Iterator[nn.Module]:
-        """The scoring model, as TRL gets its log-probabilities from it."""
+        """Yield the scoring model, set up as in TRL's own passes without gradients."""
         trainer = self._trainer
         with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
             if self._scorer == "policy":
@@ -111,7 +111,7 @@ class CriteriaGainScorer:
 
 
 def force(tokenizer: PreTrainedTokenizerBase, rubric: str, verdict: int) -> list[int]:
-    """Return the tokens of a rubric and the verdict forced after it, up to and with the one that holds the label."""
+    """Return the tokens of a rubric and the verdict forced after it, up to and including the label's."""
     text = rubric + forced_verdict(verdict, rubric)
     label = text.rindex(f"{LABELS[verdict]}</verdict>")
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

@@ -1,6 +1,6 @@
-"""What ends a run before it spoils the policy: failing rewards, parse failures, and numbers that are not finite.
+"""Guards that end a run before the policy is damaged: failing rewards, parse failures, numbers that are not finite.
 
-Every decision is taken by all ranks together: a rank that raised alone would leave the others waiting for it.
+All ranks decide together: a rank that raised alone would leave the others waiting.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class RewardGuard:
     def __init__(self, config: RewardSection, folder: Path) -> None:
         self._config = config
         self._folder = folder
-        self.failed: deque[bool] = deque(maxlen=config.fault_window)  # which of the last rollouts of this rank
+        self.failed: deque[bool] = deque(maxlen=config.fault_window)  # for each of the last rollouts of this rank
 
     def attempt(
         self, score: Callable[P, RewardBreakdown], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[RewardBreakdown | None, str | None]:
-        """Return the reward of one rollout, or `None` and the fault."""
-        if self._too_many():  # the run ends with this step: do not keep the other ranks waiting
+        """Return the reward of a rollout and `None`, or `None` and the fault."""
+        if self._too_many():  # the run ends with this step, for which the other ranks should not wait
             self.failed.append(True)
             return None, "not tried after too many faults"
         try:
@@ -58,14 +58,14 @@ class RewardGuard:
         return breakdown, None
 
     def settle(self, rows: list[dict[str, Any]], step: int) -> int:
-        """Return how many rewards failed in this step over all ranks.
+        """Return how many rewards failed in this step on all ranks.
 
-        All raise TrainingError where a reward of one is not finite, or too many of one have failed.
+        All raise TrainingError if on one of them a reward is not finite, or too many have failed.
         """
         faults = [row["fault"] for row in rows if row["fault"] is not None]
         rewards = [v for row in rows for name, v in row.items() if name.startswith("reward/") and v is not None]
         infinite, too_many = not all(map(math.isfinite, rewards)), self._too_many()
-        # The first fault says most: later ones may follow from it.
+        # The first fault alone: later ones may be its consequences.
         ranks = gather_object([(len(faults), too_many, infinite, *faults[:1])])
         if infinite or too_many:
             fault = "reward not finite" if infinite else "rewards failed"
@@ -87,15 +87,15 @@ class RewardGuard:
 
 
 class ParseFailureGuard:
-    """Warns, or ends the run, where in batch after batch hardly any completion can be parsed."""
+    """Warns, or ends the run, if hardly any completion can be parsed in several batches in a row."""
 
     def __init__(self, config: RunConfig, run: RunFolder) -> None:
         self._config = config
         self._run = run
-        self._batches = 0  # on end with too many
+        self._batches = 0  # in a row with too many failures
 
     def check(self, share: float, judgements: Sequence[Judgement], step: int) -> None:
-        """Count a batch of which all ranks together have this share of parse failures, this one these judgements."""
+        """Count a batch, given its share of parse failures on all ranks and the judgements of this one."""
         reward = self._config.reward
         self._batches = self._batches + 1 if share > reward.max_parse_failure else 0
         times, rest = divmod(self._batches, reward.parse_failure_batches)
@@ -104,7 +104,7 @@ class ParseFailureGuard:
         message = (
             f"step {step}: {share:.0%} of completions cannot be parsed, and more than {reward.max_parse_failure:.0%}"
         )
-        message += f" in {self._batches} batches on end. {self._causes(judgements)}"
+        message += f" in {self._batches} batches in a row. {self._causes(judgements)}"
         if reward.on_parse_failure == "stop":
             raise TrainingError(f"{message} Or let it go on: reward.on_parse_failure=warn.")
         if PartialState().is_main_process:
@@ -112,7 +112,7 @@ class ParseFailureGuard:
             append_json(self._run.metrics, {"stage": "grpo", "step": step, "warning": message})  # for the report
 
     def _causes(self, judgements: Sequence[Judgement]) -> str:
-        """Return in plain words which rules are broken most, the likely causes, and what to change."""
+        """Return which rule is broken most, the likely causes, and what to change, in plain words."""
         config = self._config
         broken = Counter(issue for judgement in judgements for issue in judgement.issues)
         cut, limit = broken.pop("finished", 0) / len(judgements), config.grpo.max_completion_length
@@ -137,10 +137,10 @@ class ParseFailureGuard:
 
 
 class StepGuard(TrainerCallback):
-    """Ends training where a loss or a gradient is not finite, before the optimizer acts on it.
+    """Ends training if a loss or a gradient is not finite, before the optimizer uses it.
 
-    The micro-batches since the last step are written to `folder`, as `<number>/<tensor>`.
-    DeepSpeed's engine steps within the backward pass, before this is asked; it skips the step of a bad gradient itself.
+    The micro-batches since the last step are written to `folder`, as `<number>/<tensor>`. DeepSpeed's engine steps
+    within the backward pass, before the gradients can be checked here; it skips the step of a bad gradient itself.
     """
 
     def __init__(self, accelerator: Accelerator, folder: Path) -> None:
@@ -149,7 +149,7 @@ class StepGuard(TrainerCallback):
         self._batches: list[dict[str, Any]] = []
 
     def check_loss(self, loss: torch.Tensor, inputs: dict[str, Any], step: int) -> None:
-        """Raise TrainingError on all ranks where the loss of one, for this micro-batch, is NaN or infinite."""
+        """Raise TrainingError on all ranks if the loss of this micro-batch is NaN or infinite on one of them."""
         if loss.requires_grad:
             self._batches.append(inputs)
         self._stop_unless(bool(torch.isfinite(loss.detach()).all()), "loss", step)
@@ -157,8 +157,8 @@ class StepGuard(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: Any, state: TrainerState, control: Any, model: torch.nn.Module, **kwargs: Any
     ) -> None:
-        """Check the gradients; raises as `check_loss`."""
-        if self._accelerator.scaler is not None:  # fp16: the scaler itself leaves out steps that overflow
+        """Raise TrainingError on all ranks if a gradient is NaN or infinite on one of them."""
+        if self._accelerator.scaler is not None:  # fp16: the scaler itself skips steps that overflow
             self._batches.clear()
             return
         if self._accelerator.distributed_type == DistributedType.DEEPSPEED:
@@ -190,14 +190,14 @@ class StepGuard(TrainerCallback):
 def run_with_timeout(seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what `work` returns, or raise what it raises, within a time limit.
 
-    It runs in a thread of its own, which past the limit exits at its next instruction, or when it comes back from C.
-    Only C code that holds the interpreter's lock cannot be interrupted.
+    It runs in a thread of its own, which is made to exit after the limit, at its next Python instruction. C code that
+    holds the interpreter's lock cannot be interrupted.
     """
     outcome: Future[T] = Future()
     thread = _thread(outcome, partial(work, *args, **kwargs))
     thread.join(seconds)
     if thread.is_alive():
-        # SystemExit: no `except Exception` of the work's own swallows it, and the thread ends without a traceback.
+        # SystemExit passes through any `except Exception` in the work, and ends the thread without a traceback.
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
         raise TimeoutError(f"took longer than {seconds:g} s")
     error = outcome.exception()

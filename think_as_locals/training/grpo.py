@@ -39,13 +39,13 @@ from think_as_locals.training.trainer_engine import rollout_engine
 from think_as_locals.types import ConfigError, Item
 
 RewardFunction = Callable[..., Sequence[float | None]]
-"""Takes TRL's batch by keyword: `prompts`, `completions`, the columns of the data set; one reward for each row."""
+"""Takes TRL's batch by keyword (`prompts`, `completions`, columns of the data set); returns a reward for each row."""
 
-_CHECKED = 2_000  # items whose texts the tokenizer reads before training: 1 ms each
+_CHECKED = 2_000  # items whose texts are checked before training: 1 ms each
 
 
 class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
-    """A GRPOTrainer that samples with our engines and continues exactly where it stopped."""
+    """A GRPOTrainer that samples with our engines and can be stopped and resumed exactly."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         scores_rubrics: bool = False,
         **settings: Any,
     ) -> None:
-        """Train on the conversations in the column `prompt`, with further `settings` of GRPOConfig."""
+        """Train on the conversations in the column `prompt`; `settings` are further fields of GRPOConfig."""
         self.chat = chat
         arguments = {**trl_arguments(config, config.grpo, checkpoints.folder), **rollout_arguments(config), **settings}
         with rollout_engine(config, chat, dataset[:CHECK_PROMPTS]["prompt"], folder, self.log_rollouts):
@@ -81,17 +81,17 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
 
     def log_rollouts(self, name: str, value: float) -> None:
         """Log a metric of rollouts with the others of this step."""
-        # TRL's `_log_metric` holds a value back until the next rewards: an evaluation's after the last step is lost.
+        # TRL's `_log_metric` keeps a value until the next rewards: one from an evaluation at the end would be lost.
         self._metrics["train"][name].append(value)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """TRL's loss, which has to be finite on every rank."""
+        """Return TRL's loss; a TrainingError if it is not finite on every rank."""
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         self._step_guard.check_loss(loss, inputs, self.state.global_step + 1)
         return loss
 
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
-        """Add the place in the window of rollouts, those still to be used, and metrics that were not logged yet."""
+        """Add the position in the window of rollouts, the rollouts that are still used, and unlogged metrics."""
         values, tensors = super().rank_state()
         window = self.args.steps_per_generation * self.num_iterations
         batches = (self._buffered_inputs or []) if self._step % window else []
@@ -109,7 +109,7 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         return values, tensors
 
     def load_rank_state(self, values: Values, tensors: dict[str, Tensor]) -> None:
-        """Restore these, and the order of the items of this epoch."""
+        """Restore these and the order of the items in this epoch."""
         super().load_rank_state(values, tensors)
         self._step = values["micro_step"]
         for name, numbers in values["metrics"].items():
@@ -122,7 +122,7 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         if self._ahead:
             self._ahead.load_state(values["ahead"], tensors)
         if self.shuffle_dataset:
-            for _ in range(int(self.state.epoch or 0)):  # TRL's sampler would begin with the order of the first epoch
+            for _ in range(int(self.state.epoch or 0)):  # else TRL's sampler repeats the order of the first epoch
                 torch.randperm(self._order.num_samples, generator=self._order.generator)
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *arguments: Any, **more: Any) -> Any:
@@ -152,7 +152,7 @@ class JudgeTrainer(GroupTrainer):
         components: Mapping[str, Component] = COMPONENTS,
         sources: Sequence[str] = (),
     ) -> None:
-        """Train on items, whose `sources` metrics tell apart."""
+        """Train on items; metrics are logged by `sources`, the source of each item."""
         chat = load_chat(config, model)
         self._both_orders = config.reward.both_orders
         orders = (False, True) if self._both_orders else (False,)
@@ -187,7 +187,7 @@ class JudgeTrainer(GroupTrainer):
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[no-any-return]
 
     def make_order(self, dataset: Dataset | None = None) -> RepeatSampler:
-        """Return a new sampler of rows; of both orders of an item, where both are presented."""
+        """Return a new sampler of rows; with both orders of an item, if both are presented."""
         order = super().make_order(dataset)
         if self._both_orders:
             settings = {name: getattr(order, name) for name in ("batch_size", "repeat_count", "shuffle", "seed")}
@@ -227,14 +227,14 @@ class BothOrdersSampler(RepeatSampler):
 
 
 def load_chat(config: GrpoConfig, model: str) -> Chat:
-    """Load the tokenizer of a model, and how this run calls its chat template."""
+    """Load the tokenizer of a model, with this run's arguments of its chat template."""
     return Chat.load(model, config.model.revision, config.model.chat_template_kwargs)
 
 
 def prompt_dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:
-    """Return the prompts of items and orders, each with the number of its row; they are rendered when they are drawn.
+    """Return a data set of items in the given orders (with the row as `index`), rendered as prompts when accessed.
 
-    Texts in which the tokenizer reads control tokens are found here in the first `_CHECKED` items, in others as drawn.
+    Texts that the tokenizer reads as control tokens are found here in the first `_CHECKED` items, later in others.
     """
     shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
     items = list(dict.fromkeys(item for item, _ in rows))
@@ -255,9 +255,9 @@ def prompt_dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: C
 
 def trl_arguments(config: GrpoConfig | ScpoConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
     """Return keyword arguments for GRPOConfig, SFTConfig or RewardConfig."""
-    # For nearly every weight an update of 1e-6 is less than half of the last digit of bfloat16: rounded away, the
-    # policy would stand still. So trained weights are float32, computed with in `model.dtype` by autocast. DeepSpeed
-    # and FSDP have float32 copies, PEFT's adapters are float32.
+    # For nearly every weight an update of 1e-6 is less than half of the last digit of bfloat16, and would be rounded
+    # away. So trained weights are float32, and autocast computes in `model.dtype`. DeepSpeed and FSDP have float32
+    # copies of their own, and PEFT's adapters are float32.
     float32 = config.model.dtype == "bfloat16" and not trains_adapter(config, section) and not shards()
     sizes = {}
     if isinstance(section, GlobalRMSection):
@@ -268,7 +268,7 @@ def trl_arguments(config: GrpoConfig | ScpoConfig, section: TrlSection, output_d
         "seed": config.seed,
         **device_arguments(),
         "bf16": config.model.dtype == "bfloat16",
-        # For the LM head (cast_lm_head_to_fp32): products of bfloat16 are exact in it, at half of bfloat16's speed.
+        # For the LM head (cast_lm_head_to_fp32): TF32 multiplies bfloat16 exactly, at half the speed of bfloat16.
         "tf32": (config.model.dtype == "bfloat16" and is_torch_tf32_available()) or None,
         "disable_tqdm": True,  # `LiveView` shows progress
         "save_strategy": "steps",
@@ -286,7 +286,7 @@ def trl_arguments(config: GrpoConfig | ScpoConfig, section: TrlSection, output_d
 
 
 def trains_adapter(config: GrpoConfig | ScpoConfig, section: TrlSection) -> bool:
-    """Whether a stage trains LoRA's adapter: a cold start of a model made from scratch trains the weights it needs."""
+    """Return whether a stage trains a LoRA adapter: the cold start of a model from scratch trains all weights."""
     return config.lora is not None and not (isinstance(section, SftSection) and config.model.scratch is not None)
 
 
@@ -296,7 +296,7 @@ def adapter_config(config: GrpoConfig, section: TrlSection) -> LoraConfig | None
 
 
 def check_arguments(config: GrpoConfig | ScpoConfig) -> None:
-    """Check all settings with TRL's own configurations, for which the processes have to have joined."""
+    """Check all settings with TRL's own configurations, once the processes of the launch have joined."""
     kinds = {"grpo": GRPOConfig, "sft": SFTConfig, "scpo": RewardConfig, "global_rm": RewardConfig}
     faults = []
     for name, kind in kinds.items():
@@ -313,7 +313,7 @@ def check_arguments(config: GrpoConfig | ScpoConfig) -> None:
 
 
 def check_groups(arguments: GRPOConfig) -> None:
-    """Raise a ValueError where a group would lie on several processes: a judge compares the rollouts of one."""
+    """Raise a ValueError if a group would be split over processes: a judge compares the rollouts of one process."""
     rows, group = arguments.per_device_train_batch_size * arguments.steps_per_generation, arguments.num_generations
     if rows % group:
         raise ValueError(
@@ -324,7 +324,7 @@ def check_groups(arguments: GRPOConfig) -> None:
 
 
 def try_arguments(arguments: TrainingArguments) -> None:
-    """Make what a trainer makes only when its model is loaded: optimizer, schedule, data loader, way of sampling."""
+    """Construct what a trainer constructs only once its model is loaded: optimizer, schedule, data loader, sampling."""
     arguments.get_process_log_level()
     workers = {name: getattr(arguments, f"dataloader_{name}") for name in ("num_workers", "prefetch_factor")}
     DataLoader(TensorDataset(torch.zeros(1)), persistent_workers=arguments.dataloader_persistent_workers, **workers)
@@ -336,7 +336,7 @@ def try_arguments(arguments: TrainingArguments) -> None:
         known = vars(GenerationConfig(cache_implementation=arguments.cache_implementation))
         if not arguments.use_vllm and (unknown := set(arguments.generation_kwargs or {}).difference(known)):
             raise ValueError(f"generation_kwargs: transformers has no {', '.join(sorted(unknown))}")
-    if not arguments.optim_target_modules:  # of a model that is not there
+    if not arguments.optim_target_modules:  # which name layers of the model
         parameters = [torch.nn.Parameter(torch.zeros(1))]
         kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
         get_scheduler(
