@@ -49,7 +49,7 @@ class _Batch:
 
 
 class SampledAhead:
-    """The generation batches that are being sampled, or were and are still to be used; every rank has one."""
+    """The generation batches that are being sampled or are still to be used; every rank has one such object."""
 
     def __init__(self, trainer: GroupTrainer, engine: ServedEngine, ahead: int) -> None:
         self._trainer = trainer
@@ -61,7 +61,7 @@ class SampledAhead:
     def take(self, prompts: Prompts) -> tuple[list[list[int]], list[list[float | None]]]:
         """Return token ids and log-probabilities for this rank's prompts of the generation batch that begins.
 
-        Raises TrainingError on all ranks where the server fails; where it was restarted, the batch is sampled now.
+        Raises TrainingError on all ranks if the server fails; if it was restarted, the batch is sampled now.
         """
         number = self._trainer._step // self._window
         found, staleness = None, 0
@@ -84,7 +84,7 @@ class SampledAhead:
         return [one.token_ids for one in found], [one.log_probs for one in found]
 
     def state(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-        """Return what was sampled and not used yet, on the main process, once nothing is in flight."""
+        """Wait until nothing is in flight; return, on the main process, what was sampled and not used yet."""
         described: list[dict[str, Any]] = []
         tensors: dict[str, Tensor] = {}
         if not self._trainer.accelerator.is_main_process:
@@ -103,7 +103,7 @@ class SampledAhead:
         return described, tensors
 
     def load_state(self, described: Sequence[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
-        """Restore it; all ranks call this, with what each has saved."""
+        """Restore the state that each rank has saved; all ranks call this."""
         [everyones] = broadcast_object_list([list(described)])
         for place, values in enumerate(everyones):
             prefix_cache = tuple(values.pop("prefix_cache"))
@@ -115,7 +115,7 @@ class SampledAhead:
             self._batches.append(batch)
 
     def _start(self, number: int) -> None:
-        """Start the generation batches after this one, as many as there are up to N."""
+        """Start the next N generation batches after this one, or as many as there are."""
         if self._rows is None:
             self._rows = islice(self._generation_batches(), number + 1, self._count_batches())
         rows = list(islice(self._rows, self._ahead))
@@ -127,14 +127,14 @@ class SampledAhead:
         )
 
     def _tokenized(self, rows: list[int]) -> Prompts:
-        """Return the prompts of rows, which repeat, as the trainer gives them to the engine."""
+        """Return the prompts of rows, which repeat, as token ids."""
         distinct = list(dict.fromkeys(rows))
         conversations = self._trainer.train_dataset[distinct]["prompt"]
         ids = dict(zip(distinct, self._trainer._tokenize_prompts(conversations)[0], strict=True))
         return [ids[row] for row in rows]
 
     def _check(self, batch: _Batch, everyones: Prompts) -> None:
-        """Raise TrainingError unless a batch is the one that the data loader gives."""
+        """Raise TrainingError unless a batch has the prompts of the data loader."""
         if _digest(everyones) != batch.prompts:
             raise TrainingError(
                 f"generation batch {batch.number} was sampled for other prompts than those that the data loader gives: "
@@ -169,7 +169,7 @@ def _digest(prompts: Prompts) -> str:
 
 
 def _as_tensors(completions: Sequence[SampledTokens]) -> dict[str, Tensor]:
-    """Return completions one behind the other: lengths (B), token ids and log-probabilities (tokens of all)."""
+    """Return completions as concatenated tensors: lengths (B), token ids and log-probabilities (all tokens)."""
     scores = [torch.nan if value is None else value for one in completions for value in one.log_probs]
     return {
         "lengths": torch.tensor([len(one.token_ids) for one in completions]),

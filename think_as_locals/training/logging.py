@@ -41,9 +41,9 @@ class MetricsWriter(TrainerCallback):
 
 
 class CompletionsWriter(TrainerCallback):
-    """Writes the main process's scored completions to `completions/`, a file a step, with verdicts and faults.
+    """Writes the main process's scored completions to `completions/`, a file for each step, with verdicts and faults.
 
-    TRL's `log_completions` writes those of the last batch before each logged step, and prints them too.
+    TRL's `log_completions` writes only those of the last batch before each logged step, and prints them.
     """
 
     def __init__(self, run: RunFolder, take_rows: Callable[[], list[dict[str, Any]]]) -> None:
@@ -58,7 +58,7 @@ class CompletionsWriter(TrainerCallback):
 
 
 class EvalCallback(TrainerCallback):
-    """Measures before training, every so many steps and after the last."""
+    """Measures before training, every `every_steps` steps and after the last."""
 
     def __init__(
         self,
@@ -67,17 +67,17 @@ class EvalCallback(TrainerCallback):
         file_of: Callable[[int], Path],
         every_steps: int,
     ) -> None:
-        """Call `evaluate` with a step; a step that has its `file_of` is measured."""
+        """Measure by `evaluate`, which is called with a step; a step that has its `file_of` is done."""
         self._trainer = trainer
         self._evaluate = evaluate
         self._file_of = file_of
         self._every_steps = every_steps
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Measure where training starts, or what a stopped run had no time for, and log it by itself."""
+        """Measure at the start of training, or what a stopped run had no time for, and log that by itself."""
         measured = self._file_of(state.global_step).is_file()
         if self._due(state) and not measured and (metrics := self._evaluate(state.global_step)):
-            # TRL's own `log` would flush what a resumed run has yet to average with the steps to come.
+            # TRL's own `log` would also log what a resumed run averages with the steps to come.
             Trainer.log(self._trainer, metrics)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -109,7 +109,7 @@ _LINE_EVERY_S = 15.0
 
 
 class LiveView(TrainerCallback):
-    """Shows one stage as a live panel in a terminal, as plain lines elsewhere, where TRL's prints its last state."""
+    """Shows a stage as a live panel in a terminal, and as plain lines elsewhere."""
 
     def __init__(self, console: Console, stage: str) -> None:
         self._console = console
@@ -165,7 +165,7 @@ class LiveView(TrainerCallback):
             self._console.print(line, highlight=False, soft_wrap=True)  # in a log, a line is a line
 
     def close(self) -> None:
-        """Close the panel, leaving its last state; after an error as well, which would leave a broken terminal."""
+        """Close the panel, whose last state stays; also after an error, so that the terminal is left intact."""
         if self._live:
             self._live.stop()
             self._live = None
@@ -190,7 +190,7 @@ class LiveView(TrainerCallback):
 
 
 def track(trainer: Trainer, config: GrpoConfig, run: RunFolder) -> None:
-    """Prepare the trackers of `grpo.report_to`, before training."""
+    """Set up the trackers of `grpo.report_to`, before training."""
     if "wandb" in config.grpo.report_to:
         os.environ.setdefault("WANDB_RUN_ID", run.read_id())
         os.environ.setdefault("WANDB_RESUME", "allow")
@@ -199,11 +199,11 @@ def track(trainer: Trainer, config: GrpoConfig, run: RunFolder) -> None:
             trainer.add_callback(WandbTables(config, run))
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
-            callback.logging_dir = str(run.tensorboard)  # theirs lies among the checkpoints
+            callback.logging_dir = str(run.tensorboard)  # by default it is among the checkpoints
 
 
 class WandbTables(TrainerCallback):
-    """Sends W&B the run's configuration and, with every measurement, tables of accuracies and completions."""
+    """Sends the run's configuration to W&B and, with every measurement, tables of accuracies and completions."""
 
     def __init__(self, config: RunConfig, run: RunFolder) -> None:
         self._config = config
@@ -218,7 +218,7 @@ class WandbTables(TrainerCallback):
             wandb.config.update(settings, allow_val_change=True)  # a resumed run has `resume: auto`
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Send the tables of the latest measurement along with its figures."""
+        """Send the tables of the latest measurement with its figures."""
         if state.is_world_process_zero and f"eval/{TEST}/accuracy" in (logs or {}):
             import wandb
 
@@ -239,7 +239,7 @@ class WandbTables(TrainerCallback):
 
 
 def _accuracies(name: str, summary: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return by name the rows of a set's tables for culture, domain, language and cell."""
+    """Return the rows of a set's tables by culture, domain, language and cell, by their names."""
     tables = defaultdict(list)
     for by in ("culture", "domain", "language", "cell"):
         for part, figures in summary[f"by_{by}"].items():
@@ -260,7 +260,7 @@ class ShardsWriter(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: TrainerState, control: Any, model: torch.nn.Module, optimizer: Any, **kwargs: Any
     ) -> None:
-        """Write it once the weights are on their devices."""
+        """Write the file once the weights are on their devices."""
         parameters = list(model.parameters())
         optimized = [p for group in optimizer.param_groups for p in group["params"]]
         trained = [p for p in parameters if p.requires_grad]  # ZeRO-3 fills its groups only while it steps

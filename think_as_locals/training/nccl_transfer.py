@@ -1,8 +1,8 @@
-"""The policy's weights to vLLM servers by NCCL: from the main process's GPU to all workers, packed, not by the host.
+"""The policy's weights to vLLM servers by NCCL: packed, from the main process's GPU to all workers, past the host.
 
 vLLM's own transfer engine (`vllm.distributed.weight_transfer`, its documentation: "Weight Transfer") does the work on
-both sides; here are the weights as it asks for them, and its control requests to several servers at once. Written
-against vLLM 0.31 and checked against its routes on a CPU; the transfer itself has not run on GPUs yet.
+both sides. This module has the weights in the form that it requires, and its control requests to several servers at
+once. Written against vLLM 0.31 and checked against its routes on a CPU; the transfer has not run on GPUs yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 
 
 class TransferClient:
-    """vLLM's control requests (its `VLLMWeightSyncClient`) to all servers at once; `name` is that of the weights."""
+    """vLLM's control requests (as its `VLLMWeightSyncClient`) to all servers at once, for weights called `name`."""
 
     def __init__(self, servers: VLLMServers) -> None:
         self._servers = servers.all
@@ -33,7 +33,7 @@ class TransferClient:
         return sum(self._each(VLLMServer.world_size))
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Have all workers join the trainer's group, those of one server after those of the one before."""
+        """Have all workers join the trainer's group, server after server."""
         sizes = dict(zip(self._servers, self._each(VLLMServer.world_size), strict=True))
         offsets, offset = {}, init_info["rank_offset"]
         for server, size in sizes.items():
@@ -54,10 +54,10 @@ class TransferClient:
 
 
 class NCCLTransfer:
-    """A group of the main process and all workers, made again where a server is another than when it was made."""
+    """An NCCL group of the main process and all workers, which is made anew if a server was restarted."""
 
     def __init__(self, weights: Weights, servers: VLLMServers | None, rank: int) -> None:
-        """Take the weights, the servers, which the main process alone has, and this process's rank."""
+        """Take the weights, the servers (only the main process has them) and this process's rank."""
         self._weights = weights
         self._rank = rank
         self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
@@ -67,7 +67,7 @@ class NCCLTransfer:
     def send(self, name: str, *, connect: bool) -> None:
         """Send all weights under a name, on all ranks together; `connect` makes the group first."""
         if self._device is not None:
-            torch.cuda.set_device(self._device)  # a thread of its own begins with the first
+            torch.cuda.set_device(self._device)  # a new thread begins with the first one
         if connect or self._engine is None:
             self._engine = self._connect()
         if self.client:
@@ -81,7 +81,7 @@ class NCCLTransfer:
         weights = self._weights
 
         class PolicyWeights(WeightSource):
-            """The policy as vLLM asks for it: first what there is, then its tensors one by one."""
+            """The policy in vLLM's form: first the metadata, then the tensors one by one."""
 
             def __init__(self) -> None:
                 self._meta = [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights()]
@@ -103,14 +103,14 @@ class NCCLTransfer:
 
 
 def _free_address() -> tuple[str, int]:
-    """Return this machine's address as others see it, and a free port."""
+    """Return the address by which others reach this machine, and a free port."""
     from vllm.utils.network_utils import get_ip, get_open_port
 
     return get_ip(), get_open_port()
 
 
 def nccl_unsupported_reason(states: list[dict[str, Any]], servers: int) -> str | None:
-    """Return why weights cannot travel by NCCL to so many servers, of which some gave their states, or `None`."""
+    """Return why weights cannot be sent by NCCL, given how many servers there are and their states, or `None`."""
     if find_spec("vllm") is None:
         return "vLLM is not installed beside the trainer"
     if len(states) < servers:

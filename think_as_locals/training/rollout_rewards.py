@@ -1,7 +1,7 @@
-"""Our rewards for TRL: each rollout is parsed and scored once per batch, and TRL then reads one component at a time.
+"""Our rewards for TRL: rollouts are parsed and scored once per batch, then TRL reads one component at a time.
 
-A rollout whose reward raises or times out has none (`None` for every component, which TRL gives no advantage); too many
-of those, or a reward that is not finite, end the run on all ranks together.
+If the reward of a rollout raises or times out, every component is `None`, and TRL gives the rollout no advantage. Too
+many such faults, or a reward that is not finite, end the run on all ranks together.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Rewards:
         self._rows: list[dict[str, Any]] = []
 
     def functions(self) -> list[Callable[..., list[float | None]]]:
-        """Return a function for each component, which tells TRL what `score` made of the batch."""
+        """Return a function for each component that returns to TRL what `score` found for the batch."""
 
         def function(name: str) -> Callable[..., list[float | None]]:
             def component(**batch: Any) -> list[float | None]:
@@ -80,7 +80,7 @@ class Rewards:
         log: Callable[[str, float], None],
         score_gains: ScoreGains,
     ) -> None:
-        """Score this rank's rollouts of rows of the data set, for the step after so many; all call this together."""
+        """Score this rank's rollouts of rows of the data set, after `step` steps; all ranks call this together."""
         items = [shuffle_responses(item, self._seed, reverse) for item, reverse in map(self._items.__getitem__, rows)]
         rollouts = [self._chat.rollout(ids) for ids in completion_ids]
         judgements = [
@@ -130,7 +130,7 @@ class Rewards:
         return RewardBreakdown({name: float(component(judgement, item, evidence)) for name, component in parts})
 
     def _partners(self, right: list[bool], count: int) -> list[bool | None]:
-        """Return whether each rollout's partner, k of the other order, is right; a group may lie on two ranks."""
+        """Return whether each rollout's partner in the other order is right; a group may be split over two ranks."""
         if not self._both_orders:
             return [None] * count
         first, half = PartialState().process_index * count, self._group // 2
@@ -150,7 +150,7 @@ class Rewards:
     def _log_idle_share(
         self, judgements: Sequence[Judgement], items: Sequence[Item], log: Callable[[str, float], None]
     ) -> None:
-        """Log which share of what is paid, as weighted parts above 0, goes to rollouts that judge nothing."""
+        """Log the share of the positive weighted rewards that goes to rollouts that judge nothing."""
         paid = [
             (sum(max(0.0, weight * breakdown.parts[name]) for name, weight in self.weights.items()), judgement, item)
             for breakdown, judgement, item in zip(self._breakdowns, judgements, items, strict=True)
@@ -162,7 +162,7 @@ class Rewards:
         log("reward/idle_share", sum(amount for amount, idle in everyones if idle) / total if total else 0.0)
 
     def _log_sources(self, table: list[dict[str, Any]], log: Callable[[str, float], None]) -> None:
-        """Log what share of the rollouts each source has, how many are right and their mean reward, if of a mix."""
+        """Log by source, if there are several, the share of rollouts, the share that is right and the mean reward."""
         if len(set(self._sources)) < 2:
             return
         rollouts: list[tuple[str, bool, float | None]] = gather_object(

@@ -1,7 +1,7 @@
-"""vLLM for a trainer, given the policy's weights and checked after every sync; here in the trainer's own processes.
+"""vLLM in the trainer's own processes, and what it shares with vLLM servers: syncs of the policy's weights, checked.
 
-TRL calls `sync_weights` where the policy has changed and `generate` for the rollouts of a step. Our engines stand in
-for TRL's VLLMGeneration: this one and that of `served_engine.py`.
+TRL calls `sync_weights` when the policy has changed, and `generate` for the rollouts of a step. Our engines replace
+TRL's VLLMGeneration: the one here and that of `served_engine.py`.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def rollout_arguments(config: GrpoConfig) -> dict[str, Any]:
 
 
 class CheckedEngine(VLLMGeneration, ABC):
-    """What both engines share: prompts go in the order of their prefixes, an adapter alone where it can be applied.
+    """What both engines share: prompts are sorted by prefix, and an adapter is sent alone if the engine can apply it.
 
-    After every sync its tensors have to be the policy's, bit for bit (`SentTensors`). Then it completes the first
-    prompts of the data set greedily, and the log-probabilities of the likeliest tokens have to be the policy's: that
-    shows what tensors do not, a stale copy of one, an adapter that is not applied, another model.
+    After every sync the engine's tensors must equal the policy's bit for bit (`SentTensors`). Then it completes the
+    first prompts of the data set greedily, and the log-probabilities of the likeliest tokens must be the policy's: this
+    finds what tensors do not show, such as a stale copy, an adapter that is not applied, or another model.
     """
 
     def __init__(
@@ -89,15 +89,15 @@ class CheckedEngine(VLLMGeneration, ABC):
         self._check_prompts = chat.encode(conversations)
         self._log = log
         shared = config.rollout.weights_dir
-        # No other run puts weights there: files found there are this run's, from before a kill.
+        # A folder of this run alone: files in it are from a process of this run that was killed.
         self._weights = (Path(shared).expanduser() / run.read_id() if shared else run.weights).absolute()
         self._warned: set[str] = set()
         self._syncs = 0
-        self._noise: float | None = None  # what log-probabilities differed by after the first sync
+        self._noise: float | None = None  # the difference of log-probabilities after the first sync
         super().__init__(**trl)
 
     def sync_weights(self) -> None:
-        """Send the policy's weights to the engine; TrainingError on all ranks where it then computes something else."""
+        """Send the policy's weights to the engine; TrainingError on all ranks if its results then differ."""
         self._sent = 0
         self._syncs += 1
         self._tensors = SentTensors(self._dtype, self._syncs)
@@ -114,19 +114,19 @@ class CheckedEngine(VLLMGeneration, ABC):
         self._log("rollout/probe_difference", self._compare(self._check_completions()))
 
     def generate(self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None) -> Any:
-        """Sample as TRL does; log how much of the prompts the prefix cache had."""
+        """Sample as TRL does; log the hit rate of the prefix cache."""
         before = self._prefix_cache()
         found = self._sample(prompts, num_generations, profiler)
         self._log_hit_rate(since(before, self._prefix_cache()))
         return found
 
     def _log_hit_rate(self, counts: Counts) -> None:
-        """Log which share of the tokens that were looked up the prefix cache had; the ranks' counts are added up."""
+        """Log the share of tokens that were found in the prefix cache, over the counts of all ranks."""
         sums = self.accelerator.reduce(torch.tensor(counts, device=self.accelerator.device))
         self._log("rollout/prefix_cache_hit_rate", float(sums[0] / sums[1].clamp(min=1)))
 
     def _compare(self, completions: Sequence[SampledTokens]) -> float:
-        """Return the worst rank's difference, in nats: the largest in full precision, the mean in half precision."""
+        """Return the difference of the worst rank in nats: the maximum in full precision, the mean in half."""
         precision, tolerance = self._precision, self._config.rollout.tolerance
         limit, named = getattr(tolerance, precision), f"rollout.tolerance.{precision}"
         if self._noise is not None and (usual := max(tolerance.growth * self._noise, _NEGLIGIBLE * limit)) < limit:
@@ -157,7 +157,7 @@ class CheckedEngine(VLLMGeneration, ABC):
 
     @torch.no_grad()
     def _policy_log_probs(self, completions: list[list[int]]) -> torch.Tensor:
-        """Return the policy's log-probabilities of all tokens at every position, (prompts, _TOKENS, vocabulary)."""
+        """Return the policy's log-probabilities of all tokens at every position (prompts, _TOKENS, vocabulary)."""
         rows = [p + c[:-1] for p, c in zip(cycle(self._check_prompts), completions, strict=False)]
         ids, mask = (tensor.to(self.accelerator.device) for tensor in padded(rows, "left"))
         was_training = self.model.training
@@ -173,20 +173,20 @@ class CheckedEngine(VLLMGeneration, ABC):
         return log_probs
 
     def _reshard(self) -> None:
-        """Shard again what a forward without gradients leaves whole under FSDP2: the last norm, the head, the root."""
+        """Shard what FSDP2 leaves whole after a forward without gradients: the last norm, the head, the root."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     def _iter_named_params(self) -> Parameters:
-        self._reshard()  # other passes without gradients precede: old log-probabilities, the rewards'
+        self._reshard()  # after other passes without gradients, for old log-probabilities and rewards
         if is_peft_model(self.model) and not self._dist.is_fsdp:
             yield from self._counted(merged_parameters(self.model, self._dist.gather_params))
         else:
             yield from self._counted(super()._iter_named_params())
 
     def _counted(self, parameters: Parameters) -> Parameters:
-        """Return weights in the engine's type, which may be smaller than the policy's, and note what is sent."""
+        """Yield weights in the engine's type, which may be smaller than the policy's, and note them as sent."""
         for name, parameter in parameters:
             sent = parameter.to(getattr(torch, self._dtype))
             self._sent += sent.nbytes
@@ -194,7 +194,7 @@ class CheckedEngine(VLLMGeneration, ABC):
             yield name, sent
 
     def _merge_reason(self) -> str | None:
-        """Return why the engine cannot apply the policy's adapter, or `None`; here, why no engine could."""
+        """Return why the engine cannot apply the policy's adapter, or `None`; here: why no engine can."""
         return "FSDP shards it" if self._dist.is_fsdp else lora_unsupported_reason(self.model)
 
     def _sends_adapter(self) -> bool:
@@ -224,26 +224,26 @@ class CheckedEngine(VLLMGeneration, ABC):
 
     @abstractmethod
     def _check_completions(self) -> list[SampledTokens]:
-        """Return greedy completions of the check's prompts with the likeliest tokens, of one engine after the other."""
+        """Return greedy completions of the check's prompts with the likeliest tokens, engine after engine."""
 
     @abstractmethod
     def _sample(self, prompts: list[list[int]], num_generations: int, profiler: Any) -> Any:
-        """Return what TRL's `generate` returns; prompts go to the engine in the order of their prefixes."""
+        """Return what TRL's `generate` returns, for prompts sorted by prefix."""
 
     @abstractmethod
     def _prefix_cache(self) -> Counts:
-        """Return how many prompt tokens the prefix cache has had so far, and how many were looked up."""
+        """Return how many prompt tokens the prefix cache has found so far, and how many were looked up."""
 
 
 class ColocatedEngine(CheckedEngine):
-    """TRL's colocated vLLM, in the trainer's processes and on its GPUs, of the type and revision of the run."""
+    """TRL's colocated vLLM, in the trainer's processes and on its GPUs, with the run's type and revision."""
 
     def _init_vllm(self) -> None:
         vllm_engine.prepare()
         if not hasattr(vllm_generation, "LLM"):  # see `training/__init__.py`
             importlib.reload(vllm_generation)
         self._num_adapters = 0  # sent so far
-        self._made_without: str | None = None
+        self._made_without: str | None = None  # why the engine was made without adapters
         original = vllm_generation.LLM
         vllm_generation.LLM = partial(self._make, original)
         try:
@@ -257,7 +257,7 @@ class ColocatedEngine(CheckedEngine):
             "dtype": self._dtype,
             "revision": self._config.model.revision,
             "enforce_eager": not torch.cuda.is_available(),
-            "disable_log_stats": False,  # they count what the prefix cache found
+            "disable_log_stats": False,  # the hits of the prefix cache are among them
             "hf_overrides": {"head_dtype": "float32" if self._config.grpo.cast_lm_head_to_fp32 else "model"},
         }
         if is_peft_model(self.model):
@@ -274,7 +274,7 @@ class ColocatedEngine(CheckedEngine):
         return lora_unsupported_reason(self.model, vllm_engine.adapter_limits(runner))
 
     def _check_tensors(self, sent: SentTensors) -> None:
-        """Compare what the workers hold with what was sent; ranks that share an engine have a worker each."""
+        """Compare the workers' tensors with those sent; ranks that share an engine have a worker each."""
         found: list[tuple[SentTensors, dict[str, Digest]]] = gather_object([(sent, self._read(sent.request))])
         for first in range(0, len(found), size := self.tensor_parallel_size):
             workers = [each for _, each in found[first : first + size]]
@@ -289,10 +289,10 @@ class ColocatedEngine(CheckedEngine):
         self._num_adapters += 1
         with TemporaryDirectory(prefix="adapter-") as folder:
             save_adapter(self.model, tensors, folder)
-            # The new number makes vLLM load it, the new name makes its prefix cache forget.
+            # The new number makes vLLM load it, the new name empties its prefix cache.
             request = LoRARequest(f"policy-{self._num_adapters}", self._num_adapters, folder)
             self.llm.llm_engine.add_lora(request)
-        # TRL and an evaluation sample by this method as well, and know of no adapters.
+        # TRL and evaluations sample by this method too, without adapters.
         self.llm.generate = partial(type(self.llm).generate, self.llm, lora_request=request)
         self._check_tensors(self._adapter)
 
@@ -324,7 +324,7 @@ class ColocatedEngine(CheckedEngine):
 
 
 def vllm_merge_reason(settings: dict[str, Any], rank: int) -> str | None:
-    """Return why a vLLM with these settings could not apply an adapter of this rank, or `None`."""
+    """Return why vLLM with these settings could not apply an adapter of this rank, or `None`."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader import get_model_cls
     from vllm.model_executor.models import supports_lora
@@ -346,13 +346,13 @@ def _ranks() -> tuple[int, ...]:
 
 
 def since(before: Counts, now: Counts) -> Counts:
-    """Return the growth of counts, which a restarted server begins anew."""
+    """Return how much counts have grown, which start from 0 in a restarted server."""
     hits, queries = (new - old if new >= old else new for old, new in zip(before, now, strict=True))
     return hits, queries
 
 
 def in_prefix_order(prompts: list[list[int]], sample: Callable[[list[list[int]]], Any]) -> tuple[Any, ...]:
-    """Call `sample` with sorted prompts; return its columns (of a value per prompt, or `None`) in the given order."""
+    """Call `sample` with sorted prompts; return its columns (a value per prompt, or `None`) in the original order."""
     order = sorted(range(len(prompts)), key=prompts.__getitem__)
     columns = sample([prompts[i] for i in order])
     back = sorted(range(len(order)), key=order.__getitem__)

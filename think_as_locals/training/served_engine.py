@@ -1,6 +1,6 @@
-"""vLLM servers that a trainer samples from: the main process asks them for all ranks.
+"""vLLM servers that a trainer samples from: the main process sends the requests of all ranks.
 
-Weights reach them by NCCL, from GPU to GPU, or through a folder that they see; `rollout.transfer` chooses.
+Weights are sent by NCCL, from GPU to GPU, or through a shared folder (`rollout.transfer`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ T = TypeVar("T")
 
 _SYNC = "sync-"
 _RESTARTS = 3  # times that a server may come back with other weights in one sampling, or in one sync
-_GRACE_S = 10.0  # beyond rollout.timeout_s, which ends requests, for what no request can bound: a disk, a name server
+_GRACE_S = 10.0  # beyond rollout.timeout_s, which bounds requests, for slow disks and name servers
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Completions of the prompts of all ranks, and what the prefix cache had of these."""
+    """Completions of the prompts of all ranks, and the counts of the prefix cache."""
 
     completions: list[SampledTokens]
     prefix_cache: Counts
@@ -65,17 +65,17 @@ class ServedEngine(CheckedEngine):
 
     @property
     def limit_s(self) -> float:
-        """How long anything that the server is asked for may take."""
+        """How long any request to a server may take."""
         return self._timeout_s + _GRACE_S
 
     def sync_weights(self) -> None:
-        """Send the policy's weights once nothing is being sampled with the last ones; see `CheckedEngine`."""
+        """Send the policy's weights once all sampling with the last ones has ended; see `CheckedEngine`."""
         for future in self._in_flight:
             self._on_main(partial(_wait, future))
         super().sync_weights()
 
     def complete(self, prompts: Sequence[list[int]], **parameters: Any) -> list[SampledTokens]:
-        """Return a completion for each prompt of this rank; all ranks call it and raise TrainingError together."""
+        """Return a completion for each prompt of this rank; all ranks call this, and raise TrainingError together."""
         everyones, own = self._gathered(prompts)
         for _ in range(_RESTARTS):
             if (sampled := self._on_main(lambda: self._current(everyones, parameters))) is not None:
@@ -84,10 +84,10 @@ class ServedEngine(CheckedEngine):
         raise TrainingError(self._restarts("sampled"))
 
     def sample_ahead(self, batches: Sequence[list[list[int]]]) -> list[Future[Sampled | None]]:
-        """Have the server sample batches with the weights of the last sync, one after the other, in the background.
+        """Have the server sample batches in the background, one after the other, with the weights of the last sync.
 
-        The main process has the prompts of all ranks and gets completions by `collect`; `None` where the server has
-        other weights by then. The next sync waits for all of them.
+        The main process passes the prompts of all ranks; `collect` returns the completions, or `None` if the server was
+        given other weights meanwhile. The next sync waits for all batches.
         """
         self._in_flight = [Future() for _ in batches]
         if batches and self.accelerator.is_main_process:
@@ -97,7 +97,7 @@ class ServedEngine(CheckedEngine):
     def collect(
         self, future: Future[Sampled | None], prompts: Sequence[list[int]], check: Callable[[list[list[int]]], None]
     ) -> list[SampledTokens] | None:
-        """Return this rank's completions of a batch, which is waited for; `check` may refuse the prompts of all."""
+        """Wait for a batch and return this rank's completions; `check` may refuse the prompts of all ranks."""
         everyones, own = self._gathered(prompts)
 
         def take() -> Sampled | None:
@@ -121,13 +121,13 @@ class ServedEngine(CheckedEngine):
             future.set_exception(fault)
 
     def _gathered(self, prompts: Sequence[list[int]]) -> tuple[list[list[int]], slice]:
-        """Return the prompts of all ranks, and which of them are this rank's."""
+        """Return the prompts of all ranks, and the slice of this rank."""
         counts = gather_object([len(prompts)])
         first = sum(counts[: self.accelerator.process_index])
         return gather_object(list(prompts)), slice(first, first + len(prompts))
 
     def _current(self, prompts: list[list[int]], parameters: dict[str, Any]) -> Sampled | None:
-        """Return completions by the weights of the last sync, or `None` where the server has others now."""
+        """Return completions by the weights of the last sync, or `None` if the server has others now."""
         with self._servers.one_limit(), suppress(OtherWeightsError):
             before = self._servers.prefix_cache()
             (found,) = in_prefix_order(
@@ -167,7 +167,7 @@ class ServedEngine(CheckedEngine):
         return any(state["weights"] != self._loaded for state in self._servers.on_each(VLLMServer.state))
 
     def _load_adapter(self, tensors: dict[str, torch.Tensor]) -> list[SampledTokens] | None:
-        """Load the adapter; return the answers to the sync check, or `None` where no server has its base weights."""
+        """Load the adapter; return the answers to the sync check, or `None` if no server has its base weights."""
 
         def load(server: VLLMServer) -> list[SampledTokens]:
             server.load_adapter(folder)
@@ -188,11 +188,11 @@ class ServedEngine(CheckedEngine):
             self._send(self._new_name(), self._iter_named_params())
 
     def _new_name(self) -> str:
-        """Return what the next weights are called, unique among syncs and runs: by it a server says what it holds."""
+        """Return a name for the next weights, unique among syncs and runs; servers report it as what they hold."""
         return self._on_main(lambda: str(self._weights / f"{_SYNC}{uuid4().hex}"))
 
     def _choose_transfer(self) -> tuple[bool, bool]:
-        """Return whether weights go by NCCL, and whether the servers have to be connected for that."""
+        """Return whether to send weights by NCCL, and whether the servers must be connected first."""
         states, wanted = self._servers.on_each(VLLMServer.state), self._config.rollout.transfer
         reason = nccl_unsupported_reason(states, len(self._servers.all))
         if reason and wanted == "nccl":
@@ -203,7 +203,7 @@ class ServedEngine(CheckedEngine):
         return by_nccl, by_nccl and not all(state["connected"] for state in states)
 
     def _send(self, name: str, parameters: Parameters) -> None:
-        """Write weights into files, which the servers load while others are gathered; every rank goes through them."""
+        """Write weights into files, which servers load while others are gathered; every rank iterates over them."""
         if not self.accelerator.is_main_process:
             for _ in parameters:
                 pass
@@ -223,7 +223,7 @@ class ServedEngine(CheckedEngine):
                 shutil.rmtree(name, ignore_errors=True)
 
     def _load(self, files: WeightFiles) -> list[SampledTokens]:
-        """Load weights into the servers; return their answers to the sync check."""
+        """Load weights from files into the servers; return their answers to the sync check."""
         name = str(files.folder)
 
         def load(server: VLLMServer) -> list[SampledTokens]:
@@ -254,8 +254,8 @@ class ServedEngine(CheckedEngine):
         self._loaded = name
 
     def _ask_check(self, server: VLLMServer, name: str, sent: SentTensors) -> list[SampledTokens]:
-        """Return a server's answers to the sync check; a TrainingError if it has not the tensors that were sent."""
-        answers = server.complete(self._check_prompts, name, **CHECK_SAMPLING)  # only then is an adapter applied
+        """Return a server's answers to the sync check; a TrainingError if its tensors are not those sent."""
+        answers = server.complete(self._check_prompts, name, **CHECK_SAMPLING)  # an adapter is applied only then
         self._warn_of_unread(sent.check(server.read(sent.request, name), f"the vLLM server at {server.url}"))
         return answers
 
@@ -268,7 +268,7 @@ class ServedEngine(CheckedEngine):
 
     @property
     def _sampling(self) -> dict[str, Any]:
-        """How rollouts are sampled, as parameters of a request."""
+        """The sampling parameters of a request."""
         return {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -291,7 +291,7 @@ class ServedEngine(CheckedEngine):
         )
 
     def _on_main(self, work: Callable[[], T]) -> T:
-        """Return on all ranks what the main process gets from the server; where that fails, all raise TrainingError."""
+        """Do `work` on the main process and return its result on all ranks; if it fails, all raise TrainingError."""
         found, fault = None, None
         if self.accelerator.is_main_process:
             try:
@@ -310,5 +310,5 @@ class ServedEngine(CheckedEngine):
 
 
 def _wait(future: Future[Any]) -> None:
-    """Return when it is done, whatever came of it."""
+    """Wait until a future is done, successfully or not."""
     wait([future])

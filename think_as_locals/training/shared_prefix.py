@@ -42,11 +42,11 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 class SharedPrefixTrainer(GRPOTrainer):
     """TRL's GRPOTrainer with packed groups; takes the same arguments. Prefix grouping: arXiv 2506.05433.
 
-    Where a model or setting is not supported, or the first group's log-probabilities differ from TRL's own (in half
-    precision: are more than twice as far from float32's as TRL's own are), it computes as TRL does; `unshared_reason`
-    then tells why. With `float32_head` the LM head computes in float32, under autocast too, whatever its weights are.
-    With `scores_rubrics`, rubrics are scored by the policy between sampling and loss; off policy, that
-    pass also gives `add_old_log_probs` the rollouts' old log-probabilities.
+    If a model or setting is not supported, or the first group's log-probabilities differ from TRL's own (in half
+    precision: are more than twice as far from float32's), it computes as TRL does, and `unshared_reason` says why. With
+    `float32_head` the LM head computes in float32, even under autocast. With `scores_rubrics`, the policy scores
+    rubrics between sampling and loss; off policy, that pass also passes the rollouts' old log-probabilities to
+    `add_old_log_probs`.
     """
 
     _buffered_inputs: list[dict[str, Any]] | None
@@ -90,8 +90,8 @@ class SharedPrefixTrainer(GRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, fields: Any, num_generations: int, *tools: Any, **more: Any
     ) -> Any:
-        """Return completions as TRL samples them; transformers reads a prompt once for all of its rollouts."""
-        whole = self.args.ds3_gather_for_generation and not self._dist.is_fsdp  # else layers are gathered as they run
+        """Return completions as TRL samples them, except that transformers reads a prompt once for all its rollouts."""
+        whole = self.args.ds3_gather_for_generation and not self._dist.is_fsdp  # else layers are gathered one by one
         if self.use_vllm or self.use_transformers_continuous_batching or self._is_vlm or not whole:
             return super()._generate_single_turn(prompt_ids, images, fields, num_generations, *tools, **more)
         ids, mask = (tensor.to(self.accelerator.device) for tensor in padded(prompt_ids, "left"))
@@ -118,7 +118,7 @@ class SharedPrefixTrainer(GRPOTrainer):
             self._old_log_probs.append(log_probs)
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        """TRL's loss; where only the advantage can move the policy, rows with advantage 0 need no pass."""
+        """Return TRL's loss; if only advantages move the policy, rows with advantage 0 are left out of the pass."""
         advantage_only = (
             self.beta == 0.0
             and not self._entropy_bonus_enabled
@@ -136,7 +136,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         return loss
 
     def _log_effective_sample_size(self, inputs: dict[str, Any]) -> None:
-        """Log (sum w)^2 / (n sum w^2) of the n importance weights, of tokens or whole completions with an advantage."""
+        """Log (sum w)^2 / (n sum w^2) of the n importance weights of tokens, or completions, with an advantage."""
         weights, advantages = inputs["importance_sampling_ratio"], inputs["advantages"]  # (B, C) or (B, 1)
         rows = advantages if advantages.dim() == 2 else advantages[:, None]
         counted = inputs["completion_mask"].bool() & (rows != 0)
@@ -193,7 +193,7 @@ class SharedPrefixTrainer(GRPOTrainer):
             row[real] if want else row[:0]
             for row, real, want in zip(ids[:, -num_labels:], seen[:, -num_labels:], wanted, strict=True)
         ]
-        # Nothing to compute: a pass over one token, weighted by 0, keeps this rank in step with the others.
+        # Without anything to compute, a pass over one token, weighted by 0, keeps this rank in step with the others.
         idle = not any(len(completion) for completion in completions)
         if idle:
             prompts = completions = [ids[0, -1:]]
@@ -212,7 +212,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         return logps, entropy.mean().detach().expand(shape).index_put(at, entropy)
 
     def _check(self, model: nn.Module, rows: tuple[Tensor, Tensor, int], separate: Callable[[], Tensor]) -> None:
-        """Compare the first group with TRL's own path, on all ranks; where sharing makes it worse, stop sharing."""
+        """Compare the first group with TRL's own path, on all ranks; stop sharing if that is less exact."""
         gradient_rows, self._gradient_rows = self._gradient_rows, None
         got, _ = self._packed_log_probs(model, *rows)
         self._gradient_rows = gradient_rows
@@ -257,7 +257,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         return bool(self.use_vllm and self.vllm_importance_sampling_correction and self._on_policy)
 
     def _defer_correction(self, batch: dict[str, Any], old: list[Tensor]) -> None:
-        """Remove from a generation batch, and from TRL's metrics, what it derived from log-probabilities of NaN."""
+        """Remove what TRL computed from log-probabilities of NaN from a generation batch and from its metrics."""
         for name in ("old_per_token_logps", "importance_sampling_ratio"):
             batch.pop(name, None)
         for name, values in self._metrics["train"].items():
@@ -284,7 +284,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         clipped = ratio if low is None and high is None else ratio.clamp(min=low, max=high)
         ratio = clipped if form == "truncate" else ratio * (clipped == ratio)
         inputs["importance_sampling_ratio"] = torch.where(rows, ratio, 1.0)
-        # What TRL logs of the correction, under its names.
+        # TRL's own metrics of the correction.
         gather, metrics = self.accelerator.gather, self._metrics["train"]
         tokens = difference[mask & ~difference.isnan()].abs()
         weights = ratio[mask.any(-1)].flatten() if ratio.shape[1] == 1 else ratio[mask]
@@ -303,9 +303,9 @@ class SharedPrefixTrainer(GRPOTrainer):
 
 @contextmanager
 def _float32_heads() -> Iterator[None]:
-    """Have the LM heads of trainers that are made within compute their log-probabilities in float32.
+    """Make trainers whose LM heads compute log-probabilities in float32.
 
-    TRL's `cast_lm_head_to_fp32` also turns their weights into float32, which FSDP2 refuses beside others in bfloat16,
+    TRL's `cast_lm_head_to_fp32` also converts their weights to float32, which FSDP2 refuses beside others in bfloat16,
     and fails with PEFT and tied embeddings.
     """
     original = grpo_trainer.add_fused_lm_head
@@ -328,7 +328,7 @@ def _linear_in_float32(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 @contextmanager
 def _float32(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
-    """Have a model compute in float32, under TRL's autocast as well."""
+    """Have a model compute in float32, even under TRL's autocast."""
     accelerator.autocast = nullcontext
     try:
         with computing_in_float32(accelerator.unwrap_model(model)):

@@ -1,4 +1,4 @@
-"""The engine that a trainer samples with, as `rollout=...` says, and which an evaluation in training uses as well."""
+"""The engine that a trainer samples with (`rollout=...`), and that evaluations during training share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 def rollout_engine(
     config: GrpoConfig, chat: Chat, conversations: Sequence[Messages], run: RunFolder, log: Callable[[str, float], None]
 ) -> Iterator[None]:
-    """Have a GRPOTrainer that is made within this context sample with our engine instead of TRL's."""
+    """Make GRPOTrainers that sample with our engine instead of TRL's."""
     engine = {"vllm_colocate": ColocatedEngine, "vllm_server": ServedEngine}.get(config.rollout.backend)
     original = grpo_trainer.VLLMGeneration
     if engine:
@@ -47,7 +47,7 @@ def rollout_engine(
 
 @contextmanager
 def policy_engine(trainer: GroupTrainer, batch_size: int) -> Iterator[Engine]:
-    """Return the trainer's own engine with the policy's current weights: an evaluation loads nothing a second time."""
+    """Yield the trainer's own engine with the policy's current weights: an evaluation loads no second one."""
     model = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
     limits = getattr(model, "max_position_embeddings", None), trainer.args.vllm_max_model_length
     chat = replace(trainer.chat, positions=min(filter(None, limits), default=None))
@@ -62,13 +62,13 @@ def policy_engine(trainer: GroupTrainer, batch_size: int) -> Iterator[Engine]:
 
 
 def share_of_rank(trainer: GroupTrainer, questions: Sequence[T]) -> Sequence[T]:
-    """Return what this rank asks its engine; ranks that hold one engine together ask it the same."""
+    """Return the questions of this rank; ranks that hold one engine together have the same."""
     state, together = PartialState(), _ranks_per_engine(trainer)
     return questions[state.process_index // together :: state.num_processes // together]
 
 
 def gather_shares(trainer: GroupTrainer, found: list[T]) -> list[T]:
-    """Return what all ranks found, the share of each engine once."""
+    """Return the results of all ranks, those of each engine once."""
     gathered: list[T] = gather_object(found if PartialState().process_index % _ranks_per_engine(trainer) == 0 else [])
     return gathered
 

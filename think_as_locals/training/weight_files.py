@@ -1,4 +1,4 @@
-"""A model's weights as files of a folder: written while others are gathered, read by servers as they come."""
+"""A model's weights as files of a folder: written while others are gathered, and read as soon as they are written."""
 
 from __future__ import annotations
 
@@ -18,19 +18,10 @@ FILE_BYTES = 256 * 2**20
 
 
 class WeightFiles:
-    """Safetensors files that one thread fills with `add`; any number of others iterate over them meanwhile.
+    """Safetensors files that one thread fills with `add`, while any number of others iterate over them.
 
-    Where a file cannot be written, or not in `limit_s`, `add` goes on all the same, since other ranks gather weights
-    with this one; iterating raises the OSError.
-
-    Example:
-        >>> import tempfile, torch
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     files = WeightFiles(Path(folder, "sync"), limit_s=60)
-        ...     files.add("norm.weight", torch.ones(8))
-        ...     files.close()
-        ...     [file.name for file in files]
-        ['weights-00000.safetensors']
+    If a file cannot be written within `limit_s`, `add` goes on, since other ranks gather weights together with this
+    one; iterating then raises the OSError.
     """
 
     def __init__(self, folder: Path, limit_s: float, file_bytes: int = FILE_BYTES) -> None:
@@ -43,7 +34,7 @@ class WeightFiles:
         self._filled: dict[str, Tensor] = {}
 
     def __iter__(self) -> Iterator[Path]:
-        """Yield every file once it is written; the end comes with `close`."""
+        """Yield every file once it is written, until `close`."""
         for place in count():
             with self._changed:
                 while not self._closed and place == len(self._files):
@@ -59,7 +50,7 @@ class WeightFiles:
             self._write()
 
     def close(self) -> None:
-        """Write what is left, and end iterations."""
+        """Write the rest, and end iterations."""
         if self._filled:
             self._write()
         with self._changed:
