@@ -1,1 +1,1 @@
-"""CARB and its report."""
+"""Measuring reward models: CARB, probes, downstream validity, statistics, tables and pages."""

@@ -1,4 +1,4 @@
-"""Baselines: what one scores on the same items without judging, by name in `CREDITS`."""
+"""Baselines: the credit that can be had on the same items without judging, by name in `CREDITS`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from think_as_locals.types import Item
 Trait = Callable[[Item, str], float]
 
 _FOLDS = 5
-_MOST_FITTED = 200_000  # responses that a model of words is fitted to; of more, so many are drawn
+_MOST_FITTED = 200_000  # responses that a model of words is fitted to; a sample of more
 _WORDS = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+|[^\w\s]"
-"""A character of a script without spaces between words (Thai to Khmer, kana, Han), a word, or a sign."""
+"""A character of a script without spaces between words (Thai to Khmer, kana, Han), a word, or punctuation."""
 
-_WORD_START = r"(?<![a-z\u00df-\u052f])"  # other scripts than Latin, Greek and Cyrillic put names right behind words
+_WORD_START = r"(?<![a-z\u00df-\u052f])"  # only Latin, Greek and Cyrillic have spaces before names
 
 
 def label_match(item: Item, response: str) -> float:
@@ -44,7 +44,7 @@ TRAITS: Mapping[str, Trait] = {
 
 
 def trait_scores(items: Sequence[Item], trait: Trait) -> list[float]:
-    """Return the credit of preferring a trait: 1/k where the best response is among k with most of it, else 0."""
+    """Return the credit of preferring a trait: 1/k if the best response is among the k with most of it, else 0."""
     return [tie_credit([trait(item, response) for response in item.responses], item.best) for item in items]
 
 
@@ -68,16 +68,16 @@ def majority_answer(items: Sequence[Item]) -> list[float]:
 
 
 def tfidf(items: Sequence[Item]) -> list[float]:
-    """Return the credit of a classifier that reads one response at a time and neither the question nor the culture.
+    """Return the credit of a classifier that sees single responses, and neither the question nor the culture.
 
-    Logistic regression on TF-IDF of words and signs, a test for annotation artefacts (Gururangan et al. 2018, arXiv
-    1803.02324); a question group is scored by a model of the other groups. With a single group it is chance.
+    It is logistic regression on TF-IDF of words and punctuation, a test for annotation artefacts (Gururangan et al.
+    2018, arXiv 1803.02324). Each question group is scored by a model of the others; with a single group it is chance.
     """
     from sklearn.feature_extraction.text import TfidfTransformer
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GroupKFold
 
-    ordered = sorted(items, key=lambda item: item.id)  # so that the order in which items come cannot matter
+    ordered = sorted(items, key=lambda item: item.id)  # so that the given order does not matter
     numbers = {name: number for number, name in enumerate(sorted({item.group for item in items}))}
     folds = min(_FOLDS, len(numbers))
     if folds < 2:
@@ -87,7 +87,7 @@ def tfidf(items: Sequence[Item]) -> list[float]:
     counts = _WordCounts(text for item in ordered for text in item.responses)
     scores, rng = np.empty(len(right)), np.random.default_rng(0)
     for train, test in GroupKFold(folds).split(right, groups=groups):
-        # A word that only the tested group has weighs nothing: no model was trained on it.
+        # A word that occurs only in the tested group has no weight.
         chosen = train if len(train) <= _MOST_FITTED else np.sort(rng.choice(train, _MOST_FITTED, replace=False))
         weights, fitted = TfidfTransformer(sublinear_tf=True), counts.of(chosen)
         weights.fit(fitted)
@@ -146,7 +146,7 @@ NAMES: Mapping[str, str] = {
 def baseline_credits(items: Iterable[Item]) -> dict[str, dict[str, float]]:
     """Return credits by baseline and item id, whatever the order of each item's responses.
 
-    They are kept for the next reward model over the same items, and for the leaderboard.
+    The last ones are cached, for the next reward model over the same items and for the leaderboard.
     """
     return _credits(tuple(map(in_text_order, items)))
 
@@ -159,10 +159,10 @@ def _credits(items: tuple[Item, ...]) -> dict[str, dict[str, float]]:
 
 @lru_cache(maxsize=1024)
 def _names(culture: str | None, language: str) -> re.Pattern[str] | None:
-    """Match a culture's name in case-folded text: "an Egyptian" names Egypt, "a woman" does not name Oman."""
+    """Return a pattern of a culture's names in case-folded text: it is in "an Egyptian", Oman's is not in "woman"."""
     if culture is None:
         return None
     names = {Locale("en").territories.get(culture, culture)}
-    with suppress(UnknownLocaleError, ValueError):  # of a language that CLDR does not know, the English name is enough
+    with suppress(UnknownLocaleError, ValueError):  # if CLDR does not know the language, only the English name is used
         names.add(Locale.parse(language, sep="-").territories.get(culture, culture))
     return re.compile(rf"{_WORD_START}(?:{'|'.join(re.escape(name.casefold()) for name in sorted(names))})")

@@ -1,13 +1,13 @@
-"""What accuracy is broken down by: culture, domain, language, and what languages have in common.
+"""Breakdowns of accuracy: by culture, domain, language, and properties of languages.
 
-Resource classes, from 0, hardly any data, to 5, the most, are those of Joshi et al. 2020 (arXiv 2004.09095), after the
+Resource classes, from 0 (hardly any data) to 5 (the most), are those of Joshi et al. 2020 (arXiv 2004.09095), from the
 list published with it: labelled corpora and Wikipedia pages as of 2020. Families are Glottolog's top level, scripts
-CLDR's likely ones unless the tag names another (`zh-Hant`). The table has the languages of CARB, of BLEnD and of the
-public preference sets; any other is `unknown`.
+CLDR's likely ones unless the tag names another (`zh-Hant`). The table has the languages of CARB, BLEnD and the public
+preference sets; all others are `unknown`.
 
-CARB's cultures are those of its ten languages (arXiv 2509.21798): half of its rows name no country, and those that do
-name several for a language. So its items count under the name of their language, as does any item without a culture: in
-data without cultures, macro accuracy is then over languages and domains, and no cell mixes all that names none.
+CARB's cultures are those of its ten languages (arXiv 2509.21798): half of its rows name no country, and the others name
+several for a language. So its items count under the name of their language, as does any item without a culture. In data
+without cultures, macro accuracy is then over languages and domains.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNKNOWN = "unknown"
 
 
 class Language(NamedTuple):
-    """Resource class of Joshi et al. 2020 (`0` to `5`), top-level family and ISO 15924 script, each maybe `unknown`."""
+    """Resource class of Joshi et al. 2020 (`0` to `5`), top-level family and ISO 15924 script, or `unknown`."""
 
     resource_class: str
     family: str
@@ -66,7 +66,7 @@ def describe(tag: str) -> Language:
 
 @lru_cache
 def language_name(tag: str) -> str:
-    """Return the English name of a language, e.g. `th` -> `Thai`; a tag that CLDR does not know stays as it is."""
+    """Return the English name of a language, e.g. `th` -> `Thai`; a tag unknown to CLDR is returned as it is."""
     return str(Locale("en").languages.get(tag, tag))
 
 
@@ -81,7 +81,7 @@ _AXES = {
         ("commonsense", "value", "safety", "linguistic"),
     )
 }
-"""Sources that declare their cells: the cultures, which are those of their languages, and the domains."""
+"""The cultures (by language) and domains of sources that declare their cells."""
 
 BREAKDOWNS: Mapping[str, Callable[[Item], str]] = MappingProxyType(
     {
@@ -94,13 +94,13 @@ BREAKDOWNS: Mapping[str, Callable[[Item], str]] = MappingProxyType(
         "script": lambda item: describe(item.language).script,
     }
 )
-"""What an item is counted under, by name; class, family and script are those of its language."""
+"""By name, what an item is counted under; class, family and script are those of its language."""
 
 
 def macro_cells(items: Iterable[Item]) -> dict[str, Any]:
-    """Return how many `cells` a macro accuracy over items is the mean of, `of` how many, and which are `missing`.
+    """Return over how many `cells` of how many (`of`) a macro accuracy is the mean, and which are `missing`.
 
-    A source that declares its axes has all their cells; others have those of their items.
+    A source that declares its axes has all combinations as cells; others have those of their items.
     """
     items = list(items)
     found = set(map(BREAKDOWNS["cell"], items))
@@ -111,7 +111,7 @@ def macro_cells(items: Iterable[Item]) -> dict[str, Any]:
 
 
 def macro_warning(macro: Mapping[str, Any]) -> str:
-    """Return what `macro_cells` says of missing cells, in a line; empty where none is missing."""
+    """Return a line about the missing cells in the result of `macro_cells`; empty if none is missing."""
     if not (missing := macro["missing"]):
         return ""
     more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""

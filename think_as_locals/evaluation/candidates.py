@@ -1,4 +1,4 @@
-"""Candidates: what a policy answers to the questions of a task, several times each, and how good that is."""
+"""Candidates: several answers of a policy to each question of a task, and their qualities."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import Item
 
 NO_ANSWER = "(no answer)"
-"""In place of a blank candidate, which no reward model could be shown."""
+"""Replaces a blank candidate, which cannot be shown to a reward model."""
 
 
 def draw(
@@ -44,7 +44,7 @@ def draw(
 ) -> None:
     """Sample candidates, score them, and write the folder's `candidates.jsonl` and, last, `candidates.json`.
 
-    The answers are in a journal for each candidate's number: a run that was killed samples none of them again.
+    Answers are kept in a journal for each candidate number, so that a run that was killed does not sample again.
     Several processes of a launch share the sampling.
     """
     if peers.exchange(folder.candidates_summary.is_file())[0]:
@@ -84,7 +84,7 @@ def draw(
 
 
 def samplings(section: TaskSection, seed: int) -> Iterator[Sampling]:
-    """Yield how each of a task's candidates is sampled."""
+    """Yield the sampling parameters of each candidate of a task."""
     for number in range(section.num_candidates):
         yield Sampling(
             max_completion_length=section.max_completion_length,
@@ -94,7 +94,7 @@ def samplings(section: TaskSection, seed: int) -> Iterator[Sampling]:
 
 
 def load_policy(policy: PolicySection | PolicyServerSection) -> tuple[Engine, dict[str, Any], int | None]:
-    """Load a chat model; return what identifies it, and how many requests are sampled together, as well."""
+    """Load a chat model; return the engine, what identifies the model, and the number of requests in a chunk."""
     if isinstance(policy, PolicyServerSection):
         engine = ChatServer(**policy.model_dump(exclude={"kind"}))
         return engine, {"url": policy.url, "name": policy.model, "fields": policy.fields}, None
@@ -120,7 +120,7 @@ def _conversation(request: Request) -> Messages:
 def qualities(
     section: TaskSection, seed: int, questions: Sequence[Question], texts: Sequence[Sequence[str]]
 ) -> list[list[float]]:
-    """Return how good each candidate of each question is; a judge compares those of one question."""
+    """Return the quality of each candidate of each question; a judge compares those of one question."""
     if section.scorer is None:
         return [[quality(q, text) for text in of_q] for q, of_q in zip(questions, texts, strict=True)]
     every = [(q.item, text) for q, of_q in zip(questions, texts, strict=True) for text in of_q]
@@ -134,7 +134,7 @@ def qualities(
 def summary(
     section: TaskSection, items: Sequence[Item], scores: Sequence[Sequence[float]], seed: int
 ) -> dict[str, Any]:
-    """Return the mean quality of a candidate and of the best of each question, of all and by culture, as JSON."""
+    """Return the mean quality of candidates and of the best of each question, in all and by culture, as JSON."""
     bounds = (0, 1) if section.scorer is None else (-math.inf, math.inf)
 
     def part(of: Sequence[tuple[Item, Sequence[float]]]) -> dict[str, Any]:

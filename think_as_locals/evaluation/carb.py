@@ -36,7 +36,7 @@ KEYS = (
     *("verdict_only", "parse_failure", "parse_failure_ci95", "by_position", *(f"by_{name}" for name in BREAKDOWNS)),
     *("too_long", "flips", "baselines", "slot_bias", "order_consistency", "calibration"),
 )
-"""What a report needs of a CARB file."""
+"""The keys of a CARB file that a report needs."""
 
 Measure = Callable[[Sequence[ItemCredit]], dict[str, Any]]
 
@@ -45,7 +45,7 @@ _STAND_INS = ("culture_cards", "blend", "carb_open")
 
 
 def benchmark(dataset: str) -> str:
-    """Return what pages call a data set: CARB for its own rows alone, a user's own as it is called."""
+    """Return the name of a data set on pages: CARB only for its own rows, a user's own as it is."""
     known = {"carb": "CARB", **{name: f"{name.replace('_', ' ')}, a stand-in for CARB," for name in _STAND_INS}}
     return known.get(dataset, dataset)
 
@@ -65,18 +65,17 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the contents of a CARB file: each accuracy with its n, its interval and the baselines on the same items.
 
-    `scored` has a judgement for each item, or for each order of its responses; a parse failure is wrong, and counted.
-    `verdict_only` is the accuracy by the last well-formed verdict tag, whatever other rules are broken.
-    `training` has the hashes of the model's training items, if they are known.
-    `excluded` are the ids of items that are too long and left out; those that count as wrong are in `scored`.
+    `scored` has a judgement for each item, or for each order of its responses; parse failures count as wrong.
+    `training` has the hashes of the model's training items, if they are known. `excluded` has the ids of items that are
+    too long and left out; those that count as wrong are in `scored`.
     """
-    # Sums are rounded: sorted, any order of judgements has the same bits.
+    # Sorted, since sums are rounded: the result must not depend on the order of judgements.
     scored = sorted(scored, key=lambda s: (s.item.id, s.presented.responses))
     credited = item_credits(scored)
     items, estimate = tuple(c.item for c in credited), partial(estimate_credits, samples=bootstrap_samples, seed=seed)
     measure = partial(_measure, baselines=baseline_credits(items), samples=bootstrap_samples, seed=seed)
     failures = estimate([ItemCredit(s.item, float(s.parse_failure)) for s in scored])
-    # An item in several orders counts in several positions, one that was never presented in none.
+    # An item in several orders counts in several positions, and one that was not presented in none.
     presented = grouped([s for s in scored if not s.too_long], lambda s: LABELS[s.presented.best])
     by_position = {slot: [ItemCredit(s.item, s.credit) for s in part] for slot, part in sorted(presented.items())}
     return {
@@ -106,7 +105,7 @@ def summarise(
 def _measure(
     part: Sequence[ItemCredit], baselines: Mapping[str, Mapping[str, float]], samples: int, seed: int
 ) -> dict[str, Any]:
-    """Return the accuracy of some of the items, and beside it those of the baselines."""
+    """Return the accuracy on some of the items, and those of the baselines."""
     ids, groups = [c.item.id for c in part], [c.item.group for c in part]
     columns = [[c.credit for c in part], *([by_id[name] for name in ids] for by_id in baselines.values())]
     own, *beside = (estimate.as_dict() for estimate in accuracies(columns, groups, samples, seed))
@@ -118,7 +117,7 @@ def _measure_by(key: Callable[[Item], str], credited: Sequence[ItemCredit], meas
 
 
 def _calibration(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str, Any]:
-    """Return how far the margins of judgements can be trusted, of those that have one."""
+    """Return the calibration of the judgements that have a margin."""
     sure = [(s.margin, s.credit, s.item.group) for s in scored if s.margin is not None]
     if not sure:
         return {"n": 0}
@@ -127,7 +126,7 @@ def _calibration(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[
 
 
 def _flips(credited: Sequence[ItemCredit], estimate: Callable[..., Estimate], measure: Measure) -> dict[str, Any]:
-    """Return the accuracy on whole flip sets; a judge that is blind to the culture scores exactly 1/N there."""
+    """Return the accuracy on complete flip sets, on which a judge that ignores the culture scores exactly 1/N."""
     sets = flip_set_credits(credited)
     if not sets:
         return {"n": 0, "sets": 0}
@@ -141,7 +140,7 @@ def _flips(credited: Sequence[ItemCredit], estimate: Callable[..., Estimate], me
 
 
 def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
-    """Return what a terminal shows of a CARB file: the accuracy, then the warnings."""
+    """Return the lines about a CARB file in a terminal: the accuracy, then the warnings."""
     low, high = summary["ci95"]
     accuracy = f"{summary['accuracy']:.1%} [{low:.1%}, {high:.1%}] on n={summary['n']}"
     lenient = f"verdict-only {summary['verdict_only']['accuracy']:.1%}"
@@ -150,7 +149,7 @@ def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
 
 
 def warnings(name: str, summary: Mapping[str, Any]) -> list[str]:
-    """Return what a reader must know: training items among the items, those too long, cells that macro lacks."""
+    """Return warnings about training items among the items, items that are too long, and missing cells."""
     trained_on = trained_on_note(summary)
     found = [f"{name} was {trained_on}"] if trained_on else []
     found += [f"{name}: {too_long_note(how, ids)}" for how, ids in summary["too_long"].items() if ids]
@@ -158,16 +157,16 @@ def warnings(name: str, summary: Mapping[str, Any]) -> list[str]:
 
 
 def trained_on_note(summary: Mapping[str, Any]) -> str:
-    """Return how many of the items a model was trained on, in words; nothing if it is none, or not known."""
+    """Return in words how many of the items a model was trained on; empty if none, or if that is unknown."""
     counted = summary.get("trained_on")
     return f"trained on {counted['items']:,} of these {counted['n']:,} items" if counted and counted["items"] else ""
 
 
 def save(summary: dict[str, Any], scored: Sequence[ScoredItem], path: Path) -> None:
-    """Write a CARB file, `path`, and with every judgement's text a table of the same name, `.parquet`."""
+    """Write a CARB file, `path`, and a table of all judgements with the same name and the suffix `.parquet`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_scored(path.with_suffix(".parquet"), scored)
-    write_json(path, summary)  # last: where it is, the measurement is complete
+    write_json(path, summary)  # last: if it exists, the measurement is complete
 
 
 def record(
@@ -183,7 +182,7 @@ def record(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Load a CARB file; a DataError names what a report needs and it lacks."""
+    """Load a CARB file; a DataError names the keys that it lacks."""
     summary = read_json(path)
     if lacks := sorted(set(KEYS) - set(summary)):
         raise DataError(f"{path}: a CARB file lacks {', '.join(lacks)}; measure again")
@@ -191,7 +190,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def steps(run: RunFolder) -> dict[int, Path]:
-    """Return the CARB files of a training run by step, and none of an evaluation, whose models may be called alike."""
+    """Return the CARB files of a training run by step; not those of an evaluation with a model called `step-N`."""
     found = {}
     for step, path in run.measured_steps().items():
         summary = read(path)
@@ -201,13 +200,13 @@ def steps(run: RunFolder) -> dict[int, Path]:
 
 
 def best_step(run: RunFolder) -> int | None:
-    """Return the step with the highest accuracy on validation items; `None` where none were held out."""
+    """Return the step with the highest accuracy on validation items; `None` without validation items."""
     measured = {step: read_json(path)["accuracy"] for step, path in run.measured_steps(VALIDATION).items()}
     return max(measured, key=lambda step: (measured[step], step), default=None)
 
 
 def metrics(name: str, summary: dict[str, Any]) -> dict[str, float]:
-    """Return the figures of a set that a tracker follows, as `eval/NAME/...`."""
+    """Return the metrics of a set for trackers, as `eval/NAME/...`."""
     flips = summary["flips"]
     found = {
         "accuracy": summary["accuracy"],

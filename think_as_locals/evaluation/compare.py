@@ -1,4 +1,4 @@
-"""Two runs on the same items: which is better, where, and how small a difference this many items can show."""
+"""Comparing two runs on the same items: which is better, where, and the smallest difference that can be detected."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ _ALL, _VERDICT_ONLY, _FLIPS, _MACRO = "all items", "verdict-only", "flip sets", 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs on the same items, on a part of them or as a mean over cells; p-values of cells are adjusted."""
+    """The comparison of two runs on some of the items, or of their means over cells; p-values of parts are adjusted."""
 
     name: str
     a: Estimate
     b: Estimate
-    difference: Difference  # b - a, paired by item; its p takes question groups for the unit
-    p_mcnemar: float | None  # of McNemar's exact test, which takes items for independent; of no mean over cells
-    smallest: float | None  # true difference that would be found with 80 % power; `None` where none would
+    difference: Difference  # b - a, paired by item; the unit of its p-value is the question group
+    p_mcnemar: float | None  # McNemar's exact test, which assumes independent items; `None` for a mean over cells
+    smallest: float | None  # true difference that would be detected with 80 % power; `None` if none would
     baselines: dict[str, Estimate]
 
 
 def compare(a: Sequence[ItemCredit], b: Sequence[ItemCredit], by: str) -> list[Comparison]:
-    """Compare runs on all items (also by their last verdict tags), on flip sets, over cells, then by a breakdown.
+    """Compare runs on all items (also by their last verdict tags), on flip sets, over cells, and by a breakdown.
 
-    The p-values of the parts are adjusted for one another (Holm 1979), the others are not.
+    Only the p-values of the breakdown are adjusted for one another (Holm 1979).
     """
     if by not in BREAKDOWNS:
         raise ConfigError(f"no breakdown by {by!r}; available: {', '.join(BREAKDOWNS)}")
     _check_same_items(a, b)
     other = {c.item.id: c for c in b}
     baselines = baseline_credits(tuple(c.item for c in a))
-    a = sorted(a, key=lambda c: c.item.id)  # sums are rounded: any order of items has the same bits
+    a = sorted(a, key=lambda c: c.item.id)  # sums are rounded: the result must not depend on the order
     parts = {_ALL: a}
     if flips := on_flip_sets(a):
         parts[_FLIPS] = flips
@@ -88,7 +88,7 @@ def _compare(
     baselines: dict[str, dict[str, float]],
     tests: int | None,
 ) -> Comparison:
-    """Compare runs on some items, in one of so many tests; with `None` by the means over cells."""
+    """Compare runs on some items, as one of several tests; without `tests`, by the means over cells."""
     theirs, groups = [other[c.item.id] for c in part], [c.item.group for c in part]
     a, b = [c.credit for c in part], [c.credit for c in theirs]
     cells = None if tests else [BREAKDOWNS["cell"](c.item) for c in part]
@@ -124,7 +124,7 @@ def _check_same_items(a: Sequence[ItemCredit], b: Sequence[ItemCredit]) -> None:
 
 
 def read(run: Path) -> list[ItemCredit]:
-    """Load the credits of a run: from its table (`carb/NAME.parquet`), or the last of a training run's folder."""
+    """Load the credits of a run from its table (`carb/NAME.parquet`), or from the last one in a run's folder."""
     return item_credits(read_scored(_last(run)))
 
 
@@ -136,12 +136,12 @@ def _last(run: Path) -> Path:
     if not steps:
         tables = ", ".join(map(str, sorted(RunFolder(run).carb_dir.glob("*.parquet")))) or "a carb/NAME.parquet"
         raise DataError(f"{run}: no carb/step-N.json; expected the folder of a run that trained a judge, or {tables}")
-    # The JSON of a measurement is written last: where it is, the table is complete.
+    # The JSON of a measurement is written last: if it exists, the table is complete.
     return steps[max(steps)].with_suffix(".parquet")
 
 
 def trained_on_notes(runs: Mapping[str, Path]) -> dict[str, str]:
-    """Return a sentence for each of the runs whose model was trained on some of the items that it was measured on."""
+    """Return a warning for each run whose model was trained on some of the items that it was measured on."""
     files = {name: _last(run).with_suffix(".json") for name, run in runs.items()}
     notes = {name: carb.trained_on_note(read_json(file)) for name, file in files.items() if file.is_file()}
     return {name: f"Warning: {name} was {note}" for name, note in notes.items() if note}
@@ -156,7 +156,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def table(comparisons: Sequence[Comparison], trained: Collection[str] = ()) -> Table:
-    """Return comparisons as a table, a row each, in per cent; † marks the runs that `trained` on some of the items."""
+    """Return comparisons as the rows of a table, in per cent; † marks runs that were `trained` on some of the items."""
     headings, rows = [f"{name} †" if name in trained else name for name in _HEADINGS], []
     for c in comparisons:
         name, baseline = max(c.baselines.items(), key=lambda named: named[1].value)

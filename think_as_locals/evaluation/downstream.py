@@ -1,7 +1,7 @@
-"""Downstream validity (arXiv 2509.21798): do reward models that CARB ranks high select better among N candidates?
+"""Downstream validity (arXiv 2509.21798): do reward models that CARB ranks high select better candidates?
 
-An item holds eight responses at most, so more candidates are judged in parts: by `best_scored` where scores of
-different parts compare, in a `tournament` where they do not.
+An item has at most eight responses, so more candidates are judged in parts: by `best_scored` if scores are comparable
+between parts, else in a `tournament`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NOT_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  #
 def best_scored(rows: Sequence[Candidates], scorer: Scorer, seed: int) -> list[int]:
     """Return the index of the candidate with the highest score, for each row; the scorer is called once.
 
-    For RMs that score each response by itself. Ties are decided by the hash of seed, id and text.
+    This is for RMs that score each response by itself. Ties are decided by a hash of seed, id and text.
     """
     parts = [(n, part) for n, row in enumerate(rows) for part in _parts(_shuffled(row, seed), len(LABELS))]
     best: dict[int, tuple[float, int]] = {}
@@ -59,8 +59,8 @@ def best_scored(rows: Sequence[Candidates], scorer: Scorer, seed: int) -> list[i
 def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed: int) -> list[int]:
     """Return the index of the candidate that wins a knock-out tournament, for each row.
 
-    For judges that compare the responses they are presented. The highest score of a group, of a tie or parse failures
-    the first drawn, goes on to the next round, one alone in its group unjudged. The scorer is called once a round.
+    This is for judges that compare responses. The highest score of a group reaches the next round (after a tie or parse
+    failures the first drawn), as does one alone in its group. The scorer is called once for each round.
     """
     if not 2 <= group_size <= len(LABELS):
         raise ConfigError(f"a tournament has groups of 2 to {len(LABELS)}, got {group_size}")
@@ -76,10 +76,10 @@ def tournament(rows: Sequence[Candidates], scorer: Scorer, group_size: int, seed
 
 
 def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples: int, seed: int) -> dict[str, Any]:
-    """Return the mean quality of what was selected, and beside it those of a blind and a perfect choice.
+    """Return the mean quality of the selected candidates, and those of a random and a perfect choice.
 
-    Resampled are question groups (rows with the same prompt). `headroom` is the share of what could be gained that was,
-    `None` where all candidates of every row are equal.
+    Intervals are over question groups (rows with the same prompt). `headroom` is the share of the possible gain that
+    was achieved; `None` if the candidates of each row are equally good.
     """
     if lacks := [row.id for row in rows if row.qualities is None]:
         raise DataError(f"{len(lacks)} of {len(rows)} rows have no qualities, such as {lacks[0]!r}: nothing to average")
@@ -107,13 +107,13 @@ def write_selections(rows: Sequence[Candidates], chosen: Sequence[int], path: Pa
 
 
 def _shuffled(row: Candidates, seed: int) -> list[int]:
-    """Return indices of the distinct candidates, in an order that seed, id and texts decide."""
+    """Return the indices of distinct candidates, in an order given by seed, id and texts."""
     first = {text: row.texts.index(text) for text in row.texts}
     return [first[text] for text in sorted(first, key=lambda text: hash_fraction(f"{row.id}:{text}", seed))]
 
 
 def _parts(drawn: Sequence[int], size: int) -> list[list[int]]:
-    """Return as few parts of at most `size` as will do, as even as can be."""
+    """Split into as few parts of at most `size` as possible, of nearly equal sizes."""
     count = -(-len(drawn) // size)
     return [list(drawn[start::count]) for start in range(count)]
 
@@ -121,7 +121,7 @@ def _parts(drawn: Sequence[int], size: int) -> list[list[int]]:
 def _part_scores(
     rows: Sequence[Candidates], parts: Sequence[tuple[int, list[int]]], scorer: Scorer, stage: str
 ) -> list[list[float]]:
-    """Return the scores of parts of rows (by number); -inf for a parse failure, 0 for one alone, which is not asked."""
+    """Return the scores of parts of rows (by number): -inf for a parse failure, 0 for a candidate alone."""
     asked = [(rows[number], part) for number, part in parts if len(part) > 1]
     items = [
         Item(
@@ -146,7 +146,7 @@ def _part_scores(
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A reward model's accuracy, in [0, 1], and the quality of what it selected, on any scale."""
+    """A reward model's accuracy, in [0, 1], and the mean quality of what it selected, on any scale."""
 
     name: str
     accuracy: float
@@ -203,10 +203,11 @@ def write_validity(results: Sequence[Result], folder: Path) -> Path:
 
 
 def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, Any]:
-    """Return how well CARB accuracy predicts the downstream result, over reward models, by scipy.
+    """Return how well accuracy predicts the downstream result, over reward models.
 
-    Pearson's p is by Student's t and its interval Fisher's z; Spearman's p, with fewer than ten reward models, over all
-    permutations, its interval percentiles of a bootstrap; `leave_one_out` is the r2 of the others, `None` if undefined.
+    Pearson's p-value is by Student's t, its interval by Fisher's z. Spearman's p-value is over all permutations with
+    fewer than ten reward models, its interval a percentile bootstrap. `leave_one_out` is the r2 of the others, or
+    `None` if undefined.
     """
     _check(results)
     x, y = [result.accuracy for result in results], [result.downstream for result in results]
@@ -237,7 +238,7 @@ def validity(results: Sequence[Result], samples: int, seed: int) -> dict[str, An
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Return the content of `validity.json` as two tables: the correlations, and the reward models."""
+    """Return the content of `validity.json` as tables of the correlations and of the reward models."""
     pearson, spearman = found["pearson"], found["spearman"]
     correlations: list[list[Cell]] = [
         ["Pearson r", _correlation(pearson, "r", found["n"]), Figure(pearson["p"], form="p"), f"{pearson['r2']:.2f}"],
@@ -288,7 +289,7 @@ def plot(results: Sequence[Result], found: dict[str, Any]) -> str:
 
 
 def _short(result: Result) -> str:
-    """Return a name in at most 42 columns, without its middle where it is longer, and with a mark."""
+    """Return a name in at most 42 columns, shortened in the middle, with its mark."""
     name, mark = result.name, " †" if result.trained_on else ""
     if cell_len(name) > 40:
         name = f"{chop_cells(name, 19)[0]}…{chop_cells(name[::-1], 20)[0][::-1]}"
@@ -307,14 +308,14 @@ def _check(results: Sequence[Result]) -> None:
 
 
 def _r2(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Return r2; `None` for two points, or where nothing varies."""
+    """Return r2; `None` for two points, or without variation."""
     if len(x) < _MIN_RMS or len(set(x)) == 1 or len(set(y)) == 1:
         return None
     return float(stats.pearsonr(x, y).statistic ** 2)
 
 
 def _rank_p(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the exact p of rho, over all pairings: by Student's t three models in the same order would have p = 0."""
+    """Return the exact p-value of rho over all pairings; by Student's t it would be 0 for three models in order."""
     ranks, others = stats.rankdata(x), stats.rankdata(y)
 
     def agreement(paired: NDArray[np.float64], axis: int) -> NDArray[np.float64]:  # the last one
@@ -326,7 +327,7 @@ def _rank_p(x: Sequence[float], y: Sequence[float]) -> float:
 
 def _rank_interval(x: Sequence[float], y: Sequence[float], samples: int, seed: int) -> list[float]:
     with warnings.catch_warnings():
-        # A resample of one reward model alone has no correlation; it is left out.
+        # A resample of a single reward model has no correlation and is left out.
         warnings.simplefilter("ignore", stats.ConstantInputWarning)
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
         rhos = stats.bootstrap(

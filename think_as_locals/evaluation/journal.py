@@ -1,4 +1,4 @@
-"""Answers of a model on disk, a line each, and the collector that asks only for those that are not there."""
+"""A journal of a model's answers on disk, and asking only for the answers that it lacks."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from think_as_locals.types import ConfigError, DataError, Item, TooLong
 Key = Callable[[Request], str]
 
 Advance = Callable[[int, int], None]
-"""Progress: how many more requests have their answer, of how many there are."""
+"""Reports progress: how many more requests are answered, and how many there are."""
 
 _SHOW_EVERY = 0.1  # seconds
 
 
 def by_request(request: Request) -> str:
-    """Return a key for a request that depends on everything its answer may depend on."""
+    """Return a key that depends on everything that the answer to a request may depend on."""
     digest = _digest_of(request.item).copy()
     digest.update(f", {json.dumps(request.order)}]".encode())
     return str(digest.hexdigest()[:32])
@@ -53,12 +53,12 @@ def _digest_of(item: Item) -> Any:
 
 
 def by_response(request: Request) -> str:
-    """Return a key for a request to score one response: it depends on the prompt and this response alone."""
+    """Return a key for a request to score one response, which depends only on the prompt and this response."""
     return content_key(request.item.prompt, request.responses[0])
 
 
 def content_key(prompt: str, response: str) -> str:
-    """Return the key of a response to a prompt, whichever others it is compared with."""
+    """Return the key of a response to a prompt."""
     return _digest(prompt, response)
 
 
@@ -74,18 +74,17 @@ def _encoded(value: dict[str, Any]) -> bytes:
 
 
 class Journal:
-    """An append-only file of answers, for a `with` statement; requests with the same key have one answer.
+    """An append-only file of answers, as a context; requests with the same key have one answer.
 
-    The first line identifies the model, each other one holds a request's key and its answer. Half a line, which
-    a killed process leaves, is cut off and its request asked again. Of several processes each writes a file of its
-    own, and all read all of them.
+    The first line identifies the model, and each other line has the key and the answer of a request. An incomplete
+    line, left by a killed process, is cut off. Several processes write a file each, and all read all files.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any], key: Key = by_request, peers: Peers = ALONE) -> None:
         parts = path.with_suffix(".parts")
         self._path = path if peers.is_main else parts / f"{peers.rank}.jsonl"
         self._key = key
-        self._answers: dict[bytes, bytes] = {}  # JSON, by digest: a third of the memory of dictionaries and hex
+        self._answers: dict[bytes, bytes] = {}  # JSON by digest: a third of the memory of dictionaries by hex
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("ab", buffering=0)
         os.truncate(self._path, whole := self._path.read_bytes().rfind(b"\n") + 1)
@@ -95,7 +94,7 @@ class Journal:
             self._load(file, identity)
 
     def _load(self, path: Path, identity: dict[str, Any]) -> None:
-        """Add the answers of a file; half a line at its end is another process's, which writes it."""
+        """Add the answers of a file; an incomplete line at its end is being written by another process."""
         if not path.exists():
             return
         with path.open("rb") as lines:
@@ -116,11 +115,11 @@ class Journal:
         self._file.close()
 
     def key(self, request: Request) -> bytes:
-        """Return the key by which the methods below know a request."""
+        """Return the key of a request, which the other methods take."""
         return bytes.fromhex(self._key(request))
 
     def has(self, key: bytes) -> bool:
-        """Return whether a request has its answer."""
+        """Return whether there is an answer to a request."""
         return key in self._answers
 
     def answer(self, key: bytes) -> Answer:
@@ -129,7 +128,7 @@ class Journal:
         return answer
 
     def add(self, key: bytes, answer: Answer) -> None:
-        """Keep an answer; the first one to a request stands, unless it was that it is too long."""
+        """Add an answer to a request; the first one is kept, unless it says that the request is too long."""
         if not self.has(key) or (TOO_LONG in self.answer(key) and TOO_LONG not in answer):
             content = _encoded(answer)
             self._write(b'{"key": "%s", "answer": %s}' % (key.hex().encode(), content))
@@ -138,17 +137,17 @@ class Journal:
     def _write(self, line: bytes) -> None:
         left = memoryview(line + b"\n")
         with naming(self._path):
-            while left:  # one call, unless the disk is nearly full: then the next one raises
+            while left:  # one call, unless the disk is full: then the next one raises
                 left = left[self._file.write(left) :]
 
     def share(self, keys: Iterable[bytes], peers: Peers) -> None:
-        """Add the answers that the other processes have got to theirs: all call this."""
+        """Exchange answers with the other processes, which all call this."""
         for answers in peers.exchange({key: self._answers[key] for key in keys}):
             self._answers |= answers
 
 
 def _check_identity(path: Path, line: bytes, identity: dict[str, Any]) -> None:
-    """Raise an error if the first line is not that of a journal, or of another model's."""
+    """Raise an error unless the first line is that of a journal of this model."""
     then = _read(path, line, 1, lambda row: row.get("identity"))
     if not isinstance(then, dict):
         raise DataError(f"{path}:1: does not identify the model of its answers: move the file away")
@@ -159,7 +158,7 @@ def _check_identity(path: Path, line: bytes, identity: dict[str, Any]) -> None:
 
 
 def _read(path: Path, line: bytes, number: int, content: Callable[[dict[str, Any]], Any]) -> Any:
-    """Return the content of a line; a DataError names one that is damaged."""
+    """Return the content of a line; a DataError names the line if it is damaged."""
     try:
         return content(json.loads(line))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -178,11 +177,11 @@ class AnswerCollector:
     peers: Peers = ALONE
 
     def predictions(self, items: Sequence[Item]) -> list[ScoredItem]:
-        """Return its judgements in the order of items: one for each, or one for each order of its responses."""
+        """Return judgements in the order of the items: one for each item, or for each order of its responses."""
         return settle(combine(self.rm, self._answers(items, self.rm.requests)), self.too_long)
 
     def scores(self, items: Sequence[Item]) -> list[tuple[float, ...]]:
-        """Return its score of each response, in the item's own order; NaN for a parse failure or what is too long."""
+        """Return the scores of each item's responses, in its own order; NaN if unparsable or too long."""
         scores, reasons = list[tuple[float, ...]](), dict[str, str]()
         for item, answers in self._answers(items, self.rm.score_requests):
             if why := why_too_long(answers):
@@ -194,7 +193,7 @@ class AnswerCollector:
     def _answers(
         self, items: Sequence[Item], requests_of: Callable[[Item], Sequence[Request]]
     ) -> Iterator[tuple[Item, list[Answer]]]:
-        """Yield the items with the answers to their requests, once all of these are there."""
+        """Yield items with the answers to their requests, after asking for all of them."""
         requests, counts = list[Request](), list[int]()
         for item in items:
             of_item = requests_of(item)
@@ -229,7 +228,7 @@ def collect(
     size = asker.chunk_size
 
     def is_open(key: bytes) -> bool:
-        """Whether to ask: there is no answer, or it was too long for a server, which failed: that may take more now."""
+        """Return whether to ask: there is no answer, or a server, which may take more by now, said it is too long."""
         if not journal.has(key):
             return True
         return too_long == "error" and size is None and TOO_LONG in journal.answer(key)
@@ -267,26 +266,26 @@ def ask_by_journal(
     too_long: TooLong = "error",
     peers: Peers = ALONE,
 ) -> list[Answer]:
-    """Return the answers to requests, of which only those are asked that the journal at `path` lacks."""
+    """Return the answers to requests, asking only for those that the journal at `path` lacks."""
     with Journal(path, identity, key, peers) as journal:
         peers.exchange(None)  # all have read what there is before anyone writes
         return [journal.answer(key) for key in collect(asker, journal, advance, requests, too_long, peers)]
 
 
 class _Progress:
-    """Shows how many requests have their answer, ten times a second: to draw each of a million takes minutes."""
+    """Shows how many requests are answered, at most ten times a second: a million updates would take minutes."""
 
     def __init__(self, advance: Advance, total: int) -> None:
         self._advance, self._total = advance, total
         self._new, self._shown = 0, time.monotonic()
 
     def add(self, more: int) -> None:
-        """Count answers, and show them if the last time is long enough ago."""
+        """Count answers, and show the count if the last time was long enough ago."""
         self._new += more
         if time.monotonic() - self._shown > _SHOW_EVERY:
             self.show()
 
     def show(self) -> None:
-        """Show all answers that were counted."""
+        """Show the count."""
         self._advance(self._new, self._total)
         self._new, self._shown = 0, time.monotonic()
