@@ -1,4 +1,4 @@
-"""What a reward model made of an item, in a terminal and as JSON; untrusted text is no markup and no control code."""
+"""Judgements and scores for a terminal; untrusted text cannot act as markup or control codes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def judgement_view(prediction: ScoredItem) -> RenderableType:
 
 
 def scores_view(item: Item, scores: Sequence[float]) -> RenderableType:
-    """Return prompt, responses with their scores, and which has the highest."""
+    """Return prompt, responses with their scores, and the one with the highest score."""
     best = favourite(scores)
     which = "several share it" if best is None else f"your response {best + 1}"
     highest = Text.assemble(("Highest score: ", "bold green"), which)
@@ -48,7 +48,7 @@ def scores_view(item: Item, scores: Sequence[float]) -> RenderableType:
 
 
 def scores_record(item: Item, scores: Sequence[float]) -> dict[str, Any]:
-    """Return the scores of the item's own responses, and the index of the highest (none where several share it)."""
+    """Return the scores of an item's responses and the index of the highest, as JSON; `None` if several share it."""
     return {"id": item.id, "verdict": favourite(scores), "scores": list(scores)}
 
 

@@ -44,10 +44,10 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item
 
 MAX_CHARACTERS = 24_000_000
-"""Of judgements on the page: what a browser still opens and searches at once."""
+"""The size of the judgements on a page, such that browsers still open and search it without delay."""
 
 LONGEST_TEXT = 20_000
-"""Characters of a text that are shown; one endless completion may not take the place of all others."""
+"""Characters of a text that are shown, so that one endless completion does not displace all others."""
 
 _OF_SUMMARY = ("model", "protocol", "seed", "step", "macro", "micro", "slot_bias", "order_consistency", "calibration")
 _NOTE = (
@@ -73,14 +73,14 @@ _CONFIDENCE_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class LeaderboardEntry:
-    """A reward model, under the name it is listed as, and its judgements."""
+    """A reward model under its listed name, with its judgements."""
 
     name: str
     path: Path  # of its CARB file
     summary: dict[str, Any]  # the content of that file
     scored: list[ScoredItem]
-    credits: tuple[ItemCredit, ...]  # of its items, each once, by id
-    probes: dict[str, Any]  # from `probes.probe`, by name of the probe; empty where it was not probed
+    credits: tuple[ItemCredit, ...]  # of its items, each once, sorted by id
+    probes: dict[str, Any]  # results of `probes.probe` by name; empty without probes
 
     @property
     def run(self) -> Path:
@@ -171,16 +171,16 @@ def _entry(path: Path, items: dict[str, Item]) -> LeaderboardEntry:
 
 
 def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
-    """Return ranked reward models over the same items, with baselines and paired differences, as plain JSON.
+    """Return ranked reward models over the same items, with baselines and paired differences, as JSON.
 
-    `ranks` of a model are the best and the worst that it may have; none is significantly better where `may_be_first`.
+    `ranks` are the best and worst possible rank; `may_be_first` says that no model is significantly better.
     """
     pairs = _pairs(entries)
     differ = [pair for pair in pairs if pair["macro"]["p_holm"] < ALPHA]
     models = []
     for entry in entries:
         summary = entry.summary
-        # Below those that are better and above those that are worse; among the others every order is possible.
+        # Below all better and above all worse models; among the others any order is possible.
         first = 1 + sum(pair["worse"] == entry.name for pair in differ)
         last = len(entries) - sum(pair["better"] == entry.name for pair in differ)
         ties = estimate_credits([ItemCredit(s.item, float(outcome(s) == "tie")) for s in entry.scored])
@@ -214,7 +214,7 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
 
 
 def _baselines(items: tuple[Item, ...]) -> dict[str, dict[str, Any]]:
-    """Return what the baselines score on items: over cells, over items and on whole flip sets."""
+    """Return the accuracies of the baselines: over cells, over items and on complete flip sets."""
     worth = baseline_credits(items)
     found: dict[str, dict[str, Any]] = {name: {} for name in worth}
     flips = [c.item for c in on_flip_sets([ItemCredit(item, 0.0) for item in items])]
@@ -228,7 +228,7 @@ def _baselines(items: tuple[Item, ...]) -> dict[str, dict[str, Any]]:
 
 
 def _pairs(entries: Sequence[LeaderboardEntry]) -> list[dict[str, Any]]:
-    """Return the differences of every two ranked entries: over cells (which ranks them), by items and on flip sets."""
+    """Return the differences of all pairs of ranked entries: over cells (the ranking), by items and on flip sets."""
     two = [(worse, better) for better, worse in combinations(entries, 2)]
     flips = {entry.name: on_flip_sets(entry.credits) for entry in entries}
     over_cells = _differences([(a.credits, b.credits) for a, b in two], over_cells=True)
@@ -254,7 +254,7 @@ def _differences(
 
 
 def _name(model: Mapping[str, Any]) -> Label:
-    """Return the name of a model of a board, marked where it was trained on some of the items."""
+    """Return a model's name, with a mark if it was trained on some of the items."""
     note = carb.trained_on_note(model)
     return Label(model["name"], "†" if note else "", note)
 
@@ -357,7 +357,7 @@ def _probes_table(entries: Sequence[LeaderboardEntry]) -> Table:
 
 
 def _view(board: dict[str, Any]) -> dict[str, Any]:
-    """Return a board with its title and its tables, of which those without rows are false."""
+    """Return a board with its title and tables; a table without rows is false."""
     return {
         **board,
         "title": " / ".join(board["datasets"]),
@@ -413,10 +413,10 @@ _JUDGEMENT = ("model", "item", "order", "best", "verdict", "outcome", "issues", 
 
 
 def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]:
-    """Return the judgements that the page's script shows: each item once, columns instead of rows.
+    """Return the judgements for the page's script, as columns, with each item once.
 
-    Items come by a hash of their ids, a fair draw, each with all judgements of it, until the next one would exceed
-    `limit` characters of JSON. `order` has the item's responses as presented; `best` and `verdict` index these.
+    Items are drawn by a hash of their ids, each with all its judgements, until the next one would exceed `limit`
+    characters of JSON. `order` has the indices of responses as presented, which `best` and `verdict` refer to.
     """
     judged = [(number, scored) for number, entry in enumerate(entries) for scored in entry.scored]
     by_item = grouped(judged, lambda each: each[1].item)

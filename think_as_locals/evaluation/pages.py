@@ -1,4 +1,4 @@
-"""What the offline pages share: templates that escape, plots, and data for scripts that no text breaks out of."""
+"""What offline pages share: templates that escape, plots, and data that is safe inside a script element."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Axis:
     end: float
 
     def at(self, value: float) -> float:
-        """Return where a value lies."""
+        """Return the position of a value."""
         return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
 
     @property
@@ -46,7 +46,7 @@ class Axis:
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return ascending places moved to lie `gap` apart and, as far as there is room, between `low` and `high`."""
+    """Move ascending places so that they are `gap` apart and, as far as possible, between `low` and `high`."""
     apart: list[float] = []
     for place in places:
         apart.append(max(place, apart[-1] + gap if apart else low))
@@ -55,7 +55,7 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def templates(*folders: Path) -> Environment:
-    """Return the templates beside this module and in other folders; what is put in is escaped, and has to be known."""
+    """Return the templates of this and other folders; values are escaped, and an unknown one is an error."""
     environment = Environment(
         loader=FileSystemLoader([Path(__file__).parent, *folders]),
         autoescape=True,
@@ -80,7 +80,7 @@ def templates(*folders: Path) -> Environment:
 
 
 def embedded(value: Any) -> Markup:
-    """Return a value as JSON for a script element: no text in it can end the element or begin a tag."""
+    """Return a value as JSON for a script element; no text in it can close the element or open a tag."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_ESCAPED))  # noqa: S704 - nothing is left that HTML gives a meaning to
 
@@ -95,7 +95,7 @@ def axis(low: float, high: float, start: float, end: float, ticks: int = 5) -> A
 
 
 def strip(now: dict[str, Any] | None, then: dict[str, Any] | None, chance: float | None) -> Markup:
-    """Return the plot of a table's row: intervals and means of two estimates from 0 to 100 %, chance as a tick."""
+    """Return a plot for a row of a table: two estimates with intervals, from 0 to 100 %, and a tick at chance."""
 
     def at(share: float) -> str:
         return f"{5 + 150 * share:g}"
@@ -112,7 +112,7 @@ def strip(now: dict[str, Any] | None, then: dict[str, Any] | None, chance: float
 
 
 def shade(share_right: float, chance: float) -> float:
-    """Return the position on the heat map's scale: -100 if nothing is right, 0 at chance, 100 if everything is."""
+    """Return the position on the heat map's scale: -100 if all is wrong, 0 at chance, 100 if all is right."""
     room = 1 - chance if share_right >= chance else chance
     return 100 * (share_right - chance) / room
 

@@ -1,4 +1,4 @@
-"""What the answers of a policy are worth before and after its training: `policy.json`, `policy.md`, `answers.jsonl`."""
+"""The quality of a policy's answers before and after training: `policy.json`, `policy.md`, `answers.jsonl`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Answers = Mapping[str, Sequence[Sequence[str]]]
 
 
 def write_answers(path: Path, answers: Answers, questions: Mapping[str, Sequence[Question]]) -> None:
-    """Write what a policy answered, a line for each task and question."""
+    """Write a policy's answers, a line for each task and question."""
     rows = [
         {"task": task, "id": question.item.id, "answers": list(texts)}
         for task, of_task in answers.items()
@@ -40,7 +40,7 @@ def write_answers(path: Path, answers: Answers, questions: Mapping[str, Sequence
 
 
 def read_answers(path: Path) -> Answers:
-    """Read what `write_answers` wrote, a blank answer as one that says so."""
+    """Read what `write_answers` wrote, with blank answers replaced by `NO_ANSWER`."""
     found: dict[str, list[list[str]]] = {}
     for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         found.setdefault(row["task"], []).append([text.strip() or NO_ANSWER for text in row["answers"]])
@@ -49,7 +49,7 @@ def read_answers(path: Path) -> Answers:
 
 @dataclass(frozen=True, slots=True)
 class _Worth:
-    """A question, the answers to it before and after, and how good each is."""
+    """A question, the answers to it before and after training, and their qualities."""
 
     question: Question
     before: Sequence[str]
@@ -71,7 +71,7 @@ class _Worth:
 
 
 def write_results(config: PolicyConfig, questions: Mapping[str, Sequence[Question]], folder: RunFolder) -> None:
-    """Score the answers of the first and the last step, those to a question together, and write what was found."""
+    """Score the answers of the first and the last step, those to a question together, and write the results."""
     steps = folder.answered_steps()
     before, after = (read_answers(steps[step]) for step in (min(steps), max(steps)))
     found: dict[str, Any] = {"model": config.model.path, "steps": max(steps), "tasks": {}}

@@ -1,15 +1,16 @@
-"""Spurious-feature probes of CARB (arXiv 2509.21798): how far a score moves when one thing about an item changes.
+"""Spurious-feature probes of CARB (arXiv 2509.21798): how much a score changes when one aspect of an item changes.
 
-Measured is the margin of the best response: its score less the mean score of the others. Two forms of relative change:
+The margin of the best response is its score minus the mean score of the others. There are two forms of relative change:
 
     relative  100 (m' - m) / spread   m, m': margin before and after; spread: root mean square of the distances of
-                                      scores from their item's mean, over all unedited items. The same for any RM
-                                      whose scores are a u + b with a > 0.
+                                      scores from their item's mean, over all unedited items. Invariant under
+                                      scores a u + b with a > 0.
     paper     100 (s' - s) / |s|      s, s': the best response's score itself, as in the paper. It depends on the RM's
-                                      zero and says little where that is arbitrary, as with scalar RMs.
+                                      zero, which is arbitrary for scalar RMs.
 
-0 / 0 is 0; anything else over 0 is undefined, as is an item without a verdict: left out and counted. On CC an RM that
-knows the culture moves *down*, one that is blind to it as often up as down: so the signed change stands beside.
+0 / 0 is 0; anything else over 0 is undefined, as is an item without a verdict: these are left out and counted. On CC
+the scores of an RM that knows the culture move *down*, those of one that ignores it up as often as down: so the signed
+change is given too.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from think_as_locals.evaluation.statistics import Estimate, estimate_mean
 from think_as_locals.types import DataError, Item
 
 Scorer = Callable[[Sequence[Item]], list[tuple[float, ...]]]
-"""Items -> for each a score of every response, in the item's own order; NaN for a parse failure.
+"""Takes items and returns the scores of each item's responses, in its own order; NaN for a parse failure.
 
-It must present responses in the order of the item (`render_presented`): `shuffle_responses` would shuffle edited
-responses anew, and the change of place would count as a change of score.
+Responses must be presented in the item's order (`render_presented`): if edited responses were shuffled anew, the change
+of their places would count as a change of score.
 """
 
 DIRECTIONS: dict[Edit, Literal["up", "down"]] = {"CC": "up", "RC": "down", "CL": "down", "RP": "down"}
-"""Whether a good RM has much change or little. On RC that holds in the language of the culture (see `remove_label`)."""
+"""Whether a good RM changes much or little. On RC this holds in the language of the culture (see `remove_label`)."""
 
 Form = Literal["relative", "paper"]
 Estimator = Callable[..., Estimate]  # `estimate_mean` of values, groups and bounds
@@ -43,7 +44,7 @@ Estimator = Callable[..., Estimate]  # `estimate_mean` of values, groups and bou
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an edit did to the score of an item's best response, in %; signed, and `None` where it is undefined."""
+    """How much an edit changed the score of an item's best response, in %: signed, and `None` if undefined."""
 
     before: Item
     after: Item
@@ -61,15 +62,15 @@ def probe(
     seed: int,
     reason: Callable[[Edit, Item], str] = why_not,
 ) -> dict[str, Any]:
-    """Score items before and after their edits, all in one call, and return how far scores moved, by probe.
+    """Score items before and after their edits, all in one call, and return the changes of scores by probe.
 
-    Items have their responses in the order in which they are to be presented, as `shuffle_responses` has them, and so
-    have those of `edits`. k is that of the cross-lingual consistency exp(-k |change|), the change being a fraction; the
-    paper's is not public. `reason` says why there is no edit of an item.
+    Items and edits have their responses in the order in which they are presented, as by `shuffle_responses`. k is that
+    of the cross-lingual consistency exp(-k |change|), with the change as a fraction; the paper's k is not public.
+    `reason` says why there is no edit of an item.
     """
     if not items:
         raise DataError("no items to probe a reward model with")
-    # Sorted: sums are rounded, and of any order of items they shall have the same bits.
+    # Sorted, since sums are rounded: the result must not depend on the order of items.
     pairs = {edit: sorted(of_edit, key=lambda pair: pair.before.id) for edit, of_edit in edits.items()}
     every = list(dict.fromkeys([*items, *(item for edited in pairs.values() for pair in edited for item in pair[:2])]))
     scores = dict(zip(every, scored(every, scorer), strict=True))
@@ -107,7 +108,7 @@ def probe(
 
 
 def applied(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each probe of `probe`'s result: the share of items that it applies to, and why not to others."""
+    """Yield a line for each probe in a result: the share of items that it applies to, and why not to others."""
     for name in DIRECTIONS:
         part = found[name]
         why = "; ".join(f"{reason} ({count:,})" for reason, count in part["not_applicable"].items())
@@ -116,7 +117,7 @@ def applied(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def scored(items: Sequence[Item], scorer: Scorer) -> list[tuple[float, ...]]:
-    """Return what a scorer makes of items (it is not called without any); a DataError names an item without scores."""
+    """Return a scorer's scores of items, if there are any; a DataError names an item without valid scores."""
     scores = scorer(items) if items else []
     if len(scores) != len(items):
         raise DataError(f"the scorer was asked about {len(items)} items and gave scores of {len(scores)}")
@@ -149,7 +150,7 @@ def _percent(moved: float, scale: float) -> float | None:
 
 
 def _margin(scores: Sequence[float], best: int) -> float:
-    # Differences first: where all scores are the same, nothing is left of them to round.
+    # Differences first, so that equal scores leave no rounding error.
     return math.fsum(scores[best] - score for score in scores) / (len(scores) - 1)
 
 

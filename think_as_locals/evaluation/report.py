@@ -1,4 +1,4 @@
-"""A training run on one page of offline HTML: its learning curve, where it is right, judgements before and after."""
+"""The report of a training run as an offline page: learning curve, accuracies, judgements before and after."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SINGLE = ("parse failure", "too long", "tie", "wrong", "right")
 
 @dataclass(frozen=True, slots=True)
 class BeforeAfter:
-    """An item as judged at the last step and, where that is known, before GRPO."""
+    """The judgements of an item at the last step and, if known, before GRPO."""
 
     before: ScoredItem | None
     after: ScoredItem
 
     @property
     def outcome(self) -> str:
-        """What became of the item: one of `PAIRED`, or of `SINGLE` where there is no judgement before."""
+        """The outcome: one of `PAIRED`, or of `SINGLE` without a judgement before."""
         now = outcome(self.after)
         if self.before is None:
             return now
@@ -56,7 +56,7 @@ class BeforeAfter:
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` into a run's folder, which needs a CARB file; other files it lacks are named on the page."""
+    """Write `report.html` into a run's folder, which must have a CARB file; the page names other missing files."""
     run = RunFolder(run_dir)
     summaries = [carb.read(path) for path in run.measured_steps().values()]
     if not summaries:
@@ -103,15 +103,15 @@ FROM_SCRATCH = (
 
 
 def made_from_scratch(run: RunFolder) -> bool:
-    """Whether a run's configuration says that its model was randomly initialised."""
+    """Return whether a run's model was randomly initialised, by its configuration."""
     try:
         return bool(yaml.safe_load(run.config.read_text(encoding="utf-8"))["model"]["scratch"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError):  # the report says what is missing
+    except (OSError, yaml.YAMLError, KeyError, TypeError):  # the page says what is missing
         return False
 
 
 def next_steps(run: RunFolder) -> list[tuple[str, str]]:
-    """Return commands to go on with after a training run, ready to paste, each with what it is for."""
+    """Return commands to continue with after a training run, each with its purpose."""
     tables = [path.with_suffix(".parquet") for path in run.measured_steps().values()]
     steps: list[tuple[tuple[object, ...], str]] = []
     if run.examples.is_file():
@@ -125,7 +125,7 @@ def next_steps(run: RunFolder) -> list[tuple[str, str]]:
 
 
 def choose(pairs: Iterable[BeforeAfter], limit: int = MAX_JUDGEMENTS) -> list[BeforeAfter]:
-    """Return the pairs to show, most informative outcomes first; outcomes take turns, and in each its cells do."""
+    """Return the pairs to show, most informative outcomes first, evenly from outcomes and from their cells."""
     by_outcome: dict[str, dict[Any, list[BeforeAfter]]] = {name: defaultdict(list) for name in (*PAIRED, *SINGLE)}
     for pair in sorted(pairs, key=lambda pair: hash_fraction(pair.after.item.id)):
         by_outcome[pair.outcome][BREAKDOWNS["cell"](pair.after.item)].append(pair)
@@ -142,7 +142,7 @@ def _pairs(before: Sequence[ScoredItem] | None, after: Sequence[ScoredItem] | No
     if after is None or before is None:
         return None if after is None else [BeforeAfter(None, each) for each in after]
     earlier = {each.item.id: each for each in before}
-    # Labels can be compared only where both steps presented the responses in one order.
+    # Labels can be compared only if both steps presented the responses in the same order.
     return [
         BeforeAfter(then, now)
         for now in after
@@ -177,7 +177,7 @@ def _moving_mean(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]
 
 
 def _flip_rows(summary: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the two rows of the table of flip sets; none where the data has none."""
+    """Return the two rows of the table of flip sets; none without flip sets."""
     if summary is None or not summary["flips"]["n"]:
         return {}
     return {"items of whole sets": summary["flips"], "sets with every item right": summary["flips"]["by_set"]}

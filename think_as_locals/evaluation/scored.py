@@ -1,4 +1,4 @@
-"""The judgements of a reward model: read back from their table, their credit by item, and the effect of order."""
+"""The judgements of a reward model: their table, the credit by item, and the effect of the order of responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from think_as_locals.runtime.files import read_parquet, write_parquet
 from think_as_locals.types import LABELS, DataError, Item, Judgement
 
 Outcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
-"""Of a judgement; in a tie the best response shares the highest score with others."""
+"""The outcome of a judgement; in a tie the best response shares the highest score with others."""
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
@@ -32,7 +32,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class ItemCredit:
-    """An item and its credit in [0, 1]; of an item that was judged in several orders, the mean over them."""
+    """An item and its credit in [0, 1], as a mean over the orders in which it was judged."""
 
     item: Item
     credit: float
@@ -40,9 +40,9 @@ class ItemCredit:
 
 
 def read_scored(path: Path, known: dict[str, Item] | None = None) -> list[ScoredItem]:
-    """Load a table of judgements, the rows of `ScoredItem.row`; a DataError if there are none, or faulty ones.
+    """Load a table of judgements, as `write_scored` writes it; a DataError if it is empty or a row is faulty.
 
-    The `known` items, by id, are not made again where the table has them; those that it adds are there afterwards.
+    Items that are in `known`, by id, are reused, and the others are added to it.
     """
     if not path.is_file():
         expected = "no such file; expected the folder of a run, or a carb/NAME.parquet"
@@ -117,7 +117,7 @@ def _scored_item(row: dict[str, Any], known: dict[str, Item]) -> ScoredItem:
 
 
 def outcome(scored: ScoredItem) -> Outcome:
-    """Return what became of a judgement."""
+    """Return the outcome of a judgement."""
     if scored.too_long:
         return "too long"
     if scored.parse_failure:
@@ -126,7 +126,7 @@ def outcome(scored: ScoredItem) -> Outcome:
 
 
 def too_long_note(how: str, ids: Sequence[str]) -> str:
-    """Return how many items are too long, how that counts (`exclude` or `wrong`), and the first of their names."""
+    """Return how many items are too long, how they count (`exclude` or `wrong`), and the first of their ids."""
     counted = {"exclude": "left out", "wrong": "counted as wrong"}[how]
     more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
     return f"{len(ids)} items too long for it, {counted}: {', '.join(ids[:5])}{more}"
@@ -145,25 +145,25 @@ def item_credits(scored: Sequence[ScoredItem]) -> list[ItemCredit]:
 
 
 def verdict_only(credited: Sequence[ItemCredit]) -> list[ItemCredit]:
-    """Return items with the credit of their last verdict tags."""
+    """Return items with their credit by the last verdict tags."""
     return [ItemCredit(c.item, c.credit if c.verdict_only is None else c.verdict_only) for c in credited]
 
 
 def flip_set_credits(credited: Sequence[ItemCredit]) -> list[list[ItemCredit]]:
-    """Return those that make whole flip sets, set by set."""
+    """Return the items of complete flip sets, set by set."""
     by_id = {each.item.id: each for each in credited}
     return [[by_id[item.id] for item in members] for members in flip_sets([each.item for each in credited])]
 
 
 def on_flip_sets(credited: Sequence[ItemCredit]) -> list[ItemCredit]:
-    """Return those in whole flip sets; an item counts once for each of its sets."""
+    """Return the items of complete flip sets; an item counts once for each of its sets."""
     return list(chain.from_iterable(flip_set_credits(credited)))
 
 
 def estimate_credits(
     credited: Sequence[ItemCredit], samples: int = 2000, seed: int = 0, over_cells: bool = False
 ) -> Estimate:
-    """Return the accuracy of items, by question group; `over_cells` of culture and domain the mean of their means."""
+    """Return the accuracy on items; with `over_cells`, the mean of the means over cells of culture and domain."""
     cells = [BREAKDOWNS["cell"](c.item) for c in credited] if over_cells else None
     return accuracy([c.credit for c in credited], [c.item.group for c in credited], samples, seed, cells)
 
@@ -181,8 +181,8 @@ def paired_differences(
 
 
 def slot_bias(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str, Any]:
-    """Return, by label on offer, how much more often its slot is `chosen` than `best`, as shares of n verdicts."""
-    # Models that score see no slots.
+    """Return by label how much more often its slot is `chosen` than `best`, as shares of n verdicts."""
+    # Without models that give scores, which do not see slots.
     listwise = [s for s in scored if s.judgement.verdict is not None and s.scores is None]
     found = {}
     for slot in range(max((len(s.presented.responses) for s in listwise), default=0)):
@@ -195,9 +195,9 @@ def slot_bias(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str
 
 
 def order_consistency(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str, Any]:
-    """Return the share of items with the same response chosen in all of several orders; a parse failure is in none.
+    """Return the share of items for which the same response is chosen in all orders, of items with several orders.
 
-    J1 (arXiv 2505.10320) calls `all_right`, the share that is right in every order, consistent accuracy.
+    `all_right`, the share that is right in every order, is the consistent accuracy of J1 (arXiv 2505.10320).
     """
     by_item = grouped(scored, lambda s: s.item.id).values()
     several = [judgements for judgements in by_item if len({s.presented.responses for s in judgements}) > 1]
@@ -217,7 +217,7 @@ def order_consistency(scored: Sequence[ScoredItem], samples: int, seed: int) -> 
 
 
 def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:
-    """Return things by their key, in the order in which they come."""
+    """Group things by their key, in the order in which they come."""
     parts: dict[Key, list[Thing]] = defaultdict(list)
     for thing in things:
         parts[key(thing)].append(thing)
@@ -227,6 +227,6 @@ def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, l
 def with_cultures(
     things: Sequence[Thing], summarise: Callable[[Sequence[Thing]], dict[str, Any]], item: Callable[[Thing], Item]
 ) -> dict[str, Any]:
-    """Return the summary of things about items, with that of each culture under `by_culture`."""
+    """Return the summary of things about items, and the summaries of each culture under `by_culture`."""
     cultures = grouped(things, lambda thing: BREAKDOWNS["culture"](item(thing)))
     return {**summarise(things), "by_culture": {name: summarise(part) for name, part in sorted(cultures.items())}}

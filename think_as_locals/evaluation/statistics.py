@@ -1,8 +1,8 @@
-"""Means that never stand without their n and their interval; differences of two runs; calibration.
+"""Means with their n and 95 % interval, differences of two runs, and calibration.
 
-Items of one question group are not independent, so intervals come from a cluster bootstrap over whole groups, with
-expanded percentiles (Hesterberg 2015, The American Statistician 69(4)), or, with few groups, where it is too narrow,
-from the jackknife over groups (CV3 of MacKinnon, Nielsen and Webb 2023) and Student's t.
+Items of one question group are not independent, so intervals are by a cluster bootstrap over whole groups, with
+expanded percentiles (Hesterberg 2015, The American Statistician 69(4)). With few groups, for which it is too narrow,
+they are by the jackknife over groups (CV3 of MacKinnon, Nielsen and Webb 2023) and Student's t.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, ndtr, stdtr, stdtrit
 
-_MOST_GROUPS = 20_000  # that are drawn by themselves; of more, several make one: that is as sound, and draws stay few
-FEW_GROUPS = 50  # with fewer, the jackknife holds the truth more often than a bootstrap (tests/benchmarks/intervals.py)
+_MOST_GROUPS = 20_000  # that are drawn separately; of more, several are drawn as one, which is as valid and faster
+FEW_GROUPS = 50  # with fewer, the jackknife has better coverage than a bootstrap (tests/benchmarks/intervals.py)
 BINS = 10
-_MIN_GROUPS = 5  # with fewer, no draws can tell a calibration error from noise
+_MIN_GROUPS = 5  # with fewer, a calibration error cannot be told from noise
 _MAX_KEPT = 2**28  # bytes of draws
 _BLOCK = 2**22  # numbers of draws that are multiplied at once
 
@@ -31,7 +31,7 @@ Codes = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean of n values and its 95 % interval; NaN where there is none.
+    """A mean of n values and its 95 % interval; NaN if there is none.
 
     The method is `cluster_bootstrap` over question groups; else `cluster_wilson` for shares and `cluster_t` for other
     means; with a single group, by item, `wilson`, `t` or `agresti_min`; or `none`.
@@ -43,7 +43,7 @@ class Estimate:
     method: str
 
     def as_dict(self, name: str = "accuracy") -> dict[str, Any]:
-        """Return `n`, the value under a name, `ci95` and `ci_method` for JSON, which has `null` for NaN."""
+        """Return `n`, the value under `name`, `ci95` and `ci_method` for JSON, with `None` for NaN."""
         return {
             "n": self.n,
             name: None if math.isnan(self.value) else self.value,
@@ -54,7 +54,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference(Estimate):
-    """How much more B scores than A on the same items: `value` is b - a, `p` two-sided, of no difference."""
+    """How much more B scores than A on the same items: `value` is b - a, `p` the two-sided p-value."""
 
     a: float
     b: float
@@ -70,9 +70,8 @@ def accuracy(
 ) -> Estimate:
     """Return the mean of scores in [0, 1] with a 95 % interval; with `cells` the mean over cells of their means.
 
-    Where `cluster_bootstrap` has no interval, it is Wilson's for as many independent items as have the variance that
-    the jackknife finds between groups (Korn and Graubard 1998), and no less than that of the scores, with Student's t
-    for the normal quantile.
+    If `cluster_bootstrap` gives no interval, it is Wilson's with Student's t for the normal quantile, for the effective
+    number of independent items (Korn and Graubard 1998), given the jackknife's variance or the scores', if greater.
     """
     (estimate,) = accuracies([scores], groups, samples, seed, cells)
     return estimate
@@ -133,8 +132,8 @@ def difference(
 ) -> Difference:
     """Return how much more B scores than A, paired by item, with a 95 % interval and a p-value.
 
-    p is by Student's t over question groups, with the jackknife's variance and no less than that of independent items
-    after Agresti and Min (2005). Where `cluster_bootstrap` has no interval, it is that of this t.
+    p is by Student's t over question groups, with the jackknife's variance or that of independent items after Agresti
+    and Min (2005), if greater. If `cluster_bootstrap` gives no interval, it is that of this t.
     """
     a, b = np.asarray(a, float), np.asarray(b, float)
     gains, group, cell = _columns(b - a, groups, cells)
@@ -156,8 +155,8 @@ def difference(
 def cluster_bootstrap(values: Floats, group: Codes, cell: Codes, samples: int, seed: int) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean over cells, by expanded percentiles of a bootstrap over groups.
 
-    It is `None` where a bootstrap is not to be trusted: with fewer than `FEW_GROUPS` groups, with a cell of a single
-    group, or where every draw has the same mean.
+    It is `None` if a bootstrap is not reliable: with fewer than `FEW_GROUPS` groups, with a cell of a single group, or
+    if all draws have the same mean.
     """
     group = group % _MOST_GROUPS
     groups, cells = int(group.max()) + 1, int(cell.max()) + 1
@@ -179,7 +178,7 @@ def cluster_bootstrap(values: Floats, group: Codes, cell: Codes, samples: int, s
 
 
 def mcnemar(a: Values, b: Values) -> float:
-    """Return the two-sided p-value of McNemar's exact test (with credits the sign test); items count as independent."""
+    """Return the two-sided p-value of McNemar's exact test (for credits, the sign test), with independent items."""
     from statsmodels.stats.contingency_tables import mcnemar as exact
 
     gains = np.asarray(b, float) - np.asarray(a, float)
@@ -187,7 +186,7 @@ def mcnemar(a: Values, b: Values) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for one another, so that the chance of any false finding keeps its level (Holm 1979)."""
+    """Return p-values adjusted for multiple testing by Holm's method (1979)."""
     from statsmodels.stats.multitest import multipletests
 
     return [float(value) for value in multipletests(p, method="holm")[1]] if p else []
@@ -196,7 +195,7 @@ def holm(p: Sequence[float]) -> list[float]:
 def smallest_difference(
     a: Values, b: Values, groups: Sequence[str], alpha: float = 0.05, power: float = 0.8
 ) -> float | None:
-    """Return the smallest true difference between two runs that this many items would show; `None` if none would.
+    """Return the smallest true difference between two runs that is detectable with these items, or `None`.
 
     McNemar's test needs n = (t_alpha sqrt(psi) + t_beta sqrt(psi - d^2))^2 / d^2 pairs to find a difference d with
     discordant share psi (Connor 1987); solved for d, with psi as in these two runs and no less than d, with n divided
@@ -221,10 +220,10 @@ def calibration(
 ) -> dict[str, Any]:
     """Return the Brier score (1950) and expected calibration error (Guo et al. 2017, arXiv 1706.04599) of judgements.
 
-    Beside them stand `brier_constant`, of a judge that always states this accuracy, and `ece_calibrated`, which a
-    perfectly calibrated judge as sure as this one would show on n judgements, since the error is never negative.
-    `margins` are log-odds that the choice of each judgement is the best response, `scores` the credits of the choices.
-    A tie is broken at random, so that its credit is the probability of being right: figures are expected values.
+    For comparison there are `brier_constant`, of a judge that always states this accuracy, and `ece_calibrated`, the
+    error that a perfectly calibrated judge with these confidences would show on n judgements. `margins` are the
+    log-odds that each choice is the best response, `scores` the credits of the choices. The credit of a tie is the
+    probability of being right if it is broken at random: figures are expected values.
     """
     confidence, credit = expit(np.asarray(margins, float)), np.asarray(scores, float)
     right = accuracy(credit, groups, samples, seed)
@@ -267,11 +266,11 @@ def _mean_size(mean: float, variance: float) -> float:
 def _calibration_interval(
     gaps: Floats, bins: Codes, groups: Sequence[str], samples: int, seed: int
 ) -> tuple[float, float]:
-    """Return an interval for the calibration error of the bins' true means: a bootstrap over groups.
+    """Return an interval for the calibration error of the bins' true means, by a bootstrap over groups.
 
-    Noise enlarges what is never negative, in the error found and again in every draw of it. So the expanded percentiles
-    are moved: the upper one by what drawing adds, the lower one by twice as much (in simulation once is too little); it
-    is 0 where draws with no bin off on average reach the error. With too few groups the interval is [0, 1].
+    The error is never negative, so noise enlarges it, and again in every draw. So the expanded percentiles are reduced:
+    the upper one by what drawing adds, the lower one by twice as much (in simulation, once is too little). The lower
+    end is 0 if draws around calibrated bins reach the error. With too few groups the interval is [0, 1].
     """
     group = _codes(groups) % _MOST_GROUPS
     count = int(group.max()) + 1
@@ -279,7 +278,7 @@ def _calibration_interval(
         return 0.0, 1.0
     sums = np.bincount(group * BINS + bins, gaps, minlength=count * BINS).reshape(-1, BINS)
     error = float(np.abs(sums.sum(axis=0)).sum() / len(gaps))
-    # Of few groups, which cost little, more draws, so that the ends hang less on the seed.
+    # More draws of few groups, which are cheap, so that the ends depend less on the seed.
     samples *= max(1, 4 * FEW_GROUPS // count)
     drawn, sizes = (_resample(each, samples, seed) for each in (sums, np.bincount(group)))
     errors = np.abs(drawn).sum(axis=1) / sizes
@@ -292,13 +291,13 @@ def _calibration_interval(
 
 
 def _jackknife(values: Floats, group: Codes, cell: Codes) -> tuple[float, float]:
-    """Return the variance of a mean over cells when groups are left out one at a time, and its degrees of freedom."""
+    """Return the jackknife variance over groups of a mean over cells, and its degrees of freedom."""
     groups = int(group.max()) + 1
     if groups == 1:  # items count as independent; Student's t is the normal distribution
         return 0.0, math.inf
     sizes, n = np.bincount(cell), len(values)
     means = np.bincount(cell, values) / sizes
-    # A cell with a single group cannot show how groups vary; its distance from the mean of all stands in.
+    # A cell with a single group does not show how groups vary; its distance from the overall mean is used instead.
     _, pair, pair_sizes = np.unique(cell * n + group, return_inverse=True, return_counts=True)
     rest = sizes[cell] - pair_sizes[pair]
     moved = np.where(rest > 0, (values - means[cell]) / np.maximum(rest, 1), (values - means.mean()) / sizes[cell])
@@ -307,7 +306,7 @@ def _jackknife(values: Floats, group: Codes, cell: Codes) -> tuple[float, float]
 
 
 def _variance_of_gain(gains: Floats, group: Codes, cell: Codes) -> tuple[float, float]:
-    """Return the variance of the mean gain (of groups or of independent items, the greater) and degrees of freedom."""
+    """Return the variance of the mean gain (the greater of groups' and independent items') and degrees of freedom."""
     variance, freedom = _jackknife(gains, group, cell)
     # Kish's design effect: items of small cells weigh more in a mean over cells; 1 where there is a single one.
     sizes = np.bincount(cell)
@@ -331,7 +330,7 @@ def _expanded_tail(groups: int) -> float:
 
 
 def _resample(of_groups: NDArray[Any], samples: int, seed: int) -> Floats:
-    """Return the sums over each resample of what groups (first dimension) have."""
+    """Return the sums of the groups' values (by the first dimension) over each resample."""
     return _resampled(of_groups.tobytes(), of_groups.dtype.str, of_groups.shape, samples, seed)
 
 
@@ -345,9 +344,9 @@ _draws_kept: dict[tuple[int, int, int], NDArray[np.uint8]] = {}  # the last used
 
 
 def _draws(groups: int, samples: int, seed: int) -> NDArray[np.uint8]:
-    """Return how often each resample holds each group, of shape (samples, groups); counts fit a byte.
+    """Return how often each resample has each group, of shape (samples, groups); counts fit a byte.
 
-    Draws are kept for the other breakdowns, baselines and reward models of as many groups.
+    Draws are cached for other breakdowns, baselines and reward models with the same number of groups.
     """
     key = (groups, samples, seed)
     counts = _draws_kept.pop(key, None)
@@ -363,7 +362,7 @@ def _draws(groups: int, samples: int, seed: int) -> NDArray[np.uint8]:
 
 
 def _blocks(samples: int, groups: int) -> list[slice]:
-    """Return slices of resamples that together take little memory as floating-point numbers."""
+    """Return slices of resamples that are small enough as floating-point numbers."""
     step = max(1, _BLOCK // groups)
     return [slice(start, min(start + step, samples)) for start in range(0, samples, step)]
 
@@ -378,6 +377,6 @@ def _columns(scores: Values, groups: Sequence[str], cells: Sequence[str] | None 
 
 
 def _codes(names: Sequence[str]) -> Codes:
-    # Sorted, so that the order of items does not decide which group a draw stands for.
+    # Sorted, so that the meaning of a draw does not depend on the order of items.
     numbers = {name: i for i, name in enumerate(sorted(set(names)))}
     return np.array([numbers[name] for name in names])

@@ -1,4 +1,4 @@
-r"""One table for three readers: a terminal, a markdown file, a page. Untrusted text is escaped here, once for each.
+r"""One table for terminals, markdown files and pages. Untrusted text is escaped here, once for each.
 
 print(Table(["reward model", "accuracy, %"], [["mine", figure(summary)]]).markdown())
 """
@@ -20,10 +20,10 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 METHODS = {"cluster_bootstrap": "bootstrap by group", "cluster_wilson": "Wilson by group", "wilson": "Wilson by item"}
-"""What pages call a `ci_method`."""
+"""The name of a `ci_method` on pages."""
 
 _MARKDOWN = re.compile(r"[\\`*_{}\[\]()#+!|~$@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
-"""The last three begin an address, which GitHub turns into a link without any sign around it."""
+"""The last alternatives break up addresses, which GitHub turns into links even without markup."""
 
 _NUMBER = re.compile(r"\d.*|–||none|no such pairs")
 _JOINERS_AND_MARKS = "\u200c\u200d\u200e\u200f\u061c"  # invisible, and needed to write some languages
@@ -31,12 +31,12 @@ _DIRECTION = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 
 
 def escape_markdown(value: str) -> str:
-    """Return a text, on one line, in which nothing means anything to markdown or HTML."""
+    """Return a text on one line, escaped for markdown and HTML."""
     return _MARKDOWN.sub(r"\\\g<0>", html.escape(" ".join(value.split()), quote=False))
 
 
 def escape_terminal(value: str) -> Text:
-    """Return a text in which whatever a terminal would act on or not show (control characters, bidi) is an escape."""
+    """Return a text in which characters that a terminal interprets or hides (control, bidi) are escaped."""
 
     def visible(character: str) -> str:
         if character in "\n\t" or character in _JOINERS_AND_MARKS:
@@ -48,21 +48,21 @@ def escape_terminal(value: str) -> Text:
 
 
 def without_bidi(name: str) -> str:
-    """Return a name without bidirectional control characters, which would turn the figures beside it."""
+    """Return a name without bidirectional control characters, which would reorder the figures next to it."""
     return name.translate(_DIRECTION)
 
 
 def isolate(name: str) -> Markup:
-    """Return a name as HTML that leaves the direction of the text around it alone."""
+    """Return a name as HTML that does not change the direction of the text around it."""
     return Markup("<bdi>{}</bdi>").format(without_bidi(name))
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number with its 95 % interval, its n and how the interval was found, where it has them.
+    """A number with its 95 % interval, n and the interval's method, as far as there are any.
 
-    `form` is a format of numbers, as `.1f` or `+.1f`, or `p` for a p-value; `label` stands before the number, which is
-    `strong` on a page.
+    `form` is a number format such as `.1f` or `+.1f`, or `p` for a p-value. `label` precedes the number, which is bold
+    on a page if `strong`.
     """
 
     value: float
@@ -80,7 +80,7 @@ class Figure:
         return f"{self.label} {self._number(self.value)}{interval}{n}".strip()
 
     def html(self) -> Markup:
-        """Return the same with a typographic minus, the interval and n in small print and the method as its title."""
+        """Return the same as HTML: a typographic minus, interval and n in small print, the method as a title."""
         join = " to " if "+" in self.form else "–"
         small = [join.join(map(self._signed, self.ci95))] if self.ci95 else []
         small += [] if self.n is None else [f"n\u00a0{self.n}"]
@@ -108,7 +108,7 @@ def figure(
     show_n: bool = False,
     **how: Any,
 ) -> Figure | None:
-    """Return the figure of an estimate in its JSON form (`Estimate.as_dict(key)`), scaled; `None` without a value."""
+    """Return the scaled figure of an estimate in JSON (`Estimate.as_dict(key)`); `None` without a value."""
     if not part.get("n") or part.get(key) is None:
         return None
     ci95 = part.get("ci95")
@@ -119,7 +119,7 @@ def figure(
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A name with a mark behind it that `meaning` explains on a page, and a note in small print."""
+    """A name with a mark, which `meaning` explains on a page, and a note in small print."""
 
     text: str
     mark: str = ""
@@ -137,14 +137,14 @@ class Label:
 
 
 Cell = str | Label | Figure | Sequence[Figure] | None
-"""Text is untrusted, but for `Markup` (a plot, say), which only pages show; `None` is a value that is not there."""
+"""Text is untrusted, except for `Markup` (such as plots), which only pages show; `None` is a missing value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Headings and rows of cells; column `header` names the row, and a line is drawn before the rows in `sections`.
+    """Headings and rows of cells; column `header` names the row, and a line precedes each row in `sections`.
 
-    A column whose heading begins with "plot" is for pages alone; one of figures and numbers alone stands right.
+    A column whose heading begins with "plot" is only for pages. Columns of figures and numbers are aligned right.
     """
 
     headings: Sequence[str]
@@ -156,7 +156,7 @@ class Table:
         return bool(self.rows)
 
     def terminal(self, title: str = "", caption: str = "") -> _OnTerminal:
-        """Return the table as rich prints it: where it is too wide, in parts below one another, each with the names."""
+        """Return the table for rich; one that is too wide is split into parts, each with the names of the rows."""
         return _OnTerminal(self, title, caption)
 
     def markdown(self) -> str:
@@ -167,7 +167,7 @@ class Table:
         return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
     def html(self, label: str, style: str = "") -> Markup:
-        """Return the table as HTML, in a region called `label` that scrolls sideways; `style` is added to its class."""
+        """Return the table as HTML, in a region called `label` that scrolls sideways, with a further class `style`."""
         columns = range(len(self.headings))
         classes = [Markup(' class="number"') if self._numeric(place) else "" for place in columns]
         classes[self.header] = Markup(' class="stub"')  # it stays where it is as the table scrolls
@@ -224,7 +224,7 @@ class _OnTerminal:
         return list(self.table._written())
 
     def _parts(self, texts: Mapping[int, Sequence[Text]], room: int) -> list[dict[int, int]]:
-        """Return the columns of each part with their widths, so that no figure and no word of a heading is broken."""
+        """Return the columns of each part and their widths, such that no figure or heading word is broken."""
         header, headings = self.table.header, self.table.headings
         content = {place: max((text.cell_len for text in found), default=0) for place, found in texts.items()}
         widths = {place: max(width, cell_len(headings[place])) for place, width in content.items()}
@@ -233,7 +233,7 @@ class _OnTerminal:
         widths = {place: max(width, *map(cell_len, headings[place].split())) for place, width in content.items()}
         names = " ".join([headings[header], *map(str, texts[header])])
         longest_word = max(map(cell_len, names.split()), default=0)
-        # A long name goes on in the next line.
+        # Long names are wrapped.
         widths[header] = min(widths[header], max(room // 4, min(longest_word, room // 3)))
         parts = [{header: widths[header]}]
         for place in (place for place in widths if place != header):
@@ -245,7 +245,7 @@ class _OnTerminal:
 
 
 def _drawn(widths: Mapping[int, int]) -> int:
-    """Return how wide columns are with their lines and margins."""
+    """Return the width of columns with lines and margins."""
     return 1 + sum(width + 3 for width in widths.values())
 
 

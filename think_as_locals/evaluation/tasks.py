@@ -1,4 +1,4 @@
-"""Tasks for a policy, and how good its answers are: options, short answers with people's votes, prompts of items."""
+"""Tasks for a policy and the quality of its answers: multiple choice, short answers with people's votes, prompts."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _ANSWER = re.compile(rf"(?<!\w)answer[ \t:*(\[]{{1,8}}([{LABELS}])(?!\w)", re.IG
 _LETTER = re.compile(rf"[\s*(\[]{{0,8}}([{LABELS}])[\s*)\].]{{0,8}}")
 
 Votes = Sequence[tuple[Sequence[str], int]]
-"""Answers, each in all its spellings, and how many people gave it."""
+"""Answers, each with all its spellings, and how many people gave it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a policy is asked: the prompt of `item`, and how its answers are scored."""
+    """A question to a policy: the prompt of `item`, and how answers are scored."""
 
-    item: Item  # of multiple choice with the options as responses, of short answers with responses that nobody reads
+    item: Item  # its responses are the options of multiple choice, and unused for short answers
     votes: Votes = ()
 
 
 def questions_of(section: TaskSection, seed: int) -> list[Question]:
-    """Load what a policy is asked, a prompt of task `prompts` once; a DataError names a fault in the data."""
+    """Load the questions of a task (each distinct prompt once for `prompts`); a DataError names a fault in the data."""
     if section.task == "short_answers":
         votes = dict[str, Votes]()
         items = []
@@ -55,21 +55,21 @@ def questions_of(section: TaskSection, seed: int) -> list[Question]:
 
 
 def distinct_prompts(items: Iterable[Item]) -> list[Item]:
-    """Return the first item of each prompt, culture and language."""
+    """Return the first item of each combination of prompt, culture and language."""
     return list({(item.prompt, item.culture, item.language): item for item in reversed(list(items))}.values())[::-1]
 
 
 def quality(question: Question, answer: str) -> float:
-    """Return how good an answer is, in [0, 1]: the right option, or the votes of the answer that it names."""
+    """Return the quality of an answer in [0, 1]: whether the option is right, or the votes of the answer given."""
     if not question.votes:
         return float(chosen_option(answer, len(question.item.responses)) == question.item.best)
     return vote_share(answer, question.votes)
 
 
 def chosen_option(text: str, count: int) -> int | None:
-    """Return the index of the option that an answer chooses; `None` if it chooses none on offer.
+    """Return the index of the option that an answer chooses, or `None`; it is never guessed.
 
-    That is the letter behind the last "Answer:", or the whole answer if it is a letter alone; it is never guessed.
+    It is the letter behind the last "Answer:", or the answer itself if that is a single letter.
     """
     found = _ANSWER.findall(text) or ([whole[1]] if (whole := _LETTER.fullmatch(text.strip())) else [])
     label = found[-1].upper() if found else ""
@@ -77,10 +77,10 @@ def chosen_option(text: str, count: int) -> int | None:
 
 
 def vote_share(text: str, votes: Votes) -> float:
-    """Return the votes for the answer that a text names, of several the most, relative to the most frequent answer.
+    """Return the most votes for an answer that a text gives, relative to the most frequent answer.
 
-    BLEnD's SEM-W (arXiv 2406.09948), with ours for its lemmatisers: an answer is named where its words stand in the
-    first line in their order, whatever case, punctuation and Unicode form. A list of answers beyond it counts nothing.
+    This is BLEnD's SEM-W (arXiv 2406.09948) without its lemmatisers: an answer is given if its words are in the first
+    line, in their order, whatever case, punctuation and Unicode form. Further lines are ignored.
     """
     from think_as_locals.data.overlap import normalise
 
@@ -89,7 +89,7 @@ def vote_share(text: str, votes: Votes) -> float:
     named = [
         count
         for spellings, count in votes
-        # An annotator may have given two answers, on lines of their own.
+        # An annotator may have given two answers, on two lines.
         if any(
             (words := " ".join(normalise(s).split())) and f" {words} " in said
             for s in "\n".join(spellings).splitlines()

@@ -1,4 +1,4 @@
-"""Tries: a model is asked about items until what it writes can be kept, each time with another seed."""
+"""Tries: a model is asked about items, each time with another seed, until its completion can be kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from think_as_locals.types import Item, Rollout
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Samples a completion for each request, as `collect` asks: answers hold `text` and `finish_reason`."""
+    """Answers requests by sampling a completion for each: answers have `text` and `finish_reason`."""
 
     engine: Engine
     sampling: Sampling
@@ -44,13 +44,7 @@ def advance(bar: Progress, title: str) -> Advance:
 
 
 class Tally:
-    """What became of items, and of the completions about them.
-
-    Args:
-        items: The items that a model is asked about.
-        outcomes: What a completion can be.
-        marks: Ways in which an item can be kept that are counted apart.
-    """
+    """Counts the outcomes of completions about items, and the items for which one is kept, by `marks` if given."""
 
     def __init__(self, items: Sequence[Item], outcomes: Sequence[str], marks: Sequence[str] = ()) -> None:
         self._items = {item.id: item for item in items}
@@ -95,7 +89,7 @@ class Tally:
 
 
 def yield_table(first: str, kept: str, parts: Mapping[str, Mapping[str, Any]], counted: Mapping[str, str]) -> Table:
-    """Return the yields of summaries by their names as a table; `counted` are its counts and what each is called."""
+    """Return a table of yields, a row for each named summary; `counted` maps its counts to column headings."""
     rows: list[list[Cell]] = [
         [name, figure(part, "yield", show_n=True), *(f"{part[key]:,}" for key in counted)]
         for name, part in parts.items()
