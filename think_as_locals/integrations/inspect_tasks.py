@@ -1,7 +1,7 @@
 """inspect-ai: CARB as a task, and a judge as a scorer of any task; with inspect's models, logs and statistics.
 
-Items, prompt, order of responses and parser are ours; the judge is a model of inspect's with the role `judge`, without
-torch. Standard errors are inspect's, by question group; `tal` has baselines and intervals that hold with few groups.
+Items, prompt, order of responses and parser are ours; the judge is an inspect model with the role `judge`, without
+torch. Standard errors are inspect's, by question group; `tal` has baselines, and intervals that hold with few groups.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def carb(
     Args:
         data: A source: an option of `conf/data`.
         path: Where its rows are, for a source that reads files.
-        items: `test` leaves out the items that our judges are trained on.
+        items: `test` leaves out the training items of our judges.
         max_items: Takes complete flip sets first, evenly from all cells; inspect's own `--limit` takes the first items.
         prompt: Name of the template.
     """
@@ -84,7 +84,7 @@ def count() -> Metric:
 
 
 def _by(key: str) -> list[Metric]:
-    """Return accuracy, standard error and n by a key of the metadata."""
+    """Return metrics for accuracy, standard error and n by a key of the metadata."""
     metrics = {"": accuracy(), " stderr": stderr(cluster="group"), " n": count()}
     template = f"{key} {{group_name}}"
     return [grouped(each, key, all=False, name_template=f"{template}{name}") for name, each in metrics.items()]
@@ -112,7 +112,7 @@ def correct() -> Scorer:
 
 @scoring.scorer(metrics=_BY_CELL)
 def verdict_only() -> Scorer:
-    """1 if the last well-formed verdict tag names the best response, whatever else is wrong with the completion."""
+    """1 if the last well-formed verdict tag names the best response, whatever other rules are broken."""
 
     async def score(state: TaskState, target: Target) -> Score:
         judgement = _judgement(state)
@@ -150,9 +150,9 @@ def judge_duel(
 ) -> Scorer:
     """Compare a completion with the target response: 1 if it wins, 0 if it loses, 1/2 if it wins in one order only.
 
-    The same text gets 1/2 and a blank completion 0. If neither order can be parsed, the sample is unscored. `culture`
-    (ISO 3166) and `language` come from the sample's metadata. Without a `model` the one with the role `judge` judges,
-    with the `prompt` that it was trained with.
+    Equal texts get 1/2, and a blank completion 0. If neither order can be parsed, the sample is unscored. `culture`
+    (ISO 3166) and `language` are from the sample's metadata. The default `model` is the one with the role `judge`;
+    `prompt` must be the one that it was trained with.
     """
 
     async def score(state: TaskState, target: Target) -> Score:
@@ -179,7 +179,7 @@ def judge_duel(
 
 
 def _chat(messages: list[dict[str, str]]) -> list[models.ChatMessage]:
-    """Return chat messages as inspect has them."""
+    """Return inspect's chat messages."""
     roles = {"system": models.ChatMessageSystem, "user": models.ChatMessageUser}
     return [roles[message["role"]](content=message["content"]) for message in messages]
 

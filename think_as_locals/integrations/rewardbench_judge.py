@@ -1,8 +1,8 @@
 """RewardBench 2: a judge behind an OpenAI-compatible server in its generative runner (rewardbench 0.1.4).
 
-The runner has a prompt and a format of its own, which our judges do not know: `plug_in` replaces its calls by ones that
-use the judge's prompt and return what our parser reads. The subset Ties (with --score_w_ratings every subset) is rated
-by the same model with our prompt `rewardbench2_ratings`. Data, shuffling and scores stay the runner's.
+The runner has its own prompt and format, which our judges do not know: `plug_in` replaces its calls by ones with the
+judge's prompt and our parser. The subset Ties (with --score_w_ratings every subset) is rated by the same model with our
+prompt `rewardbench2_ratings`. Data, shuffling and scores are the runner's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ERROR, _NO_RATING = "error", -1  # the runner's values for a verdict and a rati
 
 
 def plug_in(runner: ModuleType, path: str, base_url: str, **options: Any) -> None:
-    """Let RewardBench's runner call a judge where it would call a provider's model named `path`.
+    """Have RewardBench's runner call a judge instead of a provider's model named `path`.
 
     Args:
         runner: `rewardbench.generative_v2`, before `scripts.run_generative_v2` imports its functions.
@@ -40,7 +40,7 @@ def plug_in(runner: ModuleType, path: str, base_url: str, **options: Any) -> Non
 def _run_judge_four(
     judge: Judge, prompt: str, a: Messages, b: Messages, c: Messages, d: Messages, *model: object, **others: object
 ) -> tuple[str, str, str]:
-    """Four conversations -> label of the best (`error` without one or for no valid item), prompt, the judge's text."""
+    """Return the label of the best of four conversations (or `error`), the prompt and the judge's completion."""
     asked = question(a[:-1])
     try:
         item = item_of(PolicyPrompt(asked, None, "en"), [response(answer[-1:]) for answer in (a, b, c, d)])
@@ -56,7 +56,7 @@ def _run_judge_four(
 def _run_judge_ratings_multi(
     judge: Judge, prompt: str, answers: Sequence[Messages], *model: object, **others: object
 ) -> tuple[list[int] | str, list[str], dict[str, list[int]]]:
-    """Conversations -> indices of the highest rating (`error` if none can be parsed), prompts, and all ratings."""
+    """Return the indices of the best-rated conversations (or `error`), the prompts, and all ratings."""
     asked = [question(answer[:-1]) for answer in answers]
     scores = GroupReward(judge).score(asked, [response(answer[-1:]) for answer in answers])
     ratings = [_NO_RATING if score is None else int(score) for score in scores]

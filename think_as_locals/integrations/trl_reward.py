@@ -1,7 +1,7 @@
-"""TRL 1.16: a judge as reward function of GRPOTrainer, and of other trainers that take `reward_funcs`.
+"""TRL 1.16: a judge as a reward function of GRPOTrainer, and of other trainers with `reward_funcs`.
 
 Responses to a prompt are compared within the process that sampled them, so each process needs all `num_generations` of
-a prompt: `per_device_train_batch_size` times `steps_per_generation` must be a multiple of them.
+a prompt: `per_device_train_batch_size` times `steps_per_generation` must be a multiple of it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""verl 0.9: a judge behind an OpenAI-compatible server as custom reward function; it imports no torch.
+"""verl 0.9: a judge behind an OpenAI-compatible server as a custom reward function, without torch.
 
-verl passes one response at a time, to any of several processes. A judge that compares then needs a response to compare
-it with: the row's `ground_truth`. Rated responses (`protocol=pointwise prompt=rewardbench2_ratings`) need none.
-Where verl passes whole batches (the reward manager `batch` of older versions, or a custom one), `compute_scores`
-compares the responses to a prompt. A row's `extra_info` holds `question` and optionally `culture` and `language`.
+verl passes one response at a time, to any of several processes. A judge that compares then needs another response: the
+row's `ground_truth`. Rated responses (`protocol=pointwise prompt=rewardbench2_ratings`) need none. If verl passes whole
+batches (by the reward manager `batch` of older versions, or a custom one), `compute_scores` compares the responses to a
+prompt. A row's `extra_info` has `question` and optionally `culture` and `language`.
 """
 
 from __future__ import annotations

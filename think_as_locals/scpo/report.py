@@ -1,4 +1,4 @@
-"""What an SCPO run found, for people: `scpo.json`, `scpo.md` and one offline page."""
+"""The results of an SCPO run as `scpo.json`, `scpo.md` and an offline page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DIFFERENCES = {
     ("inverse_weight", "ratio"): "The inverse weight has no temperature and no bound.",
     ("ties", "wrong"): "Two equal scores count as wrong.",
 }
-"""Where the released code departs from its description: a key of `conf/mode` and the value that departs."""
+"""Differences of the released code from its description, by a key of `conf/mode` and its value."""
 
 _PAIRS = {
     "minority": "minority's view",
@@ -86,7 +86,7 @@ def write_report(
 
 
 def on_terminal(folder: Path) -> Iterator[RenderableType]:
-    """Yield the means and the trainings of a folder's `scpo.json` as tables for a terminal."""
+    """Yield the tables of means and of trainings of a folder's `scpo.json` for a terminal."""
     summary = read_json(folder / "scpo.json")
     tables = _tables(summary)
     yield tables["means"].terminal(
@@ -191,7 +191,7 @@ def _gains(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _strip(gain: dict[str, Any], scale: Axis) -> Markup:
-    """Return the plot of a gain on a line that is the same for a whole table; dashed: no gain."""
+    """Return the plot of a gain, on the same scale for a whole table; its style says whether it is a gain or a loss."""
     low, high = gain["ci95"] or (gain["mean"], gain["mean"])
     mark = "then" if low <= 0 <= high or not gain["ci95"] else "now" if low > 0 else "lost"
     return Markup(  # noqa: S704 - figures
@@ -206,7 +206,7 @@ def _strip(gain: dict[str, Any], scale: Axis) -> Markup:
 def _gain(
     row: dict[str, Any], part: str, form: str = "+.1f", scale: float = 100, *, show_n: bool = False
 ) -> Figure | None:
-    """Return the gain over the global RM, bold where its interval excludes 0."""
+    """Return the gain over the global RM, bold if its interval excludes 0."""
     if row["variant"] == GLOBAL or not row[part]["n"]:
         return None
     gain = row[part]["gain"]

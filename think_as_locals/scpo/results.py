@@ -1,7 +1,7 @@
-"""What an SCPO run found: the record of each training, and accuracies by country and variant.
+"""The results of an SCPO run: the record of each training, and accuracies by country and variant.
 
-Accuracies are means over training seeds, pair by pair, so that intervals are over people (`Item.group`), who are
-resampled whole; the spread over seeds is reported beside.
+Accuracies are means over training seeds, pair by pair, with intervals over people (`Item.group`), who are resampled
+whole; the spread over seeds is reported separately.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class VariantResult:
 
 
 def write_result(folder: Path, result: VariantResult) -> None:
-    """Write the files of a training, last `result.json`: once it exists, the training is done."""
+    """Write the files of a training, last `result.json`: if it exists, the training is done."""
     record = asdict(result)
     rows = [{"response": key, "score": score} for key, score in record.pop("scores").items()]
     write_bytes(folder / SCORES, parquet(rows))
@@ -69,7 +69,7 @@ def write_result(folder: Path, result: VariantResult) -> None:
 
 
 def read_result(folder: Path) -> VariantResult | None:
-    """Read what `write_result` wrote; `None` where the training is not done."""
+    """Read what `write_result` wrote; `None` if the training is not done."""
     if not (folder / RECORD).is_file():
         return None
     try:
@@ -124,7 +124,7 @@ def summarise(held_out: HeldOutSet, global_scores: Scores, results: Sequence[Var
 
 
 def _helps(row: dict[str, Any]) -> str | None:
-    """Return whether minority accuracy rises while overall accuracy falls by `MAX_LOSS` at most."""
+    """Return whether minority accuracy rises while overall accuracy falls by at most `MAX_LOSS`."""
     if row["variant"] == GLOBAL or not row["minority"]["n"]:
         return None
     minority, overall = row["minority"]["gain"], row["overall"]["gain"]
@@ -134,7 +134,7 @@ def _helps(row: dict[str, Any]) -> str | None:
 
 
 def _over_biased(row: dict[str, Any]) -> str | None:
-    """Return whether minority accuracy rises at the cost of overall accuracy: `surely` where it falls beyond chance."""
+    """Return whether minority accuracy rises while overall accuracy falls: `surely` if its interval excludes 0."""
     if row["variant"] == GLOBAL or not row["minority"]["n"]:
         return None
     overall = row["overall"]["gain"]
@@ -144,7 +144,7 @@ def _over_biased(row: dict[str, Any]) -> str | None:
 
 
 Credits = Mapping[str, float]
-"""Id of a test pair -> 1 where the chosen response scores higher, `HeldOutSet.tie` for equal scores, else 0."""
+"""Id of a test pair -> 1 if the chosen response scores higher, `HeldOutSet.tie` for equal scores, else 0."""
 
 
 class _Evaluator:
@@ -163,9 +163,9 @@ class _Evaluator:
         return {name: float(margin > 0) if margin else self._held_out.tie for name, margin in margins.items()}
 
     def figures(self, variant: str, num_pairs: int | None, countries: Sequence[str]) -> dict[str, Any]:
-        """Return figures of one or several countries, each with equal weight, with gains over the global RM.
+        """Return figures of one or several countries with equal weights, and gains over the global RM.
 
-        `n` of `others`, all other countries' pairs, counts a pair once for each country whose model judges it.
+        `others` are all other countries' pairs; its `n` counts a pair once for each country whose model judges it.
         """
         items, minority, disagreed = self._held_out.items, self._held_out.minority, self._held_out.disagreed
         by_country = {country: self._by_setting[country, variant, num_pairs] for country in countries}
@@ -198,7 +198,7 @@ class _Evaluator:
         return {**accuracy(values, people, *how).as_dict(), "gain": gain}
 
     def _distance(self, by_country: Mapping[str, Sequence[tuple[VariantResult, Credits]]]) -> dict[str, Any]:
-        """Return the mean distance to the countries' answers, and its change from the global RM's."""
+        """Return the mean distance to the countries' answers, and its change from that of the global RM."""
         after, change = {}, {}
         for country, seeds in by_country.items():
             before = opinion_distances(self._held_out.questions, country, self._global_scores)
@@ -208,7 +208,7 @@ class _Evaluator:
         return {**self.mean_distance(after, lowest=0.0), "gain": self.mean_distance(change, lowest=-1.0)}
 
     def mean_distance(self, distances: Mapping[str, Mapping[int, float]], lowest: float) -> dict[str, Any]:
-        """Return the mean of distances, by country and index of a question, with an interval over questions."""
+        """Return the mean of distances (by country and index of a question) with an interval over questions."""
         held_out = self._held_out
         values = [value for found in distances.values() for value in found.values()]
         questions = [held_out.questions[i].id for found in distances.values() for i in found]

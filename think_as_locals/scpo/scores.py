@@ -1,4 +1,4 @@
-"""Score every response once with a scalar reward model, and compare the scores with a survey's answers."""
+"""Scores of all responses by a scalar reward model, and their distance from a survey's answers."""
 
 from __future__ import annotations
 
@@ -48,31 +48,32 @@ def fitting_requests(rm: ScalarRM, requests: Sequence[Request]) -> list[Request]
 def score_responses(
     rm: ScalarRM, requests: Sequence[Request], folder: Path, advance: Callable[[int, int], None]
 ) -> Scores:
-    """Score requests that are not too long: all ranks call this with the same ones, and return the same scores."""
+    """Score the requests that are not too long; all ranks call this with the same requests and get all scores."""
     state = PartialState()
     mine = fitting_requests(rm, requests[state.process_index :: state.num_processes])
     path = folder / f"rank-{state.process_index}.jsonl"
-    if rm.model.training:  # dropout is on, and what is left to a resumed run would be scored with other random draws
+    if rm.model.training:  # with dropout, a resumed run would score the rest with other random draws
         path.unlink(missing_ok=True)
     answers = ask_by_journal(rm, path, rm.identity, mine, advance, key=by_response)
     scored = [(by_response(request), float(answer["score"])) for request, answer in zip(mine, answers, strict=True)]
     return dict(gather_object(scored))
 
 
-# How far a reward model's opinion is from a country's: GlobalOpinionQA's measure (arXiv 2306.16388).
+# The distance of a reward model's opinion from a country's, as in GlobalOpinionQA (arXiv 2306.16388).
 
 
 def _answer_indices(question: OpinionQuestion) -> list[int]:
-    """Return the indices of the options that are answers; none where there are fewer than two."""
+    """Return the indices of the options that are answers; none if there are fewer than two."""
     indices = [i for i, option in enumerate(question.options) if is_answer(option)]
     return indices if len(indices) > 1 else []
 
 
 def opinion_distances(questions: Sequence[OpinionQuestion], country: str, scores: Scores | None) -> dict[int, float]:
-    """Return by index of a question how far the softmax of its scores is from a country's answers.
+    """Return by index of a question the distance of the softmax of its scores from a country's answers.
 
-    Without scores: how far the mean of all other countries is. Shares are scaled to sum to 1 (ours). Left out are
-    options that are no answers, and questions not asked there, with fewer than two answers, or one without a score.
+    Without scores it is the distance of the mean of all other countries. Shares are scaled to sum to 1 (ours). Options
+    that are not answers are left out, as are questions that were not asked in the country, have fewer than two answers,
+    or an answer without a score.
     """
     distances = {}
     for index, question in enumerate(questions):

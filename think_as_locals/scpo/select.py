@@ -1,8 +1,8 @@
 """Which of a country's pairs SCPO trains on, and with which weight (arXiv 2606.18606).
 
-With r+ and r- the global reward model's scores of the chosen and the rejected response, a pair is kept where
+With r+ and r- the global RM's scores of the chosen and the rejected response, a pair is kept if
 p = sigmoid(r+ - r-) < tau, and its weight is w = min(exp((r+ - r-) / beta), 1): pairs that the global RM agrees with
-are dropped, and pairs that it finds absurd count little.
+are dropped, and pairs that it strongly disagrees with have a small weight.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from think_as_locals.config.scpo_schema import ModeSection, ScpoSection, Variant
 
-MAX_INVERSE_WEIGHT = 1e4  # an inverse weight is exponential in a disagreement and has no bound of its own
+MAX_INVERSE_WEIGHT = 1e4  # an inverse weight is exponential in the disagreement, and otherwise unbounded
 
 Reference = tuple[float, float]
-"""(r+, r-): the scores of the chosen and the rejected response by the global RM, or by what replaces it."""
+"""(r+, r-): the scores of the chosen and the rejected response by the global RM, or by its replacement."""
 
 
 def preference_probability(chosen: Tensor, rejected: Tensor, form: str = "sigmoid") -> Tensor:
@@ -43,7 +43,7 @@ def pair_weights(chosen: Tensor, rejected: Tensor, variant: Variant, temperature
 def select_pairs(
     references: Sequence[Reference], variant: Variant, scpo: ScpoSection, mode: ModeSection, country: str = ""
 ) -> dict[int, float]:
-    """Return the weight of each pair that a variant trains on for a country, by the pair's index in `references`."""
+    """Return the weights of the pairs that a variant trains on for a country, by their index in `references`."""
     if not references:
         return {}
     chosen, rejected = torch.tensor(references, dtype=torch.float32).unbind(1)

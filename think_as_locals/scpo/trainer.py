@@ -1,6 +1,6 @@
-"""SCPO's training (arXiv 2606.18606): TRL's RewardTrainer on pairs that `select` keeps, each with its weight.
+"""SCPO's training (arXiv 2606.18606): TRL's RewardTrainer on the pairs that `select` keeps, each with its weight.
 
-The loss is -mean(w log sigmoid(s+ - s-)) over the kept pairs, s+ and s- being the model's scores of both responses.
+The loss is -mean(w log sigmoid(s+ - s-)) over the kept pairs, where s+ and s- are the model's scores of both responses.
 A decoder reads the prompt of a pair once: both responses are packed behind it.
 """
 
@@ -48,7 +48,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class VariantTrainer:
-    """Trains copies of one reward model on some of the given pairs; each training loads its weights anew."""
+    """Trains copies of a reward model on subsets of the given pairs; each training loads the weights anew."""
 
     config: ScpoConfig
     folder: RunFolder
@@ -64,7 +64,7 @@ class VariantTrainer:
             rows = rm.rows(requests)
         else:
             rm.chat.check_texts(items)
-            # A tokenizer that has truncated once would be saved as one that truncates.
+            # A tokenizer that has truncated would be saved as one that truncates.
             chat = replace(rm.chat, tokenizer=deepcopy(rm.chat.tokenizer))
             rows = [released_text(chat, r.item.prompt, r.responses[0], rm.max_length) for r in requests]
         self._tokens = {by_response(request): row for request, row in zip(requests, rows, strict=True)}
@@ -77,7 +77,7 @@ class VariantTrainer:
     def train_variant(
         self, spec: VariantSpec, references: Mapping[str, Reference], output: StageFolder
     ) -> tuple[int, list[float], int]:
-        """Train on a country's pairs if any is kept; return how many there are, the weights of the kept ones, steps."""
+        """Train on a country's kept pairs, if any; return the number of its pairs, the weights of kept ones, steps."""
         scpo, mode = self.config.scpo, self.config.mode
         items = self._by_country.get(spec.country, [])
         if spec.num_pairs is not None:
@@ -114,17 +114,17 @@ class VariantTrainer:
             dropout=config.mode.dropout,
         )
         train_stage(self.folder, trainer, stage, self.signals, self.console)
-        trainer.model.config.get_text_config().pad_token_id = rm.pad_id  # as the base declares it, None included
+        trainer.model.config.get_text_config().pad_token_id = rm.pad_id  # as in the base model, even if None
         hashes = training_hashes([item for item, _ in weighted], rm.path, config.model.revision)
         finish = partial(save_training_items, hashes)
         save_model(trainer, rm.path, config.model, output, AutoModelForSequenceClassification, finish)
         trainer.accelerator.free_memory()
-        del trainer  # trainer, callbacks and the model's wrapped forward refer to one another
+        del trainer  # trainer, callbacks and the model's wrapped forward reference one another
         clear_device_cache(garbage_collection=True)
 
 
 def num_steps(scpo: ScpoSection, num_pairs: int, *, exactly: bool) -> int:
-    """Return the optimizer steps: `num_train_epochs` passes with a cap of `max_steps`, or exactly `max_steps`."""
+    """Return the number of optimizer steps: `num_train_epochs` epochs, at most `max_steps`, or exactly `max_steps`."""
     if exactly:
         return scpo.max_steps
     return min(scpo.max_steps, max(1, math.ceil(scpo.num_train_epochs * num_pairs / scpo.batch_size)))
@@ -140,9 +140,9 @@ def weighted_bradley_terry(chosen: Tensor, rejected: Tensor, weights: Tensor) ->
 
 
 class ScpoTrainer(CheckpointedTrainer, RewardTrainer):
-    """TRL's RewardTrainer with a weight for each pair, which can be stopped and continued.
+    """TRL's RewardTrainer with a weight for each pair; it can be stopped and resumed.
 
-    Where the two responses of a pair cannot be packed behind one prompt, `unshared_reason` tells why.
+    If the two responses of a pair cannot be packed behind one prompt, `unshared_reason` says why.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -164,7 +164,7 @@ class ScpoTrainer(CheckpointedTrainer, RewardTrainer):
             _logger.warning("prompts are not shared, each response is trained with its own: %s", reason)
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
-        return dataset  # indices of pairs: the collator has their tokens
+        return dataset  # indices of pairs, whose tokens the collator has
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["pair"]
@@ -175,8 +175,8 @@ class ScpoTrainer(CheckpointedTrainer, RewardTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the weighted loss; TRL's loss is computed for its metrics only."""
-        # The head skips this token. TRL, and transformers when training begins, have set it to the tokenizer's.
+        """Return the weighted loss; TRL's loss is only computed for its metrics."""
+        # The head skips this token. TRL, and transformers at the start of training, set it to the tokenizer's.
         self.model.config.get_text_config().pad_token_id = pad_id = self.data_collator.pad_id
         weights = inputs.pop("weight")
         if self.unshared_reason is None and not self._checked:
@@ -193,7 +193,7 @@ class ScpoTrainer(CheckpointedTrainer, RewardTrainer):
 
 
 def _shared_outputs(model: Any, pad_id: int, *, input_ids: Tensor, **_: Any) -> SequenceClassifierOutput:
-    """Return what a classifier gives (2B, L) tokens, chosen before rejected responses, with each prompt read once."""
+    """Return a classifier's outputs for tokens (2B, L), chosen before rejected responses, reading each prompt once."""
     rows = [until_scored(row, pad_id) for row in input_ids.tolist()]
     pairs = [*zip(*(rows[: len(rows) // 2], rows[len(rows) // 2 :]), strict=True)]
     logits = packing.scores(model, packing.pack_rows(pairs, input_ids.device)).view(-1, 2)
@@ -210,8 +210,8 @@ def make_trainer(
     lora: LoraSection | None,
     dropout: bool,
 ) -> ScpoTrainer:
-    """Return a trainer of a copy of a reward model on weighted pairs; to TRL all passes over them are one epoch."""
-    # What the model declares, by which it is scored; the tokenizer's padding may be another one.
+    """Return a trainer of a copy of a reward model on weighted pairs; for TRL, all passes over them are one epoch."""
+    # The padding token of the model, by which it scores; that of the tokenizer may differ.
     pad_id = unused_end([row for pair in pairs for row in pair]) if rm.pad_id is None else rm.pad_id
     args = RewardConfig(**arguments, max_length=None, disable_dropout=not dropout)
     count = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -227,13 +227,13 @@ def make_trainer(
 
 
 Pair = tuple[Row, Row]
-"""Tokens of the chosen and of the rejected response, each with its prompt."""
+"""The tokens of the chosen and of the rejected response, each with its prompt."""
 
 
 def pair_order(num_pairs: int, count: int, seed: int) -> list[int]:
-    """Return `count` indices of pairs: pass after pass over all of them, each in its own random order.
+    """Return `count` indices of pairs, from passes over all of them in random orders.
 
-    Batches cross passes, so all are full: accelerate would repeat pairs to fill the last of a pass on all processes.
+    Batches span passes, so that all are full: accelerate would repeat pairs to fill the last one of a pass.
     """
     generator = torch.Generator().manual_seed(seed)
     passes = [torch.randperm(num_pairs, generator=generator) for _ in range(math.ceil(count / num_pairs))]
@@ -242,7 +242,7 @@ def pair_order(num_pairs: int, count: int, seed: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class PairCollator:
-    """Makes B pairs a batch (2B, L) of tokens, chosen responses before rejected ones, with weights (B,)."""
+    """Collates B pairs into tokens (2B, L), chosen responses before rejected ones, and weights (B,)."""
 
     pairs: Sequence[Pair]
     weights: Sequence[float]
@@ -256,7 +256,7 @@ class PairCollator:
 
 
 def released_text(chat: Chat, prompt: str, response: str, max_length: int) -> Row:
-    """Return the tokens of the released code's training text: prompt, " [SEP] ", response, cut at 512 or fewer."""
+    """Return the tokens of the released code's training text: prompt, " [SEP] ", response, at most 512 tokens."""
     texts = (break_tokens(text, chat.special_tokens) for text in (prompt, response))
     row = chat.tokenizer(" [SEP] ".join(texts), truncation=True, max_length=min(512, max_length))
     return {"input_ids": row["input_ids"], "attention_mask": [1] * len(row["input_ids"])}

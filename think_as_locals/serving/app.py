@@ -1,8 +1,8 @@
-"""The routes of one judge, /judge (items -> verdicts), /score (OpenRLHF) and /health, and the gate before all routes.
+"""The routes of a judge, /judge (items -> verdicts), /score (OpenRLHF) and /health, and the checks before all routes.
 
-/score takes what OpenRLHF sends a remote reward model (`SingleTurnAgentExecutor._fetch_rewards_via_http`): `query` is
-prompt and response as one text with the policy's special tokens, `prompts` the prompt alone, `labels` a column of the
-dataset. It comes one response per request: they wait for one another (`score.group_size`), or labels carry a reference.
+/score takes OpenRLHF's requests to a remote reward model (`SingleTurnAgentExecutor._fetch_rewards_via_http`): `query`
+is prompt and response as one text with the policy's special tokens, `prompts` the prompt alone, `labels` a column of the
+data set. Each request has one response: requests wait for one another (`score.group_size`), or labels have a reference.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _log = logging.getLogger(__name__)
 _OPEN_ROUTE = "/health"
 _PORT = re.compile(r":\d*$")
 _MINUTE = 60.0
-_MAX_CLIENTS = 4096  # remembered before those that have been idle are forgotten
+_MAX_CLIENTS = 4096  # remembered before idle ones are forgotten
 
 _Reward = tuple[float, float, float, float]
 """A reward from 0 to 1, and what is logged with it, as `ExtraLogs` has it."""
@@ -86,7 +86,7 @@ class Health(BaseModel):
 
 
 def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
-    """Return the app of a listwise judge in one order; nothing else may call its engine while the app runs."""
+    """Return the app of a listwise judge in one order; nothing else may use the judge's engine while it runs."""
     batches = MicroBatches(judge.engine, config.window_s, config.judge.chunk_size)
     judge = replace(judge, engine=batches)
     section, limits = config.score, config.limits
@@ -97,7 +97,7 @@ def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # A thread for each admitted request, or micro-batches would be no larger than the thread pool.
+        # A thread for each admitted request: else micro-batches would be no larger than the thread pool.
         anyio.to_thread.current_default_thread_limiter().total_tokens = limits.requests_at_once
         yield
         await run_in_threadpool(batches.close)
@@ -153,7 +153,7 @@ def _check_rows(request: ScoreRequest, limits: LimitsSection) -> None:
 
 
 class GroupScorer:
-    """Score responses within their groups; `special_tokens` at the end of a query are not part of the response."""
+    """Scores responses within their groups, without `special_tokens` at the end of a query."""
 
     def __init__(self, reward: GroupReward, section: ScoreSection, special_tokens: Sequence[str]) -> None:
         self._reward = reward
@@ -185,7 +185,7 @@ class GroupScorer:
         return PolicyRow(asked, clean(query[len(prompt) : end]), clean(known.reference))
 
     def _check_rivals(self, rows: Sequence[PolicyRow]) -> None:
-        """Raise a RequestError where a response has nothing to be compared with: its reward would be a constant."""
+        """Raise a RequestError if a response cannot be compared with any other: its reward would be a constant."""
         counts = Counter(row.prompt for row in rows)
         alone = [place for place, row in enumerate(rows) if self._is_alone(row, counts)]
         if alone:
@@ -214,7 +214,7 @@ class GroupScorer:
         return (await asyncio.shield(rewards))[place]
 
     async def _judge_when_full(self, group: list[PolicyRow], full: asyncio.Event) -> list[_Reward]:
-        """Wait until a group is full or its time is up, then judge it."""
+        """Judge a group once it is full or its time is up."""
         with suppress(TimeoutError):
             await asyncio.wait_for(full.wait(), self._section.group_wait_s)
         if not full.is_set():
@@ -227,7 +227,7 @@ class GroupScorer:
 
     async def _judge(self, rows: Sequence[PolicyRow]) -> list[_Reward]:
         found = await run_in_threadpool(self._reward.rewards, rows)
-        # A share of comparisons won is from 0 to 1 already, a rating is not.
+        # A share of comparisons won is in [0, 1] already, unlike a rating.
         low, high = (0.0, 1.0) if self._section.protocol == "round_robin" else (RATINGS[0], RATINGS[-1])
         sizes, rewards = Counter(row.prompt for row in rows), list[_Reward]()
         for row, (value, disagreement) in zip(rows, found, strict=True):
@@ -240,8 +240,8 @@ class GroupScorer:
 class Gate:
     """ASGI middleware that refuses requests beyond the limits or without the key as bearer token; /health is open.
 
-    Without a key, which is on loopback, the Host must be this machine: a web page could otherwise give its own name the
-    address 127.0.0.1 (DNS rebinding), and a browser let it read the answers.
+    Without a key, the server is on loopback and the Host must be this machine: otherwise a web page could resolve its
+    own name to 127.0.0.1 (DNS rebinding) and read the answers.
     """
 
     def __init__(self, app: ASGIApp, limits: LimitsSection, key: str | None, host: str) -> None:
@@ -281,7 +281,7 @@ class Gate:
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         client = scope["client"][0] if scope.get("client") else ""
-        # Before the key, so that guesses at it are limited as well.
+        # Before the key is checked, so that guesses are limited too.
         if wait := self._rate.wait_s(client, time.monotonic()):
             expected = f"at most {self._limits.requests_per_minute} requests in a minute; try again in {wait:.1f} s"
             retry = {"Retry-After": str(math.ceil(wait))}
@@ -300,14 +300,14 @@ class Gate:
 
 
 class Rate:
-    """Limit each client to so many requests per minute, by the generic cell rate algorithm: one number per client."""
+    """Limits the requests of each client per minute by the generic cell rate algorithm, with one number per client."""
 
     def __init__(self, per_minute: int) -> None:
         self._interval = _MINUTE / per_minute
         self._due: dict[str, float] = {}  # when a client will have its full allowance again
 
     def wait_s(self, client: str, now: float) -> float:
-        """Return the seconds until the client may send a request; 0 means now, and counts it."""
+        """Return the seconds until the client may send a request; if it may now, 0, and the request is counted."""
         due = max(self._due.get(client, now), now) + self._interval
         if due - now > _MINUTE + 1e-9:
             return due - now - _MINUTE
@@ -318,13 +318,13 @@ class Rate:
 
 
 def _limit_body(receive: Receive, limits: LimitsSection) -> Receive:
-    """Limit length and time of a body, so that slow senders cannot keep others out."""
+    """Limit the length and time of a body, so that slow clients do not block others."""
     length, complete, ends = 0, False, time.monotonic() + limits.body_s
 
     async def limited() -> Message:
         nonlocal length, complete
         try:
-            # Behind the body comes only the disconnect, at any time.
+            # After the body only a disconnect follows, at any time.
             with anyio.fail_after(None if complete else ends - time.monotonic()):
                 message = await receive()
         except TimeoutError:

@@ -52,7 +52,7 @@ class OpenAIErrorAnswer(BaseModel):
 
 
 class RequestError(HTTPException):
-    """A request that is refused: HTTP status, `place` (`body`, `items[0].prompt`), got, expected, headers to send."""
+    """A refused request: HTTP status, place (`body`, `items[0].prompt`), got, expected, and headers of the answer."""
 
     def __init__(
         self, status: int, place: str, got: str, expected: str, headers: Mapping[str, str] | None = None
@@ -61,7 +61,7 @@ class RequestError(HTTPException):
         self.error = ErrorDetail(place=place, got=got, expected=expected)
 
     def response(self, path: str) -> JSONResponse:
-        """Return it as the answer of a route."""
+        """Return the answer of a route."""
         return _refusal(path, self.status_code, [self.error], self.headers)
 
 
@@ -77,7 +77,7 @@ def _refusal(
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer an error of any kind in the form of its route."""
+    """Answer any error in the format of its route."""
     path = request.url.path
     match error:
         case RequestError():
@@ -96,7 +96,7 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _invalid(fault: Mapping[str, Any]) -> ErrorDetail:
-    """Return an error of pydantic's, with `("body", "items", 0, "prompt")` written as `items[0].prompt`."""
+    """Return a pydantic error with its place, such as `("body", "items", 0, "prompt")`, as `items[0].prompt`."""
     start, *path = fault["loc"]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return ErrorDetail(
@@ -111,7 +111,7 @@ def _encodable(text: str) -> str:
 
 
 def check_length(place: str, text: str, limits: LimitsSection) -> None:
-    """Raise a RequestError for a text that is too long."""
+    """Raise a RequestError if a text is too long."""
     if len(text) > limits.text_characters:
         raise RequestError(413, place, f"{len(text)} characters", f"at most {limits.text_characters}")
 
@@ -129,8 +129,8 @@ class Message(BaseModel):
 class JudgeItem(Message):
     """A prompt and the responses to choose from.
 
-    `culture` is required, but may be null: a judge that knows no culture judges for nowhere in particular. The other
-    fields of the rows that judges are trained on may be there, and are not read: a judge is not told the best response.
+    `culture` is required, but may be null, for nowhere in particular. Other fields of training rows are allowed and
+    ignored: a judge is not told the best response.
     """
 
     prompt: Text
@@ -147,7 +147,7 @@ class JudgeItem(Message):
     origins: Any = None
 
     def item(self, default_id: str) -> Item:
-        """Return it as an `Item`; a `DataError` if two responses are the same text or one is blank."""
+        """Return the `Item`; a `DataError` if two responses are equal or one is blank."""
         asked = self.model_dump(include={"prompt", "responses", "culture", "language"})
         return Item(id=self.id or default_id, **UNREAD, **asked)
 

@@ -1,9 +1,9 @@
 """The judge as a model of OpenAI's API: /v1/models and /v1/chat/completions.
 
-A user message that holds an item as JSON is asked with the judge's own prompt, and the answer carries the judgement.
-Any other conversation is completed as it is, for clients that render and parse themselves, such as
-`Judge.load(..., base_url=...)`. Answers are whole, and greedy unless a temperature is given, as by a teacher of
-`tal demonstrate`; what would change them otherwise is refused.
+A user message that is an item as JSON is judged with the judge's own prompt, and the answer has the judgement. Any
+other conversation is completed as it is, for clients that render and parse themselves, such as
+`Judge.load(..., base_url=...)`. Answers are complete, and greedy unless a temperature is given, as `tal demonstrate`
+does; other options that would change them are refused.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ChatMessage(Message):
 
     @property
     def text(self) -> str:
-        """Its content as one text."""
+        """The content as one text."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
@@ -138,7 +138,7 @@ class Models(Message):
 
 
 def add_routes(app: FastAPI, judge: Judge, name: str, limits: LimitsSection, responses: dict[int | str, Any]) -> None:
-    """Add the routes of a listwise judge that is called by this name."""
+    """Add the routes of a listwise judge, as a model with the given name."""
     model = Model(id=name, created=int(time.time()))
 
     def check_model(asked: str) -> None:
@@ -164,7 +164,7 @@ def add_routes(app: FastAPI, judge: Judge, name: str, limits: LimitsSection, res
         if asked > most:
             raise RequestError(422, "max_tokens", str(asked), f"at most {most}, with which this judge was trained")
         item, sampling = _item(request.messages), Sampling(max_completion_length=asked)
-        if request.temperature:  # greedy ones are alike, and so one batch
+        if request.temperature:  # greedy requests have the same sampling, and so share batches
             seed = random.randrange(2**31) if request.seed is None else request.seed
             sampling = replace(sampling, temperature=request.temperature, seed=seed)
         if item is None:
@@ -188,7 +188,7 @@ def add_routes(app: FastAPI, judge: Judge, name: str, limits: LimitsSection, res
 
 
 def _item(messages: list[ChatMessage]) -> Item | None:
-    """Return the item that the only message holds as JSON; `None` if it is no such message."""
+    """Return the item in a single message of JSON; `None` for any other conversation."""
     if len(messages) > 1 or not messages[0].text.lstrip().startswith("{"):
         return None
     try:
@@ -201,7 +201,7 @@ def _item(messages: list[ChatMessage]) -> Item | None:
 
 
 def _conversation(messages: list[ChatMessage], special_tokens: tuple[str, ...]) -> Messages:
-    """Return messages as engines take them; a RequestError for control tokens, which only a chat template may write."""
+    """Return messages for an engine; a RequestError for control tokens, which only a chat template may write."""
     if not _ROLES.fullmatch(roles := " ".join(message.role for message in messages)):
         raise RequestError(422, "messages", roles[:200], "a system message or none, then user and assistant in turns")
     for i, message in enumerate(messages):

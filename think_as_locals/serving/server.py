@@ -1,4 +1,4 @@
-"""`tal serve`: configuration, key and address, and a shutdown that finishes requests in flight."""
+"""`tal serve`: configuration, key and address, and a shutdown that completes requests in flight."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _MIN_KEY_LENGTH = 16
 
 
 def load_server(model: str, overrides: Sequence[str] = ()) -> ServeConfig:
-    """Compose conf/serve.yaml with a judge and overrides, and validate it as `load_recipe` does."""
+    """Compose conf/serve.yaml with a judge and overrides, and validate it."""
     values = compose_recipe(ASSETS / "conf" / "serve.yaml", [f"judge.path={quoted(model)}", *overrides])
     return validate_as(ServeConfig, values, _faults)
 
 
 def _faults(config: ServeConfig) -> list[str]:
-    """Return what several keys get wrong together."""
+    """Return the faults of several keys together."""
     judge, score, limits = config.judge, config.score, config.limits
     faults = prompt_faults("judge.prompt", judge.prompt) + prompt_faults("score.prompt", score.prompt)
     faults += local_faults("judge", judge)
@@ -53,7 +53,7 @@ def serve(config: ServeConfig) -> None:
     """Load a judge and answer requests until SIGTERM or SIGINT; requests in flight then have `grace_s` to finish."""
     key = required_key(config.host)
     _check_address(config.host, config.port)  # before the model, which may take minutes to load
-    # Uvicorn raises the signal again at its end; this ends the whole process, engines included.
+    # Uvicorn raises the signal again at its end; this handler ends the whole process with its engines.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with load_judge(config.judge, config.seed) as judge:
         uvicorn.run(
@@ -63,16 +63,16 @@ def serve(config: ServeConfig) -> None:
             access_log=False,
             server_header=False,
             proxy_headers=False,  # else a client could claim another address
-            http=partial(BoundedConnection, limits=config.limits),  # type: ignore[arg-type]  # it makes one
+            http=partial(BoundedConnection, limits=config.limits),  # type: ignore[arg-type]  # a factory
             ws="none",
             timeout_graceful_shutdown=math.ceil(config.grace_s),
         )
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that is refused where there are too many, and closed where no request arrives on it.
+    """A connection that is refused if there are too many, and closed if no request arrives on it.
 
-    h11 limits the headers of a request, which come before any key, but no time; httptools limits neither.
+    h11 limits the size of headers, which come before any key, but not their time; httptools limits neither.
     """
 
     def __init__(self, *args: Any, limits: LimitsSection, **kwargs: Any) -> None:
@@ -81,7 +81,7 @@ class BoundedConnection(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection, or close it at once."""
+        """Accept a connection, or close it at once."""
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections:
             transport.abort()
@@ -89,7 +89,7 @@ class BoundedConnection(H11Protocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Cancel the timer."""
         super().connection_lost(exc)
         if self._timer is not None:
             self._timer.cancel()
@@ -98,7 +98,7 @@ class BoundedConnection(H11Protocol):
         self._timer = self.loop.call_later(self._limits.headers_s, self._close_if_idle, self.cycle)
 
     def _close_if_idle(self, last: Any) -> None:
-        """Close it where no request is in flight and none came since `last`."""
+        """Close the connection if no request is in flight and none came since `last`."""
         if self.cycle is last and (last is None or last.response_complete):
             self.transport.abort()
         else:
@@ -121,7 +121,7 @@ def _check_address(host: str, port: int) -> None:
 
 
 def required_key(host: str) -> str | None:
-    """Return the key from `TAL_API_KEY`, which requests must carry; `None` for an unset key on loopback."""
+    """Return the key that requests must have, from `TAL_API_KEY`; `None` if it is unset and the host is loopback."""
     key = os.environ.get(KEY_VARIABLE)
     if key is None:
         try:

@@ -1,7 +1,7 @@
 """The jobs of a sweep: one for each combination, frozen as a recipe of its own and run by one of Hydra's launchers.
 
-A sweep's folder has `jobs/NAME/` with a job's frozen recipe (which can also be launched by hand), its log and its exit
-status, and beside it `NAME/`, the folder of the run.
+A sweep's folder has, for each job, `jobs/NAME/` with its frozen recipe (which can also be launched by hand), log and
+exit status, and `NAME/`, the folder of its run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LAUNCHER = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of a sweep: its name, the combination that sets it apart and the whole configuration."""
+    """A run of a sweep: its name, its combination of overrides and the whole configuration."""
 
     name: str
     combination: Combination
@@ -52,7 +52,7 @@ class Job:
 
 
 def job_name(combination: Combination) -> str:
-    """Return a unique name that shows the combination as far as a file name can; its order does not matter."""
+    """Return a unique, readable name of a combination, whatever the order of its overrides."""
     combination = tuple(sorted(combination))
     parts = [text.lstrip("+~").partition("=") for text in combination]
     text = "_".join(f"{key.rpartition('.')[2]}-{value.replace('e+', 'e')}" for key, _, value in parts)
@@ -62,7 +62,7 @@ def job_name(combination: Combination) -> str:
 
 
 def make_jobs(recipe: str, space: Space, combinations: Sequence[Combination]) -> list[Job]:
-    """Compose and validate every combination; one error names all faulty ones."""
+    """Compose and validate all combinations; one ConfigError names all faulty ones."""
     jobs, faults = [], []
     for combination in combinations:
         try:
@@ -78,7 +78,7 @@ def make_jobs(recipe: str, space: Space, combinations: Sequence[Combination]) ->
 
 
 def freeze(job: Job, sweep: Path) -> Path:
-    """Write a job's recipe with every value as composed, so that conf/ is not read again."""
+    """Write a job's recipe with all values as composed, independent of conf/."""
     run = job.config.run.model_copy(update={"name": job.name, "dir": str(sweep), "resume": "auto"})
     config = job.config.model_copy(update={"run": run})
     body = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
@@ -100,7 +100,7 @@ def freeze(job: Job, sweep: Path) -> Path:
 
 
 def read_status(folder: Path) -> int | None:
-    """Return the exit status of a job; `None` where it has not ended."""
+    """Return the exit status of a job; `None` if it has not ended."""
     path = folder / STATUS
     return int(read_json(path)["status"]) if path.is_file() else None
 
@@ -109,7 +109,7 @@ State = Literal["done", "failed", "stopped"]
 
 
 def job_state(status: int | None, stop_requested: bool = False) -> State:
-    """Return what an exit status means; without one, a sweep that was asked to stop did not start or finish the job."""
+    """Return the state of a job by its exit status; without one it was stopped, if the sweep was, or failed."""
     if status == 0:
         return "done"
     return "stopped" if status == STOPPED_STATUS or (status is None and stop_requested) else "failed"
@@ -117,9 +117,9 @@ def job_state(status: int | None, stop_requested: bool = False) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs one job: the task function of a Hydra launcher, in whatever process or on whatever node that calls it.
+    """Runs one job: the task function of a Hydra launcher, in any process and on any node.
 
-    Every machine of a cluster sees a sweep's `.stop` file: running jobs save and stop, and waiting ones do not start.
+    When a sweep's `.stop` file exists, which all nodes see, running jobs save and stop, and waiting ones do not start.
     """
 
     sweep: Path
@@ -127,7 +127,7 @@ class Runner:
     gpu_shares: tuple[str, ...] = ()  # a job has one to itself; without any, all there is
 
     def __call__(self, config: Any) -> None:
-        """Run the job that a configuration names to its end, with its output in its log."""
+        """Run the job that a configuration names to its end, with its output in the log."""
         folder = self.sweep / JOBS / config.job
         with self._hold_gpus() as gpus:
             if self._stop_requested():
@@ -148,7 +148,7 @@ class Runner:
                     process.terminate()
                     terminated = True
                 time.sleep(_POLL_S)
-        # This comes last, so that a job which has it is not repeated.
+        # Last: a job that has this file is not repeated.
         write_json(
             folder / STATUS, {"status": STOPPED_STATUS if terminated and process.returncode else process.returncode}
         )
@@ -157,15 +157,15 @@ class Runner:
         return (self.sweep / STOP).exists()
 
     def _command(self, recipe: Path) -> list[str]:
-        """Return a call of `launch/node.sh`: accelerate launch that ends in order and passes status 75 on."""
+        """Return a call of `launch/node.sh`: accelerate launch with an orderly end, which passes on status 75."""
         several = read_launch(self.launch_file).processes > 1
-        port = ["--main_process_port", "0"] if several else []  # a free one: another job may have the usual
+        port = ["--main_process_port", "0"] if several else []  # any free one: another job may use the default
         script = str(ASSETS / "launch" / "node.sh")
         return ["bash", script, "--config_file", str(self.launch_file), *port, str(recipe)]
 
     @contextmanager
     def _hold_gpus(self) -> Iterator[dict[str, str]]:
-        """Wait for a share of the GPUs unless the sweep is to stop, and yield the environment of a job that has it."""
+        """Wait for a share of the GPUs, unless the sweep stops, and yield the environment for a job."""
         while self.gpu_shares and not self._stop_requested():
             for number, share in enumerate(self.gpu_shares):
                 with (self.sweep / JOBS / f".gpus-{number}").open("w") as lock:
@@ -181,7 +181,7 @@ class Runner:
 
 @contextmanager
 def stop_signals(sweep: Path) -> Iterator[list[int]]:
-    """Yield the signals received: the first asks all jobs to save and stop, at the second `launch` kills them."""
+    """Yield the list of received signals: the first has all jobs save and stop, at the second `launch` kills them."""
     received: list[int] = []
 
     def receive(number: int) -> None:
@@ -189,7 +189,7 @@ def stop_signals(sweep: Path) -> Iterator[list[int]]:
         (sweep / STOP).touch()
 
     (sweep / STOP).unlink(missing_ok=True)
-    # A terminal that closes would otherwise end the sweep and not its jobs.
+    # SIGHUP, as a closing terminal would otherwise end the sweep but not its jobs.
     with on_signals(receive, (*STOP_SIGNALS, signal.SIGHUP)):
         yield received
 
@@ -204,9 +204,9 @@ def launch(
 ) -> None:
     """Run frozen jobs to their ends; each records its exit status, then `on_end` is called with its name.
 
-    Hydra's launcher has a process of its own, out of reach of the signals that terminals and clusters send to the one
-    that the person started: it and its workers watch their jobs to the end. Where that one is killed, its end of a pipe
-    closes, and they have their jobs save and stop; until then the lock of the sweep is theirs.
+    Hydra's launcher runs in a process of its own, which does not get the signals that terminals and clusters send to
+    this one: it and its workers watch their jobs to the end. If this process is killed, a pipe closes, and they have
+    their jobs save and stop; until then they hold the lock of the sweep.
     """
     import psutil
 
@@ -235,7 +235,7 @@ def launch(
 def run_launcher(
     names: list[str], sweep: str, option: str, overrides: list[str], launch_file: str, gpu_shares: list[str]
 ) -> None:
-    """Make Hydra's launcher in the process that `launch` starts, and have it run the jobs."""
+    """Run the jobs by Hydra's launcher, in the process that `launch` starts."""
     from hydra import initialize_config_dir
     from hydra._internal.callbacks import Callbacks
     from hydra.core.global_hydra import GlobalHydra
@@ -256,6 +256,6 @@ def run_launcher(
 
 
 def _stop_when_orphaned(stop: Path) -> None:
-    """Ask the jobs to stop once the process that started this one is gone."""
+    """Have the jobs stop when the parent process has ended."""
     os.read(sys.stdin.fileno(), 1)  # returns when the pipe closes; a buffered read would hold a lock as Python ends
     stop.touch()

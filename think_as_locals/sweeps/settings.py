@@ -1,4 +1,4 @@
-"""What a sweep was asked for: its own settings, and the combinations of what it varies, in Hydra's own grammar."""
+"""The settings of a sweep, and the combinations of overrides that it runs, in Hydra's grammar."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 VARIANT = "variant="
 
 Combination = tuple[str, ...]
-"""An override for each key that a sweep varies, e.g. `("seed=1", "grpo.beta=0.0")`; first the variant, if any."""
+"""An override for each varied key, e.g. `("seed=1", "grpo.beta=0.0")`; a variant comes first."""
 
 
 class SweepSection(Section):
-    """How combinations are found, and what each job is launched with."""
+    """How combinations are found, and how jobs are launched."""
 
     search: Literal["grid", "optuna"]
     num_trials: PositiveInt
@@ -55,13 +55,13 @@ class _Root(Section):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A sweep's own part of the command line."""
+    """The sweep's own part of the command line."""
 
     option: str  # of conf/sweep
     overrides: tuple[str, ...]  # of its keys and of Hydra's
     section: SweepSection  # the resulting values
     launch_file: Path  # the accelerate configuration of each job
-    gpu_shares: list[str]  # one for each job at a time; none where jobs share what there is
+    gpu_shares: list[str]  # a job at a time has one; none if all jobs share all GPUs
 
 
 def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -77,7 +77,7 @@ def load_settings(overrides: Sequence[str]) -> Settings:
     known = group_options()["sweep"]
     if option not in known:
         raise ConfigError(f"sweep={option}: no such option{nearest(option, known)}; available: {', '.join(known)}")
-    # `++` lets any key of the sweep through: the schema says which are known, and the nearest.
+    # `++` admits any key of the sweep, which the schema then checks, with suggestions.
     rest = tuple(
         f"++{text}" if text.startswith("sweep.") else text for text in overrides if not text.startswith("sweep=")
     )
@@ -97,7 +97,7 @@ def load_settings(overrides: Sequence[str]) -> Settings:
 
 
 def compose_settings(option: str, overrides: Sequence[str]) -> Any:
-    """Return an option of conf/sweep with Hydra's own keys, as Hydra's launchers expect it."""
+    """Return an option of conf/sweep together with Hydra's own keys, for Hydra's launchers."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -112,9 +112,9 @@ def compose_settings(option: str, overrides: Sequence[str]) -> Any:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that a process started here may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that a process started here may use, in the form of CUDA_VISIBLE_DEVICES."""
     if (named := os.environ.get(GPUS_VARIABLE)) is not None:
-        # CUDA takes the names before the first unknown one, and -1 is the usual way to say none.
+        # CUDA ignores all names from the first unknown one, and -1 is the usual value for none.
         return [] if named.strip() in ("", "-1", "NoDevFiles") else [name.strip() for name in named.split(",")]
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -126,20 +126,20 @@ def visible_gpus() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What a sweep varies, and what all of its jobs share."""
+    """The overrides that a sweep varies, and those that all jobs share."""
 
     fixed: tuple[str, ...]  # overrides with one value
     swept: tuple[Override, ...]  # those with several values or an interval
     variants: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of the recipe, by name: overrides of each
 
     def overrides(self, combination: Combination) -> list[str]:
-        """Return the overrides of a job, those of its variant among them."""
+        """Return the overrides of a job, including those of its variant."""
         own = [each for each in combination if not each.startswith(VARIANT)]
         named = [each.removeprefix(VARIANT) for each in combination if each.startswith(VARIANT)]
         return [*self.fixed, *chain.from_iterable(self.variants[name] for name in named), *own]
 
     def combinations(self, search: str) -> list[Combination]:
-        """Return every combination of the values; of an interval its two ends, which only a search can use."""
+        """Return all combinations of values; of an interval, which only a search can use, its two ends."""
         values = [[f"{VARIANT}{name}" for name in self.variants]] if self.variants else []
         if values and search != "grid":
             raise ConfigError("the recipe has variants, of which each is run: leave out sweep=optuna")
@@ -183,7 +183,7 @@ def suggest(
     trials_at_once: int,
     seed: int,
 ) -> None:
-    """Let optuna propose combinations (TPE); the same results give the same proposals, so that a sweep can continue.
+    """Have optuna propose combinations (TPE); equal results give equal proposals, so that a sweep can continue.
 
     `run` returns the score of each combination (more is better, `None`: failed), or `None` to stop.
     """

@@ -46,7 +46,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
     settings, space = load_settings(ours), parse(theirs)
     space = replace(space, variants=compose_recipe(recipe, space.fixed).get("variants", {}))
     section = settings.section
-    # For a search these are the extremes of what it may propose: better to fail here than job by job.
+    # For a search these are the extremes of what it may propose, so that it fails now and not job by job.
     possible = make_jobs(recipe, space, space.combinations(section.search))
     run = possible[0].config.run
     folder = Path(run.dir).expanduser().resolve() / run.name
@@ -90,7 +90,7 @@ def print_results(console: Console, folder: Path, metric: Metric, rows: Sequence
 
 @dataclass(slots=True)
 class Sweep:
-    """A sweep at work, with the jobs that are known so far."""
+    """A running sweep, with the jobs that are known so far."""
 
     recipe: str
     space: Space
@@ -118,7 +118,7 @@ class Sweep:
             launch(names, self.folder, self.settings, self.received, self.lock, self.print_end)
 
     def score(self, combinations: list[Combination]) -> list[float | None] | None:
-        """Run proposals and return the score of each, or `None` where the sweep is to stop."""
+        """Run proposals and return the score of each, or `None` if the sweep stops."""
         jobs = make_jobs(self.recipe, self.space, combinations)
         self.run(list({job.name: job for job in jobs}.values()))
         if self.received:
@@ -128,7 +128,7 @@ class Sweep:
         return [scores.get(job.name) for job in jobs]
 
     def print_end(self, name: str) -> None:
-        """Print how a job ended. Where the terminal is gone (rich exits then), jobs continue or stop in order."""
+        """Print how a job ended; if the terminal is gone, for which rich exits, jobs go on or stop in order."""
         state = job_state(read_status(self.folder / JOBS / name))
         with suppress(OSError, SystemExit):
             combination = " ".join(self.combinations[name])
@@ -140,7 +140,7 @@ class Metric:
     """The accuracy by which jobs are compared."""
 
     set: Literal["validation", "test"]
-    flips: bool  # on whole flip sets alone: a judge blind to the culture is at chance there
+    flips: bool  # on complete flip sets, where a judge that ignores the culture is at chance
 
     def of(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Return accuracy, interval, n and step of a measurement, and whether some of its items were trained on."""
@@ -156,7 +156,7 @@ class Row:
     name: str
     combination: Combination
     state: State
-    status: int | None  # exit status; None: it left none
+    status: int | None  # exit status, if there is one
     measured: dict[str, Any] | None  # after its last step: accuracy, ci95, n, step and trained_on
     test: dict[str, Any] | None  # the same on test items
     log: str
@@ -165,7 +165,7 @@ class Row:
 def read_rows(sweep: Path, combinations: Mapping[str, Combination], stop_requested: bool) -> tuple[Metric, list[Row]]:
     """Return the metric by which jobs are compared, and a row for each job, best first, failed ones last.
 
-    Jobs are chosen by their validation items, where all have some.
+    The metric is on validation items, if all jobs have some.
     """
     found: dict[str, dict[str, Any]] = {VALIDATION: {}, TEST: {}}
     for name, by_set in product(combinations, found):

@@ -1,4 +1,4 @@
-"""The variants of a sweep side by side: each against the model before training and against the first, item by item."""
+"""The variants of a sweep, each compared with the model before training and with the first one, item by item."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Measured:
 
 
 def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
-    """Write `variants.json` and `variants.md` of the jobs that have been measured, and return their table."""
+    """Write `variants.json` and `variants.md` about the measured jobs, and return their table."""
     # Compared are jobs that differ in their variant alone, and not in the seed, say.
     parts = grouped(jobs, lambda job: job.combination[1:]).values()
     measured = list(chain.from_iterable(_measured(sweep, part) for part in parts))
