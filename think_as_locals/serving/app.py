@@ -1,8 +1,8 @@
 """The routes of a judge, /judge (items -> verdicts), /score (OpenRLHF) and /health, and the checks before all routes.
 
 /score takes OpenRLHF's requests to a remote reward model (`SingleTurnAgentExecutor._fetch_rewards_via_http`): `query`
-is prompt and response as one text with the policy's special tokens, `prompts` the prompt alone, `labels` a column of the
-data set. Each request has one response: requests wait for one another (`score.group_size`), or labels have a reference.
+is prompt and response as one text with the policy's special tokens, `prompts` the prompt alone, `labels` a column of
+the data set. Each request has one response: they wait for one another (`score.group_size`), or labels have a reference.
 """
 
 from __future__ import annotations
