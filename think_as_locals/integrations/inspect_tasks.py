@@ -6,6 +6,7 @@ torch. Standard errors are inspect's, by question group; `tal` has baselines, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from inspect_ai import Task, task
@@ -64,13 +65,8 @@ def carb(
     samples = []
     for item in select(found, max_items, BREAKDOWNS["cell"]):
         presented = shuffle_responses(item, config.seed)
-        metadata = {
-            "group": item.group,
-            "prompt": prompt,
-            "num_responses": len(item.responses),
-            "language": item.language,
-        }
-        metadata |= {name: BREAKDOWNS[name](item) for name in ("culture", "domain", "cell")}
+        metadata = {"group": item.group, "prompt": prompt, "num_responses": len(item.responses)}
+        metadata |= {name: BREAKDOWNS[name](item) for name in ("culture", "domain", "language", "cell")}
         messages = _chat(render_presented(item, presented.responses, prompt, CHAT_TOKENS))
         samples.append(Sample(id=item.id, input=messages, target=LABELS[presented.best], metadata=metadata))
     scorers = [correct(), verdict_only(), parse_failure()]
@@ -102,28 +98,22 @@ _BY_CELL = [
 @scoring.scorer(metrics=_BY_CELL)
 def correct() -> Scorer:
     """1 if the verdict is the best response, else 0; `macro` is the mean over cells of culture and domain."""
-
-    async def score(state: TaskState, target: Target) -> Score:
-        judgement = _judgement(state)
-        return _chosen(judgement.verdict, target, judgement)
-
-    return score
+    return _right_by(lambda judgement: judgement.verdict)
 
 
 @scoring.scorer(metrics=_BY_CELL)
 def verdict_only() -> Scorer:
     """1 if the last well-formed verdict tag names the best response, whatever other rules are broken."""
+    return _right_by(lambda judgement: judgement.verdict_only)
 
+
+def _right_by(verdict_of: Callable[[Judgement], int | None]) -> Scorer:
     async def score(state: TaskState, target: Target) -> Score:
         judgement = _judgement(state)
-        return _chosen(judgement.verdict_only, target, judgement)
+        label = None if (verdict := verdict_of(judgement)) is None else LABELS[verdict]
+        return Score(value=float(label == target.text), answer=label, explanation=judgement.completion)
 
     return score
-
-
-def _chosen(verdict: int | None, target: Target, judgement: Judgement) -> Score:
-    label = None if verdict is None else LABELS[verdict]
-    return Score(value=float(label == target.text), answer=label, explanation=judgement.completion)
 
 
 @scoring.scorer(metrics=[accuracy(), stderr(cluster="group")])

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import anyio.to_thread
 from fastapi import FastAPI
@@ -79,12 +79,6 @@ _Reward = tuple[float, float, float, float]
 """A reward from 0 to 1, and what is logged with it, as `ExtraLogs` has it."""
 
 
-class Health(BaseModel):
-    """The answer of /health."""
-
-    status: Literal["ok"]
-
-
 def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
     """Return the app of a listwise judge in one order; nothing else may use the judge's engine while it runs."""
     batches = MicroBatches(judge.engine, config.window_s, config.judge.chunk_size)
@@ -113,8 +107,8 @@ def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
     app.add_middleware(Gate, limits=limits, key=key, host=config.host)
 
     @app.get(_OPEN_ROUTE)
-    async def health() -> Health:
-        return Health(status="ok")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
 
     @app.post("/judge", responses=_responses(ErrorAnswer))
     async def judge_items(request: JudgeRequest) -> JudgeAnswer:

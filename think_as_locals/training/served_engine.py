@@ -177,7 +177,7 @@ class ServedEngine(CheckedEngine):
         with self._servers.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
             save_adapter(self.model, tensors, folder)
             with suppress(OtherWeightsError):
-                return list(chain.from_iterable(self._servers.on_each(load)))
+                return self._answers_of(load)
         return None
 
     def _send_weights(self) -> None:
@@ -234,7 +234,7 @@ class ServedEngine(CheckedEngine):
             raise ServerError(self._restarts("took new weights"))
 
         with self._servers.one_limit():
-            return list(chain.from_iterable(self._servers.on_each(load)))
+            return self._answers_of(load)
 
     def _broadcast(self, name: str, *, connect: bool) -> None:
         """Send the policy's weights by NCCL, on all ranks together."""
@@ -246,12 +246,13 @@ class ServedEngine(CheckedEngine):
         if faults := [each for each in gather_object([fault]) if each]:
             remedy = "rollout.transfer=folder sends weights through a shared folder"
             raise TrainingError(f"weights could not be sent by NCCL to {self._named} ({faults[0]}); {remedy}")
-
-        def ask(server: VLLMServer) -> list[SampledTokens]:
-            return self._ask_check(server, name, self._tensors)
-
-        self._answers = self._on_main(lambda: list(chain.from_iterable(self._servers.on_each(ask))))
+        check = partial(self._ask_check, name=name, sent=self._tensors)
+        self._answers = self._on_main(lambda: self._answers_of(check))
         self._loaded = name
+
+    def _answers_of(self, ask: Callable[[VLLMServer], list[SampledTokens]]) -> list[SampledTokens]:
+        """Return the answers of all servers that are ready then, one server after the other."""
+        return list(chain.from_iterable(self._servers.on_each(ask)))
 
     def _ask_check(self, server: VLLMServer, name: str, sent: SentTensors) -> list[SampledTokens]:
         """Return a server's answers to the sync check; a TrainingError if its tensors are not those sent."""
