@@ -71,14 +71,14 @@ class RewardGuard:
             fault = "reward not finite" if infinite else "rewards failed"
             _record(self._folder, step, PartialState().process_index, fault, parquet(rows), ".parquet")
         if bad := [rank for rank, (_, _, infinite, *_) in enumerate(ranks) if infinite]:
-            raise _not_finite_error("reward", step, bad, self._folder, "mend the component that gave it")
+            raise _not_finite_error("reward", step, bad, self._folder, "fix the component that gave it")
         if over := [rank for rank, (_, too_many, *_) in enumerate(ranks) if too_many]:
             config, first = self._config, ranks[over[0]][3]
             raise TrainingError(
                 f"step {step}: on {_named(over)} the rewards of more than {config.max_fault_share:.1%} of the last "
                 f"{config.fault_window} rollouts failed (reward.max_fault_share, reward.fault_window), with {first}. "
                 f"Batch: {self._folder}/step-{step}-rank-*. "
-                "Mend the component, or raise reward.timeout_s where it is slow."
+                "Fix the component, or raise reward.timeout_s if it is slow."
             )
         return sum(count for count, *_ in ranks)
 

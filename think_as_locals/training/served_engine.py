@@ -196,7 +196,7 @@ class ServedEngine(CheckedEngine):
         states, wanted = self._servers.on_each(VLLMServer.state), self._config.rollout.transfer
         reason = nccl_unsupported_reason(states, len(self._servers.all))
         if reason and wanted == "nccl":
-            raise ServerError(f"rollout.transfer: got nccl, but {reason}: mend that, or set folder")
+            raise ServerError(f"rollout.transfer: got nccl, but {reason}: fix that, or set folder")
         if reason and wanted is None and torch.cuda.is_available():
             _logger.warning("this weight sync goes through %s, and not by NCCL: %s", self._weights, reason)
         by_nccl = reason is None and wanted != "folder"

@@ -45,7 +45,7 @@ class SharedPrefixTrainer(GRPOTrainer):
     If a model or setting is not supported, or the first group's log-probabilities differ from TRL's own (in half
     precision: are more than twice as far from float32's), it computes as TRL does, and `unshared_reason` says why. With
     `float32_head` the LM head computes in float32, even under autocast. With `scores_rubrics`, the policy scores
-    rubrics between sampling and loss; off policy, that pass also passes the rollouts' old log-probabilities to
+    rubrics between sampling and loss; off policy, that pass also gives the rollouts' old log-probabilities to
     `add_old_log_probs`.
     """
 
