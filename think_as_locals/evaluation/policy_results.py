@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from think_as_locals.evaluation.tables import Cell, Table, escape_markdown, figu
 from think_as_locals.evaluation.tasks import Question
 from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
+from think_as_locals.types import Item
 
 CAPTION = (
     "Mean quality of an answer, with 95 % intervals by question group; gains are paired by question. multiple_choice: "
@@ -47,29 +47,6 @@ def read_answers(path: Path) -> Answers:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Worth:
-    """A question, the answers to it before and after training, and their qualities."""
-
-    question: Question
-    before: Sequence[str]
-    after: Sequence[str]
-    worth: Sequence[float]  # of those before, then of those after
-
-    @property
-    def means(self) -> tuple[float, float]:
-        parts = self.worth[: len(self.before)], self.worth[len(self.before) :]
-        before, after = (sum(part) / len(part) for part in parts)
-        return before, after
-
-    def row(self, task: str) -> dict[str, Any]:
-        item, count = self.question.item, len(self.before)
-        named = {name: getattr(item, name) for name in ("id", "prompt", "culture", "language", "group")}
-        before = {"answers": list(self.before), "qualities": list(self.worth[:count])}
-        after = {"answers": list(self.after), "qualities": list(self.worth[count:])}
-        return {"task": task, **named, "before": before, "after": after}
-
-
 def write_results(config: PolicyConfig, questions: Mapping[str, Sequence[Question]], folder: RunFolder) -> None:
     """Score the answers of the first and the last step, those to a question together, and write the results."""
     steps = folder.answered_steps()
@@ -79,13 +56,19 @@ def write_results(config: PolicyConfig, questions: Mapping[str, Sequence[Questio
     for name, section in config.tasks.items():
         texts = [[*old, *new] for old, new in zip(before[name], after[name], strict=True)]
         worth = qualities(section, config.seed, questions[name], texts)
-        rows = [_Worth(*each) for each in zip(questions[name], before[name], after[name], worth, strict=True)]
-        lines += [json.dumps(row.row(name), ensure_ascii=False) for row in rows]
+        rows = []
+        for question, old, new, scores in zip(questions[name], before[name], after[name], worth, strict=True):
+            item = {key: getattr(question.item, key) for key in ("id", "prompt", "culture", "language", "group")}
+            old_side = {"answers": list(old), "qualities": list(scores[: len(old)])}
+            new_side = {"answers": list(new), "qualities": list(scores[len(old) :])}
+            rows.append({"task": name, **item, "before": old_side, "after": new_side})
+        lines += [json.dumps(row, ensure_ascii=False) for row in rows]
+        items = [question.item for question in questions[name]]
         found["tasks"][name] = {
             "task": section.task,
             "data": section.data.title,
             "num_candidates": section.num_candidates,
-            **_summary(rows, config, 1.0 if section.scorer is None else math.inf),
+            **_summary(list(zip(items, rows, strict=True)), config, 1.0 if section.scorer is None else math.inf),
         }
     write_text(folder.path / "answers.jsonl", "".join(f"{line}\n" for line in lines))
     parts = [f"# {escape_markdown(config.run.name)}", f"{CAPTION} {max(steps)} steps of GRPO."]
@@ -95,26 +78,25 @@ def write_results(config: PolicyConfig, questions: Mapping[str, Sequence[Questio
     write_json(folder.policy_results, found)
 
 
-def _summary(rows: Sequence[_Worth], config: PolicyConfig, most: float) -> dict[str, Any]:
+def _summary(rows: Sequence[tuple[Item, dict[str, Any]]], config: PolicyConfig, most: float) -> dict[str, Any]:
     """Return the means before and after and the gain, in all and by culture; a quality is at most `most`."""
     bounds = {"before": (0.0 if most == 1 else -most, most)}
     bounds |= {"after": bounds["before"], "gain": (-most, most)}
 
-    def part(of: Sequence[_Worth]) -> dict[str, Any]:
-        groups = [row.question.item.group for row in of]
-        before, after = zip(*(row.means for row in of), strict=True)
-        columns = {
-            "before": before,
-            "after": after,
-            "gain": [new - old for old, new in zip(before, after, strict=True)],
-        }
-        how = groups, config.eval.bootstrap_samples, config.seed
+    def part(of: Sequence[tuple[Item, dict[str, Any]]]) -> dict[str, Any]:
+        columns = {side: [_mean(row[side]["qualities"]) for _, row in of] for side in ("before", "after")}
+        columns["gain"] = [new - old for old, new in zip(*columns.values(), strict=True)]
+        how = [item.group for item, _ in of], config.eval.bootstrap_samples, config.seed
         return {
             name: estimate_mean(column, *how, bounds=bounds[name]).as_dict("quality")
             for name, column in columns.items()
         }
 
-    return with_cultures(rows, part, lambda row: row.question.item)
+    return with_cultures(rows, part, lambda each: each[0])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def table(found: Mapping[str, Any]) -> Table:

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from think_as_locals.config.serve_schema import LimitsSection
 from think_as_locals.data.languages import culture_code
 from think_as_locals.data.sources.jsonl import UNREAD
-from think_as_locals.types import LABELS, DataError, Item, shown
+from think_as_locals.types import LABELS, Criterion, DataError, Item, shown
 
 OPENAI_ROOT = "/v1/"
 _OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
@@ -158,14 +158,6 @@ class JudgeRequest(Message):
     items: Annotated[list[JudgeItem], Field(min_length=1)]
 
 
-class WeightedCriterion(Message):
-    """One line of a rubric."""
-
-    weight: int
-    name: str
-    description: str
-
-
 class Verdict(Message):
     """The judgement of one item.
 
@@ -185,7 +177,7 @@ class Verdict(Message):
     verdict: int | None
     label: str | None
     order: list[int]
-    rubric: list[WeightedCriterion] | None
+    rubric: list[Criterion] | None
     analysis: str | None
     issues: list[str]
     completion: str
