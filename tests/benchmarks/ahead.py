@@ -22,7 +22,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS
 from rich.console import Console
 from rich.table import Table
 from soak_server import Server
-from transformers import PrinterCallback, TrainerCallback
+from transformers import TrainerCallback
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
@@ -111,7 +111,6 @@ def measure(folder: Path, model: Path, url: str, ahead: int, steps: int) -> dict
     items = load(config.data, config.seed).train
     run = RunFolder(folder / f"ahead-{ahead}")
     trainer = JudgeTrainer(config, str(model), items, run, Checkpoints(run.checkpoints, 1))
-    trainer.remove_callback(PrinterCallback)
     clock, engine = Clock(), trainer.vllm_generation
     trainer.add_callback(clock)
     for part, method in (("sampling", "_current"), ("weights", "_send_weights")):
