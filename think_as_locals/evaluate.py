@@ -77,7 +77,7 @@ def load_items(config: EvaluationConfig) -> Sequence[Item]:
 
 
 def _load_edits(config: EvaluationConfig, items: Sequence[Item]) -> Edits:
-    """Return items with their edits, ours or those of a file; both have their responses in the order presented."""
+    """Return items with their edits, ours or those of a file, both with responses in the order presented."""
     known, probes = tuple(read(config.data, config.seed)), config.eval.probes
     pairs: Edits
     if isinstance(probes, str):

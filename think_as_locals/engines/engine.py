@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Texts that the tokenizer reads as control tokens: none may come from untrusted text."""
 
     def check_texts(self, items: Iterable[Item]) -> None:
-        """Raise a DataError where the tokenizer, if known, reads control tokens in an item's neutralised texts."""
+        """Raise a DataError if the tokenizer, if known, reads control tokens in an item's neutralised texts."""
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         """Sample one rollout for each conversation, and deliver each as soon as it is complete, in any order."""
@@ -75,7 +75,7 @@ def load_engine(
     revision: str | None = None,
     vllm: Mapping[str, Any] = MappingProxyType({}),
 ) -> Engine:
-    """Load a chat model from a directory or the Hub into this process; what the other backend needs is not imported.
+    """Load a chat model from a directory or the Hub into this process, importing only what its backend needs.
 
     `vllm` has options by their names in conf/rm/shared/vllm.yaml; with another backend they are a ConfigError.
     """

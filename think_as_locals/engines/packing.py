@@ -1,4 +1,4 @@
-"""Rows that share a prompt as one row that holds the prompt once, and the attention that such a row needs.
+"""Packing rows with the same prompt into one row that has the prompt once, and the attention for such a row.
 
 Rollouts of a group, prompt `p q r` and completions `a b` and `c d e`, become
 
@@ -6,10 +6,10 @@ Rollouts of a group, prompt `p q r` and completions `a b` and `c d e`, become
     positions  0 1 | 2 3 | 2 3 4
     labels     . . | a b | c d e
 
-Every branch begins with the prompt's last token, which predicts the first token of its completion, and sees the trunk
-(the prompt without that token) and itself only. So the log-probabilities and gradients are those of separate rows, to
-rounding, while the token count falls from G(P+C) to P+GC. Of rows that a classifier scores, `pack_rows` makes a trunk
-of what they have in common, and only the last token of each branch is scored.
+Every branch begins with the prompt's last token, which predicts the first token of its completion, and attends only to
+the trunk (the prompt without that token) and itself. So log-probabilities and gradients are those of separate rows, up
+to rounding, while the number of tokens falls from G(P+C) to P+GC. For a classifier, `pack_rows` makes a trunk of the
+rows' common prefix, and only the last token of each branch is scored.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from think_as_locals.engines.float32 import computing_in_float32
 
 SUPPORTED_KERNELS = ("sdpa", "flash_attention_2", "flash_attention_3")
-# What transformers makes of the last two where flash-attn is not installed but `kernels` is.
+# What transformers turns the last two into if flash-attn is not installed but `kernels` is.
 _FROM_HUB = {FLASH_ATTN_KERNEL_FALLBACK[name] for name in SUPPORTED_KERNELS if name in FLASH_ATTN_KERNEL_FALLBACK}
 ARGUMENT = "shared_prefix"
-"""Name of the model's keyword argument that says how a row is packed; it reaches the attention of every layer."""
+"""The keyword argument of the model with the packed row; it is passed on to the attention of every layer."""
 
 _SCORE_TOLERANCE = 1e-4  # of scores in full precision, relative to the largest
-# In half precision, where the shape of a batch alone moves results (log-probabilities of a 7B: .04 nats): how much
-# further those of packed rows may be from float32's than those of separate rows are, in the mean.
+# In half precision, in which the mere shape of a batch changes results (log-probabilities of a 7B by .04 nats), this is
+# how many times the mean error of separate rows, compared with float32, that of packed rows may be.
 _FURTHER = 2.0
 _NEGLIGIBLE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Where a group lies in a packed row."""
+    """The place of a group in a packed row."""
 
     trunk: slice
     branches: slice  # one after the other
@@ -64,28 +64,28 @@ class Packed:
 
     tokens: Tensor  # (1, L)
     positions: Tensor  # of each token in its own sequence, (1, L)
-    scored: Tensor  # index in the row of the L' tokens whose output counts
+    scored: Tensor  # indices of the L' tokens whose outputs are used
     groups: tuple[Group, ...]
 
     @property
     def inputs(self) -> dict[str, Any]:
         """Keyword arguments of a model."""
-        # Four dimensions tell transformers that the mask is made already; the attention of a packed row needs none.
+        # Four dimensions tell transformers not to make a mask; the attention of a packed row needs none.
         mask = self.tokens.new_ones(1, 1, 1, 1)
         return {"input_ids": self.tokens, "position_ids": self.positions, "attention_mask": mask, ARGUMENT: self}
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCompletions(Packed):
-    """One row whose branch tokens predict those of completions."""
+    """One row whose branch tokens predict the tokens of completions."""
 
-    labels: Tensor  # what they predict, (1, L')
-    rows: Tensor  # which row each label is of ...
-    columns: Tensor  # ... and which of its completion tokens it is
+    labels: Tensor  # the predicted tokens, (1, L')
+    rows: Tensor  # the row of each label ...
+    columns: Tensor  # ... and its place in the completion
 
 
 def pack(prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> PackedCompletions:
-    """Pack completions; neighbours with equal prompts share a trunk."""
+    """Pack completions; consecutive ones with equal prompts share a trunk."""
     wanted = [row for row, completion in enumerate(completions) if len(completion)]
     if not wanted or any(not len(prompts[row]) for row in wanted):
         raise ValueError("nothing to pack: expected at least one completion, and a prompt before each")
@@ -108,7 +108,7 @@ def pack(prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> PackedComp
 
 
 def pack_rows(groups: Sequence[Sequence[list[int]]], device: torch.device) -> Packed:
-    """Pack whole rows, those of a group with their common beginning as the trunk; the last token of each is scored."""
+    """Pack rows, with the common prefix of each group as its trunk; the last token of each row is scored."""
     parts = []
     for rows in groups:
         common = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*(row[:-1] for row in rows), strict=False))
@@ -149,7 +149,7 @@ def _lay_out(parts: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> tuple[Tensor, 
 
 
 def log_probs(model: nn.Module, packed: PackedCompletions) -> tuple[Tensor, Tensor | None]:
-    """Return log-probabilities of the labels, and entropies where the model's head computes them, (L',) each."""
+    """Return the log-probabilities of the labels and, if the model's head computes them, entropies, (L',) each."""
     outputs = model(**packed.inputs, shift_labels=packed.labels, fused_lm_head=True)
     return outputs.log_probs[0], None if outputs.entropy is None else outputs.entropy[0]
 
@@ -176,7 +176,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
 
 
 def prepare(model: PreTrainedModel) -> None:
-    """Let a model take packed rows; ordinary rows are computed as before."""
+    """Prepare a model for packed rows; ordinary rows are computed as before."""
     name = model.config._attn_implementation
     kernel = ALL_ATTENTION_FUNCTIONS[name]
     if not isinstance(kernel, PackedAttention):
@@ -186,7 +186,7 @@ def prepare(model: PreTrainedModel) -> None:
 
 
 def prepare_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Let a classifier with one label take packed rows, for `scores`; return why it cannot, or `None`."""
+    """Prepare a classifier with one label for packed rows and `scores`; return why it cannot take them, or `None`."""
     names = signature(model.forward).parameters.keys() & set(tokenizer.model_input_names)
     directions = {module.is_causal for module in model.modules() if hasattr(module, "is_causal")}
     if directions != {True}:
@@ -205,7 +205,7 @@ def prepare_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         packed: Packed | None = kwargs.get(ARGUMENT)
         if packed is None:
             return separate_forward(*args, **kwargs)
-        # The usual head reads one token of each row.
+        # The usual head uses only one token of each row.
         return SequenceClassifierOutput(logits=model.score(model.base_model(**packed.inputs).last_hidden_state[0]))
 
     model.forward = forward
@@ -213,12 +213,12 @@ def prepare_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 
 
 def scores(model: nn.Module, packed: Packed) -> Tensor:
-    """Return the scores (rows,) that a prepared classifier, or what wraps it, gives packed rows."""
+    """Return the scores (rows,) of packed rows by a prepared classifier, which may be wrapped."""
     return model(**packed.inputs).logits[:, 0]  # type: ignore[no-any-return]
 
 
 def scores_differ(model: nn.Module, pad_id: int | None, device: torch.device, *, full_precision: bool) -> str | None:
-    """Return by how much scores of a few packed rows differ from those of separate rows if it is more than rounding."""
+    """Return how much the scores of packed and separate rows differ, if by more than rounding, or `None`."""
     known = [token for token in range(5, 24) if token != pad_id]
     ends = [[], *(known[start : start + length] for length in (1, 2, 4, 7) for start in range(4))]
     rows = [known[:16] + end for end in ends]
@@ -239,7 +239,7 @@ def scores_differ(model: nn.Module, pad_id: int | None, device: torch.device, *,
 
 
 def worse_than_separate(results: str, ours: float, theirs: float) -> str | None:
-    """Return that packed rows are further from float32 than separate ones, in the mean, where that is no rounding."""
+    """Return how much greater the mean error of packed rows is, if by more than rounding, or `None`."""
     if ours <= _FURTHER * theirs + _NEGLIGIBLE:
         return None
     return (
@@ -269,7 +269,7 @@ class PackedAttention:
         packed: Packed | None = kwargs.pop(ARGUMENT, None)
         if packed is None:
             return self._kernel(module, query, key, value, attention_mask, **kwargs)
-        # Positions are in the tensors already; flash attention would read from them where sequences begin.
+        # Tensors have their positions already, by which flash attention would find the starts of sequences.
         kwargs.pop("position_ids", None)
         if torch.is_autocast_enabled(query.device.type):
             dtype = torch.get_autocast_dtype(query.device.type)
@@ -285,7 +285,7 @@ class PackedAttention:
     def _branches(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, group: Group, kwargs: dict[str, Any]
     ) -> Tensor:
-        """Every branch sees the trunk and what comes before in itself: causal attention aligned to the end."""
+        """Return the attention of branches to the trunk and, causally, to themselves: a mask aligned to the end."""
         q, k, v = (_unpack(tensor[0, :, group.branches], group) for tensor in (query, key, value))
         k, v = (
             torch.cat([whole[:, :, group.trunk].expand(group.num_branches, -1, -1, -1), own], dim=2)
@@ -308,12 +308,12 @@ class PackedAttention:
 
 
 def _grouped_heads_are_fast(query: Tensor) -> bool:
-    """Whether SDPA takes fewer key heads than query heads without a kernel that writes all scores to memory."""
+    """Return whether SDPA has a fast kernel for fewer key heads than query heads, which does not store all scores."""
     return query.device.type == "cpu" or (query.dtype != torch.float32 and query.shape[-1] <= 256)
 
 
 def _unpack(tokens: Tensor, group: Group) -> Tensor:
-    """(H, branch tokens, D) -> (branches, H, longest, D), padded at the end, where nothing else looks."""
+    """Reshape (H, branch tokens, D) to (branches, H, longest, D), padded at the end, where no branch attends to it."""
     heads, _, width = tokens.shape
     if group.scatter is not None:
         block = tokens.new_zeros(heads, group.num_branches * group.longest, width)

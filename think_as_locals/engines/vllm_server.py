@@ -31,7 +31,7 @@ class OtherWeightsError(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """A completion as tokens, with the log-probability of each and those of the likeliest at its place, by token id."""
+    """A completion as tokens, with their log-probabilities and, by token id, those of the likeliest tokens."""
 
     token_ids: list[int]
     log_probs: list[float | None]

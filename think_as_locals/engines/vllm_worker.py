@@ -26,7 +26,7 @@ class TransferEngine(NCCLWeightTransferEngine):
     _name = ""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the weights of one file, or receive those of vLLM's own description."""
+        """Load the weights of a file, or receive them as vLLM's own transfer does."""
         self._name = update_info.pop("weights")
         if "file" not in update_info:
             super().update_weights(update_info)

@@ -202,7 +202,7 @@ def differing(expected: Mapping[str, Digest], workers: Sequence[Mapping[str, Dig
 
 
 class SentTensors:
-    """The tensors of a weight sync: what an engine is asked for about them, and what it has to answer.
+    """The tensors of a weight sync: the request for their digests, and the expected answers.
 
     Experts of a mixture are left out: kernels have them in layouts of their own.
     """

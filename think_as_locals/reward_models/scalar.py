@@ -52,7 +52,7 @@ class ResponseScorer(RewardModel):
     chunk_size: int | None = 1024
 
     def close(self) -> None:
-        """Do nothing: the model goes with its last reference."""
+        """Do nothing: the model is freed with its last reference."""
 
     def requests(self, item: Item) -> list[Request]:
         return [Request(item, _ALONE[i]) for i in range(len(item.responses))]

@@ -241,7 +241,7 @@ class ScoreRequest(Message):
 
 
 class ExtraLogs(Message):
-    """What OpenRLHF logs beside rewards.
+    """What OpenRLHF logs with the rewards.
 
     Args:
         judged: 0 if nothing could be parsed of what the judge wrote about a response, or its group did not come in time

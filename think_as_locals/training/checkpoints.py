@@ -308,7 +308,7 @@ class CheckpointedTrainer(Trainer):
 
 @contextmanager
 def _pickles_as_data() -> Iterator[None]:
-    """Have torch load pickles without running code, even where a library such as DeepSpeed asks for the opposite."""
+    """Have torch load pickles without running code, even when a library such as DeepSpeed asks for the opposite."""
     classes: list[Any] = []  # of DeepSpeed's, in its optimizer states
     if PartialState().distributed_type == DistributedType.DEEPSPEED:
         from deepspeed.runtime.fp16.loss_scaler import LossScaler

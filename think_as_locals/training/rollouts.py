@@ -220,7 +220,7 @@ class CheckedEngine(VLLMGeneration, ABC):
 
     @abstractmethod
     def _send_weights(self) -> None:
-        """Load the policy's weights into the engine, those of an adapter merged."""
+        """Load the policy's weights into the engine, with an adapter merged."""
 
     @abstractmethod
     def _check_completions(self) -> list[SampledTokens]:

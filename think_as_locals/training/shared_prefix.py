@@ -158,7 +158,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         compute_aux_loss: bool = False,
         **images: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return log-probabilities and entropies of the completions, (B, C) each; 0 where there is no token."""
+        """Return log-probabilities and entropies of the completions, (B, C) each, with 0 for padding."""
         if self._skip_pass:  # the first pass after sampling is that of the old log-probabilities
             self._skip_pass = False
             return torch.full((len(input_ids), logits_to_keep), torch.nan, device=input_ids.device), None, None

@@ -68,7 +68,7 @@ def share_of_rank(trainer: GroupTrainer, questions: Sequence[T]) -> Sequence[T]:
 
 
 def gather_shares(trainer: GroupTrainer, found: list[T]) -> list[T]:
-    """Return the results of all ranks, those of each engine once."""
+    """Return the results of all ranks, once for each engine."""
     gathered: list[T] = gather_object(found if PartialState().process_index % _ranks_per_engine(trainer) == 0 else [])
     return gathered
 
