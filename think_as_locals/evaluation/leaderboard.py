@@ -18,7 +18,7 @@ from rich.console import RenderableType
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import NAMES, baseline_credits
-from think_as_locals.evaluation.breakdowns import language_name, macro_cells, macro_warning
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS, language_name, macro_cells, macro_warning
 from think_as_locals.evaluation.compare import ALPHA
 from think_as_locals.evaluation.pages import read_settings, strip, templates
 from think_as_locals.evaluation.probes import DIRECTIONS
