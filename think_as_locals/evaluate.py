@@ -126,7 +126,7 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
         clear_device_cache(garbage_collection=True)  # of a model that is gone, for the next one
     if not peers.is_main:
         return
-    page = write_leaderboard([folder.path], folder.path, items)
+    page = write_leaderboard([folder.path], folder.path, data.items)
     Console(highlight=False).print(*on_terminal(folder.path))
     print(f"leaderboard  {page}")
     if config.sample is not None and not failed:
