@@ -131,7 +131,7 @@ def records(tal: Tal, *words: str) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in done.out.splitlines()]
     failures = sum(record["verdict"] is None for record in found)
     assert done.status == (1 if failures else 0), done.err
-    assert (f"{failures} of {len(found)} judgements have no verdict: the model did not write" in done.err) == (
+    assert (f"{failures} of {len(found)} judgements have no verdict: the model did not follow" in done.err) == (
         failures > 0
     )
     return found
@@ -234,7 +234,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_results_are_comput
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"name": "{i}", "accuracy": 0.{i}, "downstream": {i}}}\n' for i in range(1, 4)))
     done = tal(command, str(rows), "--out", str(tmp_path / out))
-    assert (done.status, f"--out {tmp_path / out}: not a folder that can be written to" in done.err) == (2, True)
+    assert (done.status, f"--out {tmp_path / out}: not a writable folder" in done.err) == (2, True)
 
 
 # --- recipes ---
@@ -384,18 +384,19 @@ def test_the_configuration_is_printed_and_nothing_else(tal: Tal) -> None:
             ["quickstart"],
             [
                 *("SFT, 600 steps, then GRPO, 30 steps of 128 completions", "4,288 items, 8 question groups"),
-                *("measures test  476", "at the end: 3 times 476 judgements", "GB of memory beside torch itself"),
+                *(
+                    "set test        476",
+                    "3 of 476 judgements: before GRPO",
+                    "GB of memory in addition to torch itself",
+                ),
             ],
         ),
-        (
-            ["quickstart", "grpo.max_steps=-1", "grpo.num_train_epochs=2"],
-            ["GRPO, 536 steps", "37 times 476 judgements"],
-        ),
+        (["quickstart", "grpo.max_steps=-1", "grpo.num_train_epochs=2"], ["GRPO, 536 steps", "37 of 476 judgements"]),
         (
             ["scpo_quickstart"],
             [
                 *("seeds 0, 1, 2", "7,200 items, 300 question groups, 10 cultures", "2,400 items"),
-                *("150, each of up to 135 steps of 16 pairs", "GB of memory"),
+                *("150, each up to 135 steps of 16 pairs", "GB of memory"),
             ],
         ),
         (["carb", "data=quickstart_cards", "eval.items=test"], ["constant", "476 items, 8 question groups"]),
@@ -413,7 +414,7 @@ def test_a_dry_run_reads_the_data_and_makes_nothing(
 
 def test_a_plan_is_json_too(tal: Tal) -> None:
     words = ["carb", "data=quickstart_cards", "data.languages=[en]", "eval.items=test"]
-    assert ["evaluates", "constant"] in json.loads(tal("run", *words, "--dry-run", "--json").out)["plan"]
+    assert ["reward models", "constant"] in json.loads(tal("run", *words, "--dry-run", "--json").out)["plan"]
     done = tal("run", *words, "--print-config", "--json")
     assert (done.status, "--print-config prints YAML" in done.err) == (2, True)
 

@@ -162,14 +162,14 @@ def test_texts_in_another_language_than_english_are_noticed(
     write(Path("thai.csv"), [{"prompt": f"คนไทยทักทายผู้ใหญ่คนที่ {i} อย่างไร"} | pair for i in range(3)])
     done = tal("init", "mine", "--from", "thai.csv")
     assert (done.status, "cultures: TH 3\nlanguages: en 3" in done.out) == (0, True), done
-    assert "some texts are in another language than their row says (where it says none: English)" in done.out
+    assert "some texts are not in the language of their row (English if it names none)" in done.out
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["there"], "there is there already"),
-        (["a/b"], "there is no folder a"),
+        (["there"], "there already exists"),
+        (["a/b"], "the folder a does not exist"),
         (["new", "--from", "no.csv"], "no.csv: no such file"),
     ],
 )

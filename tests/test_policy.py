@@ -163,4 +163,7 @@ def test_a_dry_run_says_what_is_trained_and_asked(tal: Tal, small: Path, tmp_pat
     given = words(tmp_path, small)
     done = tal(given[0], "--dry-run", *given[1:])
     assert done.status == 0, done.err
-    assert all(text in done.out for text in ("2 steps, 4 completions a prompt", "asks judged", "classifier", "2 times"))
+    assert all(
+        text in done.out
+        for text in ("2 steps, 4 completions per prompt", "task judged", "classifier", "2: before GRPO")
+    )

@@ -1,4 +1,4 @@
-"""Train generative reward models (LLM judges) that think as locals do.
+"""Train generative reward models: LLM judges that reason like locals.
 
 These names are the stable API. Importing them needs no torch: those in `_LAZY` load what they need on first use.
 """

@@ -65,10 +65,10 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
 
         measured = evaluate.load_items(config)
         rows = [
-            ("evaluates", ", ".join(config.rms)),
-            ("on", f"{_described(measured)} ({config.data.source}, {config.eval.items})"),
+            ("reward models", ", ".join(config.rms)),
+            ("items", f"{_described(measured)} ({config.data.source}, {config.eval.items})"),
             *(_planned(config.sample, config.seed) if config.sample else ()),
-            ("memory", "estimated only for recipes that train"),
+            ("memory", "estimated only for training"),
         ]
     elif isinstance(config, SampleConfig):
         rows = _planned(config.sample, config.seed)
@@ -76,9 +76,9 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         from think_as_locals import edit
 
         rows = [
-            ("asks", _chat_name(config.editor)),
-            ("about", f"{_described(edit.items_of(config))} ({config.data.source}, {config.items})"),
-            ("edits", f"{', '.join(config.probes)}, each tried {config.tries} times"),
+            ("editor", _chat_name(config.editor)),
+            ("items", f"{_described(edit.items_of(config))} ({config.data.source}, {config.items})"),
+            ("probes", f"{', '.join(config.probes)}, up to {config.tries} tries per edit"),
         ]
     elif isinstance(config, DemonstrationConfig):
         from think_as_locals import demonstrate
@@ -86,9 +86,9 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         teacher, items = config.teacher, demonstrate.items_of(config)
         orders = ", in both orders" if config.both_orders else ""
         rows = [
-            ("asks", teacher.model if isinstance(teacher, ServerSection) else teacher.path),
-            ("about", f"{_described(items)} ({config.data.source}, {config.items})"),
-            ("tries", f"{config.tries}{orders}{', then with the hint' if config.hint else ''}"),
+            ("teacher", teacher.model if isinstance(teacher, ServerSection) else teacher.path),
+            ("items", f"{_described(items)} ({config.data.source}, {config.items})"),
+            ("tries", f"up to {config.tries}{orders}{', then with the hint' if config.hint else ''}"),
         ]
     elif isinstance(config, ScpoConfig):
         rows = _scpo_plan(config, load_data(config))
@@ -96,7 +96,7 @@ def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
         rows = _policy_plan(config, load_data(config))
     else:
         rows = _training_plan(config, load_data(config))
-    return [*rows, ("in", config.run.dir)]
+    return [*rows, ("runs folder", config.run.dir)]
 
 
 def _scpo_plan(config: ScpoConfig, data: Splits) -> list[tuple[str, str]]:
@@ -107,12 +107,12 @@ def _scpo_plan(config: ScpoConfig, data: Splits) -> list[tuple[str, str]]:
     specs = variant_specs(config, sorted({str(item.culture) for item in data.test}))
     most = max(Counter(item.culture for item in data.train).values())
     steps = num_steps(scpo, most, exactly=config.mode.steps == "exactly")
-    length = f"each of up to {steps:,} steps of {scpo.batch_size:,} pairs"
+    length = f"each up to {steps:,} steps of {scpo.batch_size:,} pairs"
     return [
-        ("steers", f"{config.model.path or 'a new model'} to each country: {variants}"),
+        ("model", f"{config.model.path or 'randomly initialised'}, steered to each country: {variants}"),
         ("trainings", f"{len(specs):,}, {length}; seeds {', '.join(map(str, scpo.seeds))}"),
-        ("train", f"{_described(data.train)} ({config.data.source})"),
-        ("test", _described(data.test)),
+        ("training items", f"{_described(data.train)} ({config.data.source})"),
+        ("test items", _described(data.test)),
         *_estimates(config, data.train, 0),
     ]
 
@@ -127,11 +127,11 @@ def _policy_plan(config: PolicyConfig, data: PolicyData) -> list[tuple[str, str]
     asked = ((name, [each.item for each in of_task]) for name, of_task in data.questions.items())
     times = 1 + math.ceil(steps / config.eval.every_steps)
     return [
-        ("trains", f"{config.model.path}: GRPO, {steps:,} steps, {grpo.num_generations} completions a prompt"),
-        ("on", f"the prompts of {_described(data.train)} ({config.data.source})"),
-        ("rewarded by", f"{rm.kind} {rewarded}".strip()),
-        *((f"asks {name}", f"{_described(of_task)} ({config.tasks[name].task})") for name, of_task in asked),
-        ("when", f"before GRPO, every {config.eval.every_steps} steps, at the end: {times:,} times"),
+        ("training", f"{config.model.path}: GRPO, {steps:,} steps, {grpo.num_generations} completions per prompt"),
+        ("prompts", f"those of {_described(data.train)} ({config.data.source})"),
+        ("reward model", f"{rm.kind} {rewarded}".strip()),
+        *((f"task {name}", f"{_described(of_task)} ({config.tasks[name].task})") for name, of_task in asked),
+        ("evaluations", f"{times:,}: before GRPO, every {config.eval.every_steps} steps and at the end"),
         *_estimates(config, data.train, 0),
     ]
 
@@ -147,14 +147,14 @@ def _training_plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str
     batch = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * launch.processes
     times, judged = 1 + math.ceil(steps / every), sum(len(each.items) * each.orders for each in data.sets.values())
     sft = f"SFT, {config.sft.length}, then " if config.sft else ""
-    weights = config.reward.weights.items()
+    weights, path = config.reward.weights.items(), config.model.path or "a randomly initialised model"
     return [
-        ("trains", f"{config.model.path or 'a new model'}: {sft}GRPO, {steps:,} steps of {batch:,} completions"),
-        ("train", f"{_described(data.train)} ({', '.join(config.sources)})"),
-        ("samples", f"{grpo.num_generations} completions a prompt, of up to {grpo.max_completion_length} tokens"),
+        ("training", f"{path}: {sft}GRPO, {steps:,} steps of {batch:,} completions"),
+        ("training items", f"{_described(data.train)} ({', '.join(config.sources)})"),
+        ("rollouts", f"{grpo.num_generations} per prompt, up to {grpo.max_completion_length} tokens each"),
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
-        *((f"measures {name}", f"{_described(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
-        ("when", f"before GRPO, every {every} steps, at the end: {times:,} times {judged:,} judgements"),
+        *((f"set {name}", f"{_described(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
+        ("evaluations", f"{times:,} of {judged:,} judgements: before GRPO, every {every} steps and at the end"),
         *_estimates(config, data.train, judged),
     ]
 
@@ -173,9 +173,9 @@ def _estimates(config: GrpoConfig | ScpoConfig, train: Sequence[Item], judgement
         counts = count(config)
     except ConfigError as error:
         return [("memory", str(error))]
-    of = f"each GPU of launch/{name}.yaml" if config.model.requires_gpu else "memory beside torch itself"
+    of = f"each GPU of launch/{name}.yaml" if config.model.requires_gpu else "memory in addition to torch itself"
     needed = f"about {needed_bytes(config, launch, counts) / GB:.1f} GB of {of}"
-    rows = [("memory", f"{needed}; tal doctor says it for others (--launch)")]
+    rows = [("memory", f"{needed}; for other launch files: tal doctor --launch")]
     if isinstance(config, RunConfig) and config.model.requires_gpu:
         rows.append(("hours", hours.described(config, launch, counts, gpus(), len(train), judgements)))
     return rows
@@ -185,8 +185,8 @@ def _planned(sample: SampleSection, seed: int) -> list[tuple[str, str]]:
     from think_as_locals.evaluation.tasks import questions_of
 
     items = [question.item for question in questions_of(sample, seed)]
-    drawn = f"{sample.num_candidates} candidates of {_chat_name(sample.policy)} ({sample.task})"
-    return [("samples", drawn), ("for", _described(items))]
+    drawn = f"{sample.num_candidates} per question from {_chat_name(sample.policy)} ({sample.task})"
+    return [("candidates", drawn), ("questions", _described(items))]
 
 
 def _chat_name(model: PolicySection | PolicyServerSection) -> str:

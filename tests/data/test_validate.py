@@ -137,7 +137,7 @@ def test_build_writes_items_and_what_is_set_aside_and_no_row_is_lost(planted: Pa
     [
         (["--strict"], "items.jsonl", "carb.jsonl:3: error: empty_prompt"),
         (["data.countries=[DE,TH]"], "items.jsonl", "data.countries: no items of 'TH'"),
-        ([], "carb.jsonl", "/carb.jsonl is there already"),
+        ([], "carb.jsonl", "/carb.jsonl already exists"),
         *(([], name, f"/{name}: ") for name in ("none/a.jsonl", "a.jsonl.gz", "a.parquet", f"{'x' * 300}.jsonl")),
     ],
 )

@@ -176,7 +176,7 @@ def test_selections_are_written_a_row_for_each_prompt_and_never_over_others(tmp_
         {"id": "0", "chosen": 1, "candidate": "b", "quality": 1.0},
         {"id": "1", "chosen": 0, "candidate": "c", "quality": None},
     ]
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already exists"):
         write_selections(rows, [1, 0], file)
 
 

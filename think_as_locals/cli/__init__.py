@@ -95,15 +95,13 @@ def _ending(error: BaseException) -> tuple[int, str | None]:
 def _parser() -> ArgumentParser:
     """Return the parser of every command and its arguments."""
     parser = ArgumentParser(
-        prog="tal", description="Train and use generative reward models (LLM judges) that think as locals do."
+        prog="tal", description="Train and use generative reward models: LLM judges that reason like locals."
     )
     parser.add_argument("--version", action="version", version=f"think-as-locals {version('think-as-locals')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (init, run, data, ask, judge, results):
         module.add(commands)
-    completion = commands.add_parser(
-        "completion", help="print a completion script, to be evaluated in your shell's profile"
-    )
+    completion = commands.add_parser("completion", help="print a completion script for your shell's profile")
     completion.add_argument("shell", choices=["bash", "zsh", "fish"])
     completion.set_defaults(command=lambda arguments: print(_completion(parser, arguments.shell)))
     _add_output(parser)
@@ -160,8 +158,8 @@ def _add_output(parser: ArgumentParser) -> None:
     for each in list(_parsers(parser)):
         both = each.add_mutually_exclusive_group()
         for short, level, shows in (
-            ("-q", "quiet", "no progress, only results and errors"),
-            ("-v", "verbose", "also what libraries log"),
+            ("-q", "quiet", "show only results and errors, no progress"),
+            ("-v", "verbose", "also show the logs of libraries"),
         ):
             both.add_argument(
                 *(short, f"--{level}"), dest="output", action="store_const", const=level, default=SUPPRESS, help=shows

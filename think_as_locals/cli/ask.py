@@ -19,14 +19,14 @@ _EXAMPLES = {
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
     demonstrate = add_asking(commands, "demonstrate", "have a model write demonstrations for a cold start (sft.data)")
-    hint = "retry items that no try got right, with the best response shown (hint=true)"
+    hint = "retry items that no try got right, with the best response in the prompt (hint=true)"
     demonstrate.add_argument("--hint", action="store_true", help=hint)
     add_asking(commands, "sample", "sample candidates from a policy for each prompt, and score them (eval.candidates)")
 
 
 def add_asking(commands: Any, name: str, does: str) -> ArgumentParser:
     """Add the parser of a command that has a model write something, by conf/NAME.yaml; return it."""
-    again = "A run that was killed continues with run.name=NAME run.resume=auto."
+    again = "To continue a killed run, add run.name=NAME run.resume=auto."
     parser: ArgumentParser = commands.add_parser(name, help=does, epilog=again)
     example = f"key=value of conf/{name}.yaml, e.g. {_EXAMPLES[name]}"
     parser.add_argument("overrides", nargs="*", default=[], help=example)

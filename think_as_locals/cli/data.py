@@ -24,12 +24,12 @@ def add(commands: Any) -> None:
     build.set_defaults(command=_build)
     validate = data.add_parser("validate", help="list every fault in the rows of a file; status 1 if there are any")
     validate.add_argument("path", help="file, folder, or owner/name[@revision][:config[:split]] on the Hub")
-    validate.add_argument("--source", help="format of the rows; default: recognised by their fields")
+    validate.add_argument("--source", help="format of the rows; default: detected from their fields")
     validate.add_argument("--strict", action="store_true", help="stop at the first row with a fault")
     validate.add_argument("--quarantine", help="a new file for the rows that cannot be imported, with the reasons")
     validate.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     validate.set_defaults(command=_validate)
-    add_asking(data, "edit", "have a model edit items for the probes (eval.probes); keep the edits that keep the rules")
+    add_asking(data, "edit", "have a model edit items for the probes (eval.probes); keep edits that follow the rules")
 
 
 def _build(arguments: Namespace) -> None:
@@ -40,7 +40,7 @@ def _build(arguments: Namespace) -> None:
 
     out = [text for text in arguments.overrides if text.startswith("out=")]
     if len(out) != 1:
-        raise ConfigError("say where to write the items: out=FILE.jsonl")
+        raise ConfigError("give one out=FILE.jsonl, the file to write the items to")
     config = load_items([text for text in arguments.overrides if text not in out])
     path = Path(out[0].removeprefix("out="))
     if SOURCES[config.data.source].outcomes is None:  # generated, not read from rows

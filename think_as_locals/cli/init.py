@@ -24,9 +24,9 @@ _SHOWN = 6  # cultures and languages that are named
 
 def add(commands: Any) -> None:
     """Add the parser of this command."""
-    init = commands.add_parser("init", help="make a folder with a recipe for your data, a reward and its test")
-    init.add_argument("name", type=Path, help="the folder to make")
-    rows = "your rows (.csv, .jsonl, .json, .parquet): the recipe fits their columns; without it, 300 pairs as a sample"
+    init = commands.add_parser("init", help="create a folder with a recipe for your data, a reward and its test")
+    init.add_argument("name", type=Path, help="the folder to create")
+    rows = "your rows (.csv, .jsonl, .json, .parquet), whose columns the recipe matches; default: 300 sample pairs"
     init.add_argument("--from", dest="rows", metavar="FILE", type=Path, help=rows)
     init.set_defaults(command=_init)
 
@@ -34,9 +34,9 @@ def add(commands: Any) -> None:
 def _init(arguments: Namespace) -> None:
     folder: Path = arguments.name
     if folder.exists() or folder.is_symlink():
-        raise ConfigError(f"{folder} is there already; give another name or move it away")
+        raise ConfigError(f"{folder} already exists; choose another name or move it away")
     if not folder.parent.is_dir():
-        raise ConfigError(f"{folder}: there is no folder {folder.parent}")
+        raise ConfigError(f"{folder}: the folder {folder.parent} does not exist; create it first")
     from think_as_locals.data.sources import recognise
 
     rows: Path | None = arguments.rows
@@ -99,8 +99,8 @@ def _found(source: str, path: Path) -> str:
     faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; tal data validate {path} lists them"
     cultures = _counted(Counter(item.culture or "none given" for item in items))
     if Defect.WRONG_LANGUAGE in tally.places:
-        faults += "\nsome texts are in another language than their row says (where it says none: English): a column "
-        faults += "`language`, or data.language in the recipe, says which"
+        faults += "\nsome texts are not in the language of their row (English if it names none): add a column "
+        faults += "`language`, or set data.language in the recipe"
     languages = _counted(Counter(item.language for item in items))
     return f"{tally}{faults}\ncultures: {cultures}\nlanguages: {languages}"
 

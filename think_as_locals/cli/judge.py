@@ -24,14 +24,14 @@ _CHUNK = 64  # items between two updates of the progress bar
 
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
-    judge = commands.add_parser("judge", help="print rubric, analysis and verdict (or scores) for items of yours")
+    judge = commands.add_parser("judge", help="print rubric, analysis and verdict (or scores) for your items")
     judge.add_argument("model", help="directory or Hub id of a judge or of a scalar reward model")
-    file = "a file of rows: prompt, responses and culture, or any format to train on; or --prompt and --response"
+    file = "rows with prompt, responses and culture, or in any format for training; or use --prompt and --response"
     judge.add_argument("items", nargs="?", help=file)
-    judge.add_argument("--prompt", help="what the user asked")
-    candidate = "a candidate response, 2 to 8 times"
+    judge.add_argument("--prompt", help="the user's prompt")
+    candidate = "a candidate response; give it 2 to 8 times"
     judge.add_argument("--response", action="append", default=[], metavar="TEXT", help=candidate)
-    judge.add_argument("--culture", help="ISO 3166 code, e.g. TH; in a file, for rows that have none")
+    judge.add_argument("--culture", help="ISO 3166 code, e.g. TH; for a file, the culture of rows that have none")
     judge.add_argument("--language", default="und", help="BCP-47 tag of the prompt")
     judge.add_argument("--json", action="store_true", help="print one JSON object per line")
     judge.add_argument(
@@ -76,9 +76,9 @@ def _judge(arguments: Namespace) -> None:
                 progress.advance(task)
     if failures:
         print(
-            f"tal: {failures} of {len(items)} judgements have no verdict: the model did not write in the format of its "
-            "prompt (`issues` name the rules it broke). Was it trained as a judge, and on data of this kind? Does it "
-            "write as much as it needs (max_completion_length in its tal_judge.json)? A pretrained model is trained by "
+            f"tal: {failures} of {len(items)} judgements have no verdict: the model did not follow the format of its "
+            "prompt (`issues` name the rules it broke). Check that it was trained as a judge on data of this kind, and "
+            "that max_completion_length in its tal_judge.json is large enough. To train a pretrained model: "
             "tal run tal_grpo",
             file=sys.stderr,
         )

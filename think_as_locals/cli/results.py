@@ -18,9 +18,9 @@ from think_as_locals.types import ConfigError
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
     compare = commands.add_parser("compare", help="compare two runs on the same items: which judges better, and where")
-    first = "a training run's folder (its last measurement on test items) or a carb/NAME.parquet"
+    first = "a training run's folder (its last evaluation on test items) or a carb/NAME.parquet"
     compare.add_argument("a", metavar="RUN_A", help=first)
-    compare.add_argument("b", metavar="RUN_B", help="the other one")
+    compare.add_argument("b", metavar="RUN_B", help="the other run")
     compare.add_argument("--by", default="cell", help="cell (culture and domain), culture, language, script ...")
     as_json = "print one JSON document and nothing else"
     compare.add_argument("--json", action="store_true", help=as_json)
@@ -42,13 +42,15 @@ def add(commands: Any) -> None:
     push.add_argument("run", type=Path, help="folder of a training run")
     push.add_argument("--repo", required=True, metavar="OWNER/NAME", help="repository, created if needed")
     push.add_argument("--model", metavar="NAME", help="for an SCPO run: which of its models/, e.g. TH/scpo-seed-0")
-    push.add_argument("--adapter", action="store_true", help="push LoRA's adapter, not merged into the base model")
+    push.add_argument(
+        "--adapter", action="store_true", help="push the LoRA adapter alone, not merged into the base model"
+    )
     of_model = "an evaluation of this model, for the card; may be repeated"
     push.add_argument("--evaluation", action="append", default=[], metavar="RUN", type=Path, help=of_model)
     licence = "licence of the weights, an id of the Hub such as cc-by-4.0; `other`: the one in model/LICENSE"
     push.add_argument("--license", metavar="ID", help=licence)
     push.add_argument("--public", action="store_true", help="make the repository public")
-    push.add_argument("--update", action="store_true", help="replace what the repository holds")
+    push.add_argument("--update", action="store_true", help="replace existing files in the repository")
     push.add_argument("--revision", help="branch to commit to, created if needed")
     push.add_argument("--dry-run", action="store_true", help="list every file, without any network access")
     push.add_argument("--json", action="store_true", help=as_json)
@@ -112,7 +114,7 @@ def _out_folder(out: str) -> Path:
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     if not (os.access(folder, os.W_OK) and folder.is_dir()):
-        raise ConfigError(f"--out {out}: not a folder that can be written to")
+        raise ConfigError(f"--out {out}: not a writable folder")
     return folder
 
 
@@ -130,7 +132,7 @@ def _push(arguments: Namespace) -> None:
         if arguments.json:
             print(json.dumps({**listed, "private": not arguments.public, "url": None, "sent": [], "removed": []}))
         else:
-            print("\n".join([f"{push.repo}, {visibility}: nothing is sent", *push.lines()]))
+            print("\n".join([f"{push.repo}, {visibility}: dry run, nothing is sent", *push.lines()]))
         return
     access = {"public": arguments.public, "update": arguments.update, "revision": arguments.revision}
     done = upload(push.files, push.repo, api=HfApi(), **access)

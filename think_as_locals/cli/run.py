@@ -15,16 +15,16 @@ from typing import Any
 from think_as_locals.config.compose import ASSETS, find_launch, find_recipe, recipes
 from think_as_locals.types import ConfigError
 
-_RECIPE = "a recipe file, or the name of one that comes with the package (tal recipes)"
+_RECIPE = "a recipe file, or the name of a built-in one (tal recipes)"
 
 
 def add(commands: Any) -> None:
     """Add the parsers of these commands."""
     run = commands.add_parser("run", help="run a recipe (training, evaluation or SCPO) in one process")
-    sweep = "a sweep: one run per combination, e.g. seed=1,2 sweep=joblib"
+    sweep = "run a sweep: one job per combination, e.g. seed=1,2 sweep=joblib"
     run.add_argument("-m", "--multirun", action="store_true", help=sweep)
     run.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML, run nothing")
-    run.add_argument("--dry-run", action="store_true", help="read the data and print what would be done; run nothing")
+    run.add_argument("--dry-run", action="store_true", help="read the data and print the plan; run nothing")
     found = "print the results as one JSON document, and nothing else; with --dry-run, the plan"
     run.add_argument("--json", action="store_true", help=found)
     run.add_argument("recipe", help=_RECIPE)
@@ -32,10 +32,10 @@ def add(commands: Any) -> None:
     run.add_argument("overrides", nargs="*", default=[], help=example)
     run.set_defaults(command=_run)
 
-    several = "run a recipe in several processes by accelerate launch"
+    several = "run a recipe in several processes with accelerate launch"
     launch = commands.add_parser("launch", help=several)
     launch.add_argument("recipe", help=_RECIPE)
-    options = "options of accelerate launch, where --config_file may be a name in launch/, and key=value"
+    options = "options of accelerate launch (--config_file may be a name in launch/) and key=value"
     launch.add_argument("rest", nargs=REMAINDER, metavar="...", help=options)
     launch.set_defaults(command=_launch)
 
@@ -46,14 +46,14 @@ def add(commands: Any) -> None:
     of_launch = "accelerate configuration: a name in launch/, or a file; default: the recipe's run.launch, or single"
     doctor.add_argument("--launch", help=of_launch)
     doctor.add_argument(
-        "--model", metavar="PATH", help="directory or Hub id: ask this model for 20 judgements, report what breaks"
+        "--model", metavar="PATH", help="directory or Hub id of a model: sample 20 judgements, count broken rules"
     )
     doctor.add_argument("--prompt", help="with --model: a prompt template; default: the one it was trained with")
     doctor.add_argument("--backend", choices=["transformers", "vllm"], default="transformers", help="engine of --model")
     doctor.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     doctor.set_defaults(command=_doctor)
 
-    known = commands.add_parser("recipes", help="list the recipes that come with the package, show or copy one")
+    known = commands.add_parser("recipes", help="list the built-in recipes; show or copy one")
     known.set_defaults(command=_recipes)
     parts = known.add_subparsers(metavar="COMMAND")
     show = parts.add_parser("show", help="print a recipe")
@@ -70,7 +70,7 @@ def _run(arguments: Namespace) -> None:
     if arguments.multirun and (arguments.print_config or arguments.dry_run):
         raise ConfigError("--print-config and --dry-run are for one run: leave out -m and choose one combination")
     if not arguments.multirun and (chosen := [text for text in overrides if text.startswith("sweep=")]):
-        raise ConfigError(f"{chosen[0]}: for a sweep only: tal run -m {recipe} ...")
+        raise ConfigError(f"{chosen[0]} is only for sweeps: tal run -m {recipe} ...")
     if arguments.print_config:
         from think_as_locals.config.checks import load_config
 
@@ -161,7 +161,7 @@ def _copy(arguments: Namespace) -> None:
             file.write(recipe.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{target}: {error.strerror}; give a new name, in a folder that exists") from error
-    print(f"{target}: change it, then: tal run {target}")
+    print(f"{target}: edit it, then: tal run {target}")
 
 
 def _print_grid(rows: Any) -> None:

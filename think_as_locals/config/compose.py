@@ -200,11 +200,11 @@ def _as_overrides(text: str) -> list[str]:
         )
     if read_override(text).is_sweep_override():
         raise ConfigError(
-            f"{text}: several values are for a sweep only (tal run -m); a list is {key}=[...], a text with commas "
+            f"{text}: several values are only for sweeps (tal run -m); a list is {key}=[...], a text with commas "
             f"'{key}=\"...\"'"
         )
     if re.match(r"[+~]*(hydra|sweep)\b", key):
-        raise ConfigError(f"{text}: for a sweep only (tal run -m)")
+        raise ConfigError(f"{text}: only for sweeps (tal run -m)")
     if key.lstrip("+~") == "recipe":
         raise ConfigError(f"{text}: recipe is the name of the recipe's file; use run.name to name a run")
     place, _, name = key.rpartition(".")

@@ -126,7 +126,7 @@ def test_nothing_is_overwritten_also_if_it_appears_while_items_are_written(tmp_p
 
     if before:
         path.write_text("precious")
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already exists"):
         jsonl.write([ITEM] if before else slow(), path)
     assert path.read_text() == "precious"
     assert list(tmp_path.iterdir()) == [path]

@@ -107,7 +107,7 @@ def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
     Raises:
         DataError: the file exists, cannot be written, or is named like another kind of file.
     """
-    exists = DataError(f"{path} is there already; give another name or move it away")
+    exists = DataError(f"{path} already exists; choose another name or move it away")
     if path.suffix.lower() in (".gz", ".json", ".parquet", ".csv"):
         raise DataError(f"{path}: one JSON object a line is written: expected a name such as {path.stem}.jsonl")
     try:
