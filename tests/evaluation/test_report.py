@@ -58,7 +58,7 @@ def test_headline_states_both_accuracies_with_n_and_interval(run: Path) -> None:
         assert f"{100 * summary['accuracy']:.1f} % ({low}–{high}, n = 144)" in page.text
     assert "chance is 50.0 %" in page.text
     assert "(12 of 144; before: 0.0 %)" in page.text
-    assert "What this run's folder lacks" not in page.text
+    assert "Missing from this run's folder" not in page.text
 
 
 def test_own_data_is_called_by_its_file_and_a_judge_that_was_trained_on_it_is_marked(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_judgements_pair_the_same_item_and_name_the_outcome(run: Path) -> None:
         ("metrics.jsonl", "No GRPO rewards"),
         ("config.yaml", "No config.yaml"),
         ("environment.json", "No environment.json"),
-        ("carb/step-0.json", "No measurement at step 0"),
-        ("carb/step-0.parquet", "judgements stand alone"),
+        ("carb/step-0.json", "No evaluation at step 0"),
+        ("carb/step-0.parquet", "judgements before GRPO cannot be shown"),
         ("carb/step-20.parquet", "No carb/step-20.parquet"),
     ],
 )
@@ -184,8 +184,8 @@ def test_one_measurement_is_enough(tmp_path: Path) -> None:
     page = Page(write_report(tmp_path))
     assert "at step 0 is 33.3 %" in page.text
     assert "The headline's method: Wilson" in page.text
-    assert "No measurement after step 0" in page.text
-    assert "this data has no whole set" in page.text
+    assert "No evaluation after step 0" in page.text
+    assert "this data has no complete set" in page.text
     assert [attrs["data-outcome"] for attrs in page.all("article")] == ["wrong", "wrong", "right"]
 
 

@@ -102,7 +102,7 @@ def test_an_adapter_names_its_base_on_the_hub(adapted: Path, tmp_path: Path) -> 
     assert (config["base_model_name_or_path"], config["revision"]) == ("Qwen/Qwen2.5-7B-Instruct", "main")
     card = (repository / "README.md").read_text()
     assert "base_model_relation: adapter" in card
-    assert "This repository holds the LoRA adapter alone." in card
+    assert "This repository holds only the LoRA adapter." in card
     # With the base where that name leads to, it judges as the judge that it was merged into.
     config |= {"base_model_name_or_path": str(tmp_path / "base"), "revision": None}
     (repository / "adapter_config.json").write_text(json.dumps(config))

@@ -209,7 +209,7 @@ def test_every_variant_is_shown_in_every_country_with_n_and_interval(
 def test_what_was_trained_on_is_shown(page: Page, found: dict[str, Any]) -> None:
     row = mean(found, "scpo")
     counts, seeds = found["improved"]["scpo"], row["seeds"]
-    (written,) = (line for line in cells(page, "What was trained on") if line[0] == VARIANT_NAMES["scpo"])
+    (written,) = (line for line in cells(page, "Training") if line[0] == VARIANT_NAMES["scpo"])
     helps = [f"{counts[key]} of 4" for key in ("helped", "significantly", "over_biased")]
     spread = [f"{100 * seeds['minority']:.1f}", f"{100 * seeds['overall']:.1f}"]
     assert written[1:] == [*helps, "900", "33.3 %", "6", "2", *spread]
@@ -338,7 +338,7 @@ def test_few_countries_or_seeds_are_enough(
 ) -> None:
     page = write(tmp_path, *crowd(countries, seeds, counts))
     check_drawings(page)
-    assert ("Accuracy against data" in page.text) == (len(counts) > 1)
+    assert ("Accuracy by amount of data" in page.text) == (len(counts) > 1)
     assert page.text.count("no such pairs") == (2 if len(countries) == 1 else 0)  # the others', in sum and in the table
     assert "nan" not in page.text.lower().replace("nance", "")
 
@@ -346,16 +346,16 @@ def test_few_countries_or_seeds_are_enough(
 AS_FULL = [replace(result, spec=replace(result.spec, variant="full")) for result in RESULTS]
 WORSE = [variant_result(country, 0, dict.fromkeys(BEFORE, -1.0)) for country in ("CL", "TH")]
 NO_MINORITY: dict[str, Any] = {"minority": frozenset(), "disagreed": frozenset()}
-NOWHERE = "helps in 0 of 2 countries: nowhere does accuracy on the minority's view rise without"
+NOWHERE = "helps in 0 of 2 countries: in no country does accuracy on the minority's view rise while"
 
 
 @pytest.mark.parametrize(
     ("changes", "results", "there", "absent"),
     [  # one pair of the minority has no interval
-        ({}, RESULTS, ["Thailand TH yes", "+50.0 n 1"], ["Accuracy against data", "left out"]),
+        ({}, RESULTS, ["Thailand TH yes", "+50.0 n 1"], ["Accuracy by amount of data", "left out"]),
         (NO_MINORITY, RESULTS, ["no test pair counts as a minority's view"], []),
         ({"left_out": 17}, RESULTS, ["17 training and test pairs are left out"], []),
-        ({}, AS_FULL, ["Full fine-tuning helps in"], ["How much a pair counts"]),
+        ({}, AS_FULL, ["Full fine-tuning helps in"], ["The weight of a pair in training"]),
         ({}, WORSE, [NOWHERE, "Thailand TH no"], []),
     ],
     ids=["by hand", "no minority", "pairs left out", "without SCPO", "it helps nowhere"],
