@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from transformers import (
 
 from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.compose import Launch, read_launch
-from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.schema import PolicyConfig, RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.machine.memory import GB, USABLE, Counts, count, engine, engine_share, estimate, gpu_needed
 from think_as_locals.types import ConfigError
@@ -46,8 +47,8 @@ def a_model(folder: Path) -> str:
 
 
 def test_parameters_of_a_known_architecture_are_counted_exactly(tmp_path: Path) -> None:
-    cached = 2 * 28 * 4 * 128
-    expected = Counts(7_615_616_512, 7_615_616_512, 3584, 28, 28, 32_768, cached)
+    cached, head = 2 * 28 * 4 * 128, 152_064 * 3584
+    expected = Counts(7_615_616_512, 7_615_616_512, 3584, 28, 28, 32_768, cached, head)
     assert count(a_run(f"model.path={a_model(tmp_path)}")) == expected
 
 
@@ -99,6 +100,30 @@ def test_an_adapter_has_states_of_its_own_and_no_reference_model() -> None:
     assert parts["weights"] == pytest.approx(7e9 * 2 + 4e7 * 4)
     assert parts["optimizer"] == pytest.approx(4e7 * 12 / 8)
     assert parts["reference model"] == 0
+
+
+@pytest.mark.parametrize(
+    ("launch", "overrides", "copies"),
+    [
+        (Launch("DEEPSPEED", 3, 8), [], 2),  # and its gradient
+        (Launch("DEEPSPEED", 3, 8), ["lora=rank16"], 1),
+        (ONE, [], 0),  # its weights are float32 already
+        (ONE, ["lora=rank16"], 1),
+        (Launch("DEEPSPEED", 3, 8), ["grpo.cast_lm_head_to_fp32=false"], 0),
+    ],
+    ids=str,
+)
+def test_a_head_that_computes_in_float32_is_copied(launch: Launch, overrides: list[str], copies: int) -> None:
+    counts = replace(of_size(7_000_000_000), head=152_064 * 3584)
+    assert estimate(a_run(*overrides), launch, counts)["float32 head"] == copies * 4 * 152_064 * 3584
+
+
+def test_the_reward_model_of_a_policy_is_counted_in_its_own_type(tmp_path: Path) -> None:
+    policy = [f"model.path={a_model(tmp_path / 'policy')}", f"rm.path={a_model(tmp_path / 'rm')}"]
+    config = load_config("recipes/policy_grpo.yaml", ["run.name=mine", *policy, "rm.dtype=bfloat16"])
+    assert isinstance(config, PolicyConfig)
+    counts = count(config)
+    assert estimate(config, ONE, counts)["reward model"] == 2 * (7_615_616_512 - counts.head)  # another head, not this
 
 
 def test_checkpointing_keeps_less_and_vllm_takes_its_share() -> None:

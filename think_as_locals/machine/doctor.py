@@ -160,6 +160,8 @@ _WHY = {
     "gradients": "as much for each that is trained (twice under DDP, for its buckets); ZeRO-2 divides them",
     "optimizer": "two moments in the weights' type, under DeepSpeed 12 bytes; ZeRO-1 divides them",
     "reference model": "the weights once more where grpo.beta > 0 and there is no adapter; ZeRO-3 divides them",
+    "float32 head": "grpo.cast_lm_head_to_fp32 copies the LM head for each pass, with a gradient if it is trained",
+    "reward model": "the weights of `rm`, whole on each process",
     "global RM": "the weights once more, whole on each process",
     "vLLM's weights": "the whole model in rollout.dtype; grpo.vllm_tensor_parallel_size divides it",
     "vLLM's cache": "keys and values of one sequence of rollout.max_model_length (null: a prompt of "

@@ -6,6 +6,9 @@ float32 copy and two moments; ZeRO-1 divides the last among the processes, ZeRO-
 Activations take 34 bytes for each token, unit of width and layer in half precision, of which gradient checkpointing
 keeps 2 for each layer and 34 for one (arXiv 2205.05198, section 4).
 
+A head that computes in float32 has its weights copied for each pass, and the gradient of the copy. A policy's reward
+model is whole on each GPU.
+
 A colocated vLLM holds the whole model beside that, in its share of the GPU: the weights, the keys and values of one
 sequence of the longest length at least, without which it does not start, and 2 GB for its own work (assumed).
 """
@@ -19,7 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from think_as_locals.config.compose import Launch
-from think_as_locals.config.schema import GrpoConfig
+from think_as_locals.config.schema import (
+    ClassifierSection,
+    GrpoConfig,
+    ImplicitSection,
+    JudgeSection,
+    PolicyConfig,
+    RewardModelSection,
+)
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.types import ConfigError
 
@@ -39,7 +49,11 @@ _DIVIDED = {"weights": 3, "gradients": 2, "optimizer": 1}  # from which ZeRO sta
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Sizes of a model; `cached` is how many numbers its keys and values take for each token, in all layers."""
+    """Sizes of a model.
+
+    `cached` is how many numbers its keys and values take for each token, in all layers; `head` is the parameters of its
+    LM head, and `reward_model` the bytes of the model that rewards it, if there is one.
+    """
 
     parameters: int
     trained: int
@@ -48,6 +62,8 @@ class Counts:
     heads: int
     positions: int
     cached: int
+    head: int = 0
+    reward_model: int = 0
 
 
 def count(config: GrpoConfig | ScpoConfig) -> Counts:
@@ -56,7 +72,7 @@ def count(config: GrpoConfig | ScpoConfig) -> Counts:
     A model made from scratch gets its tokenizer when it is trained: counted with as many tokens as it may get.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     from think_as_locals.reward_models.scratch import scratch_config
 
@@ -65,17 +81,7 @@ def count(config: GrpoConfig | ScpoConfig) -> Counts:
         tokens = scratch.num_subwords + scratch.num_phrases
         architecture: Any = scratch_config(scratch, tokens, tie_word_embeddings=True)
     else:
-        folder = Path(str(model.path)).expanduser()
-        source = str(folder) if folder.is_dir() else model.path
-        try:
-            architecture = AutoConfig.from_pretrained(
-                source, revision=model.revision, local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{model.path}: its config.json is not on this machine, so its size is not known; fetch it with "
-                f"`hf download {model.path} config.json`, or set model.path to a directory"
-            ) from error
+        architecture = _architecture(str(model.path), model.revision)
     is_scpo = isinstance(config, ScpoConfig)
     if is_scpo:
         architecture.num_labels = 1
@@ -97,7 +103,48 @@ def count(config: GrpoConfig | ScpoConfig) -> Counts:
     positions = getattr(text, "max_position_embeddings", PROMPT_TOKENS)  # nor those with relative positions
     width = getattr(text, "head_dim", None) or text.hidden_size // max(1, heads)
     cached = 2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads) * width
-    return Counts(total, trained, text.hidden_size, text.num_hidden_layers, heads, positions, cached)
+    head = 0 if is_scpo else text.vocab_size * text.hidden_size
+    reward_model = sum(map(_held_bytes, _models_of(config.rm))) if isinstance(config, PolicyConfig) else 0
+    sizes = (text.hidden_size, text.num_hidden_layers, heads, positions, cached)
+    return Counts(total, trained, *sizes, head, reward_model)
+
+
+def _architecture(path: str, revision: str | None) -> Any:
+    """Return the configuration of a model that is on this machine."""
+    from transformers import AutoConfig
+
+    folder = Path(path).expanduser()
+    source = str(folder) if folder.is_dir() else path
+    try:
+        return AutoConfig.from_pretrained(source, revision=revision, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: its config.json is not on this machine, so its size is not known; fetch it with "
+            f"`hf download {path} config.json`, or set its path to a directory"
+        ) from error
+
+
+def _models_of(rm: RewardModelSection) -> list[tuple[str, str | None, str | None]]:
+    """Return path, revision and type of the models that a reward model holds in this process."""
+    match rm:
+        case JudgeSection() | ClassifierSection():
+            return [(rm.path, rm.revision, rm.dtype)]
+        case ImplicitSection():
+            reference = [(rm.reference, rm.reference_revision, rm.dtype)] if rm.reference else []
+            return [(rm.path, rm.revision, rm.dtype), *reference]
+    return []
+
+
+def _held_bytes(model: tuple[str, str | None, str | None]) -> int:
+    """Return the bytes of a model's weights; its head, a classifier's or of its own kind, does not count."""
+    import torch
+    from transformers import AutoModel
+
+    path, revision, dtype = model
+    architecture = _architecture(path, revision)
+    with torch.device("meta"):
+        parameters = AutoModel.from_config(architecture).num_parameters()
+    return int(parameters) * _BYTES[dtype or str(architecture.dtype or "float32").removeprefix("torch.")]
 
 
 def estimate(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
@@ -107,14 +154,19 @@ def estimate(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) ->
     whole on each process. A colocated vLLM is not included: see `engine`.
     """
     size, states = _BYTES[config.model.dtype], _states(config, launch, counts)
+    lora = config.lora is not None
     parts = {
         name: states[name] / (launch.processes if launch.zero_stage >= stage else 1) for name, stage in _DIVIDED.items()
     }
     if isinstance(config, ScpoConfig):
-        parts["global RM"] = float(size * (counts.parameters - (counts.trained if config.lora else 0)))
+        parts["global RM"] = float(size * (counts.parameters - (counts.trained if lora else 0)))
     else:
-        reference = states["weights"] if config.grpo.beta > 0 and config.lora is None else 0.0
+        reference = 0.0 if lora or config.grpo.beta == 0 else states["weights"]
         parts["reference model"] = reference / (launch.processes if launch.zero_stage == 3 else 1)
+        copied = config.grpo.cast_lm_head_to_fp32 and size < 4 and (lora or launch.kind in ("DEEPSPEED", "FSDP"))
+        parts["float32 head"] = 4.0 * counts.head * (1 if lora else 2) * copied
+        if isinstance(config, PolicyConfig):
+            parts["reward model"] = float(counts.reward_model)
     return {**parts, "activations": size * _activations(config, launch, counts)}
 
 
