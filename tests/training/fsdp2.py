@@ -96,14 +96,26 @@ def check(folder: Path) -> dict[str, Any]:
         found["dtypes"] = [named, *sorted({str(value.dtype) for value in tensors.values()})]
         found["saved"] = all(torch.equal(value, expected[name].bfloat16()) for name, value in tensors.items())
         found["synced"] = synced(folder)
+        found["lora"] = with_adapter(folder / "fsdp2_lora")
     return found
 
 
-def synced(folder: Path) -> list[float]:
+def with_adapter(folder: Path) -> dict[str, Any]:
+    """The steps of an adapter, how far logits of the saved model are from the policy's, and differences after syncs."""
+    trainer = spread.make(folder, *spread.LORA)
+    trainer.train()
+    expected = spread.logits(trainer.model)
+    spread.save(trainer, folder / "model", spread.LORA, folder)
+    PartialState().wait_for_everyone()
+    difference = float((spread.logits(spread.plain(folder / "model")) - expected).abs().max())
+    return {"curve": spread.curve(trainer), "difference": difference, "synced": synced(folder, *spread.LORA)}
+
+
+def synced(folder: Path, *overrides: str) -> list[float]:
     """Differences of log-probabilities after syncs: two without a step between them, then one in each step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer_engine, "ColocatedEngine", LocalEngine)
-        trainer = spread.sampling(folder, *COLOCATED, "grpo.max_steps=3", "grpo.num_iterations=1")
+        trainer = spread.sampling(folder, *COLOCATED, "grpo.max_steps=3", "grpo.num_iterations=1", *overrides)
         assert isinstance(trainer.vllm_generation, LocalEngine)
         trainer.add_callback(Measuring(trainer.vllm_generation))
         trainer.train()
