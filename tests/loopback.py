@@ -20,7 +20,7 @@ class Received(NamedTuple):
 
 
 Answer = tuple[int, Any, dict[str, str]]
-"""Status, content (text as it is, else JSON) and headers."""
+"""Status, content (text and bytes as they are, else JSON) and headers."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -45,7 +45,8 @@ def answering(respond: Callable[[Received], Answer]) -> Iterator[str]:
             if status == HANGS_UP:
                 self.close_connection = True
                 return
-            sent = (content if isinstance(content, str) else json.dumps(content)).encode()
+            text = content if isinstance(content, str | bytes) else json.dumps(content)
+            sent = text.encode() if isinstance(text, str) else text
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(sent))}.items():
                 self.send_header(name, value)

@@ -277,6 +277,12 @@ def test_a_shell_completes_commands_options_recipes_and_files(tal: Tal, tmp_path
     assert "complete" in tal("completion", "fish").out
 
 
+def test_a_reader_that_ends_early_ends_a_command_without_a_word() -> None:
+    command = f"{sys.executable} -m think_as_locals completion bash | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert (done.stdout.split("\n")[-2], done.stderr) == ("141", "")
+
+
 @pytest.mark.parametrize(
     ("words", "level"), [(["-q", "recipes"], "quiet"), (["recipes", "-v"], "verbose"), (["recipes"], "normal")]
 )

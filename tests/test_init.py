@@ -128,6 +128,17 @@ def test_conversations_of_trl_are_pairs(
     assert (data.source, item.prompt, item.responses) == ("pairs", ASKED[0]["content"], ("With a wai.", "With a bow."))
 
 
+def test_a_name_that_reads_as_an_interpolation_is_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = r"${oc.env:HF_TOKEN} \${seed}\.csv"
+    write(Path(name), [{"prompt": f"{i}?", "chosen": "a", "rejected": "b"} for i in "123"])
+    assert tal("data", "validate", name).status == 0
+    assert tal("init", "mine", "--from", name).status == 0
+    assert load_recipe("mine/judge.yaml").data.path == str(tmp_path / name)
+
+
 RENAMED = [
     ({"question": "a?", "preferred": "b", "rejected": "c"}, "rename 'question' to 'prompt'; rename 'preferred' to"),
     ({"question": "a?", "response_a": "b", "response_b": "c"}, "'question' to 'prompt'; add 'preference'"),
@@ -171,6 +182,7 @@ def test_texts_in_another_language_than_english_are_noticed(
         (["there"], "there already exists"),
         (["a/b"], "the folder a does not exist"),
         (["new", "--from", "no.csv"], "no.csv: no such file"),
+        (["new", "--from", "two\nlines.csv"], "its name holds what cannot be printed, so no recipe can hold it"),
     ],
 )
 def test_what_is_there_stays(

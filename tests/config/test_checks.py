@@ -30,6 +30,7 @@ from config.messages import (
     values_of,
 )
 from conftest import PLANTED
+from transformers.trainer_utils import SchedulerType
 
 from think_as_locals.config.checks import Config, load_config, load_items, load_recipe, validate
 from think_as_locals.config.compose import group_options, recipes
@@ -40,6 +41,7 @@ from think_as_locals.config.schema import (
     PolicyConfig,
     RunConfig,
     SampleConfig,
+    Scheduler,
 )
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.judging import prompt_names
@@ -981,6 +983,17 @@ def test_scpo_decides_the_same_fields_by_other_keys(section: str, field: str, in
         ("grpo.loss_type", "gspo", "expected 'grpo', 'bnpo', 'dr_grpo', 'dapo', 'luspo', 'cispo', 'sapo' or 'vespo'"),
         ("grpo.importance_sampling_level", "word", "expected token or sequence"),
         ("grpo.scale_rewards", "max", "expected group or batch or none"),
+        ("grpo.lr_scheduler_type", "linaer", "expected 'linear', 'cosine', "),
+        ("sft.lr_scheduler_type", "reduce_lr_on_plateau", "expected 'linear', 'cosine', "),
+        ("sft.loss_type", "x", "expected nll or dft"),
+        ("sft.include_num_input_tokens_seen", "nope", "expected all or non_padding or no or True or False"),
+        ("sft.train_sampling_strategy", "nope", "expected random or sequential or group_by_length or batch_rebalance"),
+        ("grpo.dataloader_multiprocessing_context", "nope", "expected fork or spawn or forkserver or None"),
+        ("grpo.vllm_model_impl", "nope", "expected auto or vllm or transformers"),
+        ("grpo.top_entropy_quantile", 2.0, "got 2.0, expected at least 0 and at most 1"),
+        ("sft.label_smoothing_factor", -1.0, "got -1.0, expected at least 0 and at most 1"),
+        ("grpo.delta", -1.0, "got -1.0, expected at least 0"),
+        ("grpo.sapo_temperature_pos", 0.0, "got 0.0, expected at least 1e-12"),
         ("grpo.optim", "adamw_torchh", "got 'adamw_torchh', expected one of adamw_torch, "),
         ("grpo.multi_objective_aggregation", "sum", "expected sum_then_normalize or normalize_then_sum"),
         ("grpo.vllm_importance_sampling_mode", "mask", "expected 'token_truncate', 'token_mask',"),
@@ -1008,6 +1021,11 @@ def test_an_unknown_field_or_value_is_named(key: str, value: Any, expected: str)
     found = named(QUICKSTART, key, value)
     assert expected in found
     assert found.startswith(("no such field", f"got {value!r}, "))
+
+
+def test_the_schedules_are_those_of_transformers_that_need_no_evaluation_of_trls() -> None:
+    others = {"reduce_lr_on_plateau", "greedy"}
+    assert set(get_args(Scheduler)) == {each.value for each in SchedulerType} - others
 
 
 def test_fields_that_conf_does_not_name_can_be_set() -> None:

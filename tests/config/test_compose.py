@@ -141,7 +141,8 @@ def test_interpolations_refer_to_other_keys_and_the_time(tmp_path: Path) -> None
 def test_aliases_that_multiply_or_never_end_are_refused_at_once(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
-    for bad in ("\n".join(lines), "a: &a [*a]", "a: &a {b: *a}"):
+    long = f"a: &a {'x' * 100_000}\nb: [{'*a, ' * 9_000}]"
+    for bad in ("\n".join(lines), "a: &a [*a]", "a: &a {b: *a}", long):
         seconds = cpu_seconds(lambda bad=bad: message(a_recipe(tmp_path, f"{HEAD}{bad}\n")))
         assert "more than 20,000 values" in message(a_recipe(tmp_path, f"{HEAD}{bad}\n"))
         assert seconds < 5

@@ -363,6 +363,27 @@ def test_a_file_without_rows_is_a_fault(tmp_path: Path, name: str, content: str)
         list(read_rows(str(tmp_path / name)))
 
 
+@pytest.mark.parametrize("texts", [["a" * 1024**2] * 4, [None] * 1024**2])  # long ones, or very many
+def test_a_table_that_expands_without_end_is_refused(
+    tmp_path: Path, texts: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("think_as_locals.data.rows._MIN_EXPANSION", 1024)
+    rows = pyarrow.table({"prompt": pyarrow.array(texts, pyarrow.string())})
+    pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet", compression="zstd", use_dictionary=False)
+    with pytest.raises(DataError, match=r"rows.parquet: expands to more than 200 times its size"):
+        list(read_rows(str(tmp_path / "rows.parquet")))
+
+
+def test_a_text_that_stands_in_many_rows_is_in_memory_for_a_few_of_them(tmp_path: Path) -> None:
+    """1,397 bytes with a text of 20 MB in 200 rows took 4.3 GB."""
+    texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 500, pyarrow.int32()), ["a" * 1024**2])
+    (tmp_path / "rows.parquet").write_bytes(parquet(pyarrow.table({"prompt": texts})))
+    before = pyarrow.total_allocated_bytes()
+    rows = read_rows(str(tmp_path / "rows.parquet"))
+    assert len(next(rows).value["prompt"]) == 1024**2
+    assert pyarrow.total_allocated_bytes() - before < 100 * 1024**2
+
+
 @pytest.mark.parametrize("name", ["rows.xlsx", "rows.txt.gz", "rows.arrow"])
 def test_another_kind_of_file_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"PK")

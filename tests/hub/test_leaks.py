@@ -61,6 +61,10 @@ def test_a_secret_stops_a_push_and_is_not_shown(run: Path, kind: str, name: str)
         "AIza" + "a1B2c3D" * 5,
         "xoxb-123456789012-" + "a1B2c3" * 3,
         "aws_secret_access_key = " + "wJalr/XUtn" * 4,
+        "fw_" + "aB3" * 8,
+        "hf_oauth_" + "aB3" * 12,
+        "MINE_TOKEN=" + "aB3" * 8,
+        '"comet_api_key": "' + "aB3" * 8,
     ],
 )
 def test_a_secret_is_found_whatever_stands_before_it(run: Path, secret: str) -> None:
@@ -97,6 +101,13 @@ def test_harmless_text_that_resembles_a_secret_passes(run: Path, monkeypatch: py
     monkeypatch.setenv("SOME_KEY", "attention")
     monkeypatch.setenv("LATIN1_TOKEN", "\udcfc" * 9)  # bytes that are not UTF-8
     plant(run / "model" / "tokenizer_config.json", "attention: risk-assessment-of-many-things, basic responsibilities")
+    names = {
+        "password": 123456,
+        "secret": "internationalisation",
+        "key_variable": "MY_API_KEY",
+        "jina_embeddings_v3": 1,
+    }
+    plant(run / "model" / "tokenizer.json", json.dumps(names))
     prepare(run, REPO)
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from think_as_locals.runtime.files import append_json, explain, file_fault, probe, write_json
+from think_as_locals.runtime.files import append_json, explain, file_fault, probe, read_json, write_json
+from think_as_locals.types import DataError
 
 
 @contextmanager
@@ -72,6 +73,13 @@ def test_the_fault_is_found_below_what_it_led_to_and_bugs_have_none(error: Excep
     except RuntimeError as outer:
         fault = file_fault(outer)
     assert (fault and remedy and remedy in explain(fault)) or fault is remedy is None
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[]", "{", '{"a": ' + "9" * 5000 + "}"])
+def test_a_file_that_holds_no_object_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "found.json").write_text(text)
+    with pytest.raises(DataError, match=r"found\.json: (not JSON|expected a JSON object)"):
+        read_json(tmp_path / "found.json")
 
 
 def test_a_folder_is_probed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import warnings
 from argparse import SUPPRESS, ArgumentParser, Namespace, _SubParsersAction
@@ -26,6 +27,7 @@ _ENVIRONMENT = {
 """Set before torch is imported, where the environment does not set them already."""
 
 _PYTHONS = warnings.formatwarning
+_UNREAD = 141  # as a shell says of a program that SIGPIPE ended
 _STOPPED = 75
 """Exit status of a run that a signal stopped: try again (EX_TEMPFAIL of sysexits.h)."""
 
@@ -51,11 +53,23 @@ def main(recipe: str | None = None) -> None:
             set_output(getattr(arguments, "output", None))
             arguments.command(arguments)
     except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            raise SystemExit(_UNREAD) from error
         status, message = _ending(error)
         if not message:
             raise
         print(f"tal: {_on_terminal(message)}", file=sys.stderr)
         raise SystemExit(status) from error
+
+
+def _is_unread() -> bool:
+    """Whether the program that read the output has ended, as `head` does; nothing more is written to it."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _on_terminal(message: str) -> str:

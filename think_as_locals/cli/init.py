@@ -32,6 +32,8 @@ def add(commands: Any) -> None:
 
 
 def _init(arguments: Namespace) -> None:
+    from think_as_locals.config.compose import literal
+
     folder: Path = arguments.name
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"{folder} already exists; choose another name or move it away")
@@ -42,14 +44,15 @@ def _init(arguments: Namespace) -> None:
     rows: Path | None = arguments.rows
     if rows is not None and not rows.is_file():
         raise DataError(f"{rows}: no such file")
+    if not (path := _SAMPLE if rows is None else str(rows.resolve())).isprintable():
+        raise DataError(f"{path}: its name holds what cannot be printed, so no recipe can hold it: rename it")
     made = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # the folder appears as a whole, or not at all
     try:
-        path = _SAMPLE if rows is None else str(rows.resolve())
         if rows is None:
             _write_sample(made / _SAMPLE)
         source = recognise(str(rows or made / _SAMPLE))
         found = _found(source, rows or made / _SAMPLE)
-        values = {"path": path, "quoted": json.dumps(path, ensure_ascii=False), "source": source}
+        values = {"path": path, "quoted": json.dumps(literal(path), ensure_ascii=False), "source": source}
         values["in_shell"] = shlex.quote(path)
         for template in files(__package__).joinpath("starter").iterdir():
             text = Template(template.read_text(encoding="utf-8")).substitute(values)

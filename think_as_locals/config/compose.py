@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 ASSETS = next(path for path in (Path(__file__).parents[1] / "_assets", Path(__file__).parents[2]) if path.is_dir())
 """The folder of conf/, recipes/ and launch/: beside the package in a checkout, inside it in a wheel."""
 _RESOLVERS = ("now",)  # what `${NAME:...}` may call in a recipe: others read the environment, or hide that they do
-_MAX_VALUES = 20_000  # of a recipe once its aliases are written out; ours have fewer than 100
-_MAX_REFERRED = 2_000  # values that interpolations stand for, a long text counting as several; ours have 10
+_MAX_VALUES = 20_000  # of a recipe once its aliases are written out, a long text counting as several; ours have < 100
+_MAX_REFERRED = 2_000  # values that interpolations stand for, counted alike; ours have 10
 _LONG = 100  # characters
 
 
@@ -147,7 +147,7 @@ def read_launch(path: Path) -> Launch:
     """Read an accelerate configuration."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as an accelerate configuration: {reason(error)}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected an accelerate configuration, a mapping, got {type(values).__name__}")
@@ -221,9 +221,15 @@ def _as_overrides(text: str) -> list[str]:
     return [override.format(name=name, option=option) for override in added]
 
 
+def literal(text: str) -> str:
+    """Return a text as a recipe has to hold it: `${` stands for itself."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
 def quoted(text: str) -> str:
-    """Quote a text for Hydra's override grammar."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    """Quote a text for Hydra's override grammar, where a backslash is one unless a quote follows."""
+    escaped = re.sub(r'(\\*)("|$)', lambda end: 2 * end[1] + ('\\"' if end[2] else ""), literal(text))
+    return f'"{escaped}"'
 
 
 @contextmanager
@@ -275,7 +281,8 @@ def _check_document(text: str) -> None:
             sizes[id(node)] = _MAX_VALUES + 1  # until it is known: an alias to itself has no end
             parts = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else ()
             inner = chain.from_iterable(part if isinstance(part, tuple) else (part,) for part in parts)
-            sizes[id(node)] = min(1 + sum(map(size, inner)), _MAX_VALUES + 1)
+            text = len(node.value) // _LONG if isinstance(node, yaml.ScalarNode) else 0
+            sizes[id(node)] = min(1 + text + sum(map(size, inner)), _MAX_VALUES + 1)
         return sizes[id(node)]
 
     document = yaml.compose(text, Loader=yaml.SafeLoader)

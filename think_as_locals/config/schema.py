@@ -13,7 +13,7 @@ from think_as_locals.types import Convention, CultureShown, DataSource, Protocol
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,49}$")]
 Reference = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_]*$")]
-Url = Annotated[str, Field(pattern=r"^https?://[^/@]+(/[^@]*)?$")]
+Url = Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as numpy takes them
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -182,6 +182,21 @@ class RolloutSection(Section):
     ahead: NonNegativeInt
 
 
+Scheduler = Literal[
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+    "warmup_stable_decay",
+]
+"""Schedules of transformers; the others need an evaluation of TRL's."""
+
+
 class TrlSection(Section):
     """Fields of a TRL configuration: those of conf/ are typed here, `checks` compares any other with TRL."""
 
@@ -189,7 +204,7 @@ class TrlSection(Section):
     OURS: ClassVar[frozenset[str]] = frozenset()  # keys that are not TRL's
 
     learning_rate: PositiveFloat
-    lr_scheduler_type: str
+    lr_scheduler_type: Scheduler
     warmup_steps: NonNegativeInt
     per_device_train_batch_size: PositiveInt
     gradient_checkpointing: bool

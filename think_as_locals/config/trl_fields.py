@@ -90,17 +90,24 @@ _REFUSED = {  # fields of TRL's that this package does not use
     "enable_jit_checkpoint": "SIGTERM saves and stops as it is",
 }
 
-_CHOICES = {  # of fields that TRL types as `str` and reads only with the first rollouts
+_CHOICES: dict[str, tuple[Any, ...]] = {  # of fields that TRL types as `str` and reads only when it trains
     "importance_sampling_level": ("token", "sequence"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
     "scale_rewards": ("group", "batch", "none"),
-    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+    "loss_type": ("nll", "dft"),  # of a cold start; that of GRPO is typed in our schema
+    "include_num_input_tokens_seen": ("all", "non_padding", "no", True, False),
+    "train_sampling_strategy": ("random", "sequential", "group_by_length", "batch_rebalance"),
+    "dataloader_multiprocessing_context": ("fork", "spawn", "forkserver", None),
+    "vllm_model_impl": ("auto", "vllm", "transformers"),
 }
 
 _BOUNDS = {  # (least, most) of fields that TRL reads only with the first rollouts, or takes as they are
     **dict.fromkeys(("num_iterations", "steps_per_generation", "generation_batch_size"), (1, math.inf)),
-    **dict.fromkeys(("epsilon", "top_k", "weight_decay", "max_grad_norm"), (0, math.inf)),
-    **dict.fromkeys(("top_p", "min_p"), (0, 1)),
+    **dict.fromkeys(("torch_empty_cache_steps", "num_completions_to_print"), (1, math.inf)),
+    **dict.fromkeys(("epsilon", "epsilon_high", "delta", "top_k", "weight_decay", "max_grad_norm"), (0, math.inf)),
+    **dict.fromkeys(("neftune_noise_alpha", "router_aux_loss_coef", "dataloader_num_workers"), (0, math.inf)),
+    **dict.fromkeys(("top_p", "min_p", "top_entropy_quantile", "label_smoothing_factor"), (0, 1)),
+    **dict.fromkeys(("sapo_temperature_pos", "sapo_temperature_neg"), (1e-12, math.inf)),
     **dict.fromkeys(("adam_epsilon", "repetition_penalty"), (1e-12, math.inf)),
 }
 
@@ -141,7 +148,7 @@ def _value_fault(key: str, value: Any, kind: Any) -> str:
     except ValidationError as error:
         return f"got {shown(value)}, expected {error.errors()[0]['msg'].removeprefix('Input should be ')}"
     if key in _CHOICES and value not in _CHOICES[key]:
-        return f"got {shown(value)}, expected {' or '.join(_CHOICES[key])}"
+        return f"got {shown(value)}, expected {' or '.join(map(str, _CHOICES[key]))}"
     named: list[str] = [name for part in get_args(kind) for name in _values(part)]
     if named and isinstance(value, str) and value not in named:
         return f"got {shown(value)}, expected one of {', '.join(named)}{nearest(value, named)}"

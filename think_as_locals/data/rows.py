@@ -33,6 +33,7 @@ _SHOWN = 500  # characters of a message about a row
 _MAX_LINE = 64 * 1024**2  # bytes of one row in a file of lines
 _MAX_EXPANSION = 200  # times the size of a compressed file; texts have 3 to 20, gzip reaches 1,000
 _MIN_EXPANSION = 64 * 1024**2  # bytes that a compressed file may always hold
+_BATCH = 16  # rows of a table at once: one text of a dictionary may stand in all of them
 
 Severity = Literal["error", "skipped", "warning"]
 """`error`: the row cannot be an item. `skipped`: valid, but gives no item. `warning`: an item, but suspicious."""
@@ -277,7 +278,7 @@ class _Expanding(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, gzip.open(path)  # noqa: SIM115
-        self._left = max(_MIN_EXPANSION, _MAX_EXPANSION * path.stat().st_size)
+        self._left = _most_bytes(path)
 
     def readable(self) -> bool:
         return True
@@ -286,14 +287,23 @@ class _Expanding(io.RawIOBase):
         content = self._file.read(len(buffer))
         self._left -= len(content)
         if self._left < 0:
-            most = f"{_MAX_EXPANSION} times its size"
-            raise DataError(f"{self._path}: expands to more than {most}: unpack it yourself if you trust it")
+            raise _expands(self._path)
         buffer[: len(content)] = content
         return len(content)
 
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def _most_bytes(path: Path) -> int:
+    return max(_MIN_EXPANSION, _MAX_EXPANSION * path.stat().st_size)
+
+
+def _expands(path: Path) -> DataError:
+    return DataError(
+        f"{path}: expands to more than {_MAX_EXPANSION} times its size: unpack it yourself if you trust it"
+    )
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -347,8 +357,11 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise PreflightError(_NOT_INSTALLED.format(path, "pyarrow")) from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
+        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        if max(sum(group.total_byte_size for group in groups), file.metadata.num_rows) > _most_bytes(path):
+            raise _expands(path)
         _check_columns(path, file.schema_arrow.names)
-        batches = file.iter_batches(batch_size=1000)
+        batches = file.iter_batches(batch_size=_BATCH)
         yield from _value_rows(str(path), (value for batch in batches for value in batch.to_pylist()))
     except (pyarrow.ArrowException, OverflowError) as error:  # a date that Python does not know
         raise DataError(f"{path}: not a parquet file that can be read: {error}") from error

@@ -342,5 +342,5 @@ def special_tokens(path: str, revision: str | None = None) -> tuple[str, ...]:
         elif config := model_file(path, "tokenizer_config.json", revision):
             template = str(json.loads(config.read_text(encoding="utf-8")).get("chat_template"))
         return tuple(sorted(control_marks(tokens, template)))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"{file}: not the file of a tokenizer: {error!r}") from error

@@ -161,7 +161,7 @@ def _read(path: Path, line: bytes, number: int, content: Callable[[dict[str, Any
     """Return the content of a line; a DataError names the line if it is damaged."""
     try:
         return content(json.loads(line))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         remedy = "remove this line, and its request is asked again"
         raise DataError(f"{path}:{number}: damaged ({error}): {remedy}") from error
 

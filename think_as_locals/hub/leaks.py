@@ -51,8 +51,15 @@ _SECRETS = {
     r"|(?:gh[pousr]_\w|github_pat_\w|npm_[A-Za-z0-9])\w{30,}"
     r"|" + _START + r"(?:A[KS]IA[0-9A-Z]{16}|AIza[\w-]{35})(?![A-Za-z0-9])"
     r"|" + _START + r"(?:gsk_|r8_|rk_live_|sk_live_|sk_test_|rk_test_|pplx-|xai-|nvapi-)[A-Za-z0-9_-]{24,}"
+    r"|"
+    + _START
+    + r"(?:fw_|tgp_v1_|csk-|jina_|tvly-|ya29\.|dapi|dop_v1_|hf_oauth_|hf_jwt_|whsec_|dckr_pat_|figd_|glsa_|hvs\."
+    r"|ntn_|lin_api_|shpat_)[A-Za-z0-9]{24,}"
     r"|(?i:secret_?access_?key)[\s\"'\\:=]{1,8}[A-Za-z0-9/+]{40}"
     r"|(?i:account_?key)[\s\"'\\:=]{1,8}[A-Za-z0-9/+]{86}==",
+    "a value called a key, token, secret or password": r"(?:(?i:(?:api|access|auth|session|refresh)[_-]?(?:key|token)"
+    r"|secret|password)|[A-Z]_(?:TOKEN|KEY))[\s\"'\\]{0,4}[:=][\s\"'\\]{0,4}"
+    r"(?=[\w./+~=-]{0,200}\d)(?=[\w./+~=-]{0,200}[A-Za-z])[\w./+~=-]{20,}",
     "an authorization header": _START + r"(?i:bearer)\s+[\w.~+/=-]{16,}"
     r"|(?i:authorization)[\s\"'\\:=]{1,8}(?i:basic)\s+[\w+/=]{8,}",
     "a private key": r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----",

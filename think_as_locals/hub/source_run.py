@@ -179,7 +179,7 @@ def _read_config(folder: Path, kind: type[Config]) -> Config:
         return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except ValidationError as error:
         reason = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = f"cannot be read ({type(error).__name__})"
     expected = "an evaluation" if kind is EvaluationConfig else "a training run"
     raise DataError(f"{path}: not the configuration of {expected} of this version: {reason}")

@@ -243,6 +243,6 @@ def _own_code_fault(path: str, config: Path) -> str | None:
         from think_as_locals.reward_models.published import architecture
 
         known = found.get("model_type") in CONFIG_MAPPING_NAMES or architecture(found) is not None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         return f"model: {config} cannot be read: {error}"
     return None if known else f"model: {path} comes with code of its own (auto_map), which is not run: choose another"

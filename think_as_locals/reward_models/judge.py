@@ -77,7 +77,7 @@ class JudgeSettings:
             return cls()
         try:
             return cls(**json.loads(file.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"{file}: not the settings of a judge: {error}") from error
 
 

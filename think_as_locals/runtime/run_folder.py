@@ -289,7 +289,7 @@ def check_resumable(config: Config, run: RunFolder) -> None:
         raise ConfigError(f"{run.path} exists: choose another run.name, or continue it with run.resume=auto")
     try:
         saved = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{run.config} cannot be read ({reason}): put it back, or choose another run.name") from error
     if not isinstance(saved, dict):
