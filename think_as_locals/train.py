@@ -75,8 +75,9 @@ def cold_start(
         return
     state = PartialState()
     count = sft.max_steps * sft.per_device_train_batch_size * sft.gradient_accumulation_steps * state.num_processes
+    name_criteria = "rubric_quality" in config.reward.weighted()  # what the reward pays for, GRPO has to come across
     demonstrations = list(
-        data.demonstrations or demonstrate(data.train, count, sft, config.seed, config.prompt.template)
+        data.demonstrations or demonstrate(data.train, count, sft, config.seed, config.prompt.template, name_criteria)
     )
     model = str(config.model.path)
     if config.model.scratch is not None:

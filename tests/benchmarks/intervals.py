@@ -1,16 +1,18 @@
 """How often 95 % intervals hold the truth, in simulation: tests/benchmarks/intervals.json and the guide's table.
 
-    python tests/benchmarks/intervals.py [simulations]
+    python tests/benchmarks/intervals.py [simulations] [--correlation .5] [--uneven]
 
-Question groups have 1 to 12 items whose answers are right with a chance that varies from group to group (beta
-distributed, intraclass correlation .2), each item in one of four cells at random; two runs agree on most items.
+Question groups have 1 to 12 items (`--uneven`: the first as many as all others) whose answers are right with a chance
+that varies from group to group (beta distributed, intraclass correlation .2), each item in one of four cells at random;
+two runs agree on most items. The file is of the defaults.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,6 @@ from think_as_locals.evaluation.statistics import accuracy, difference
 
 RESULT = Path(__file__).with_suffix(".json")
 GROUPS = (3, 5, 8, 15, 30, 60)
-CORRELATION = 0.2
 CASES = {
     "half right": ("items", 0.5, None),
     "seven in ten right": ("items", 0.7, None),
@@ -33,20 +34,26 @@ CASES = {
 }
 
 
-def simulate(rng: np.random.Generator, groups: int, *shares: float) -> tuple[list[NDArray[np.float64]], list[str]]:
+def simulate(
+    rng: np.random.Generator, groups: int, *shares: float, correlation: float = 0.2, uneven: bool = False
+) -> tuple[list[NDArray[np.float64]], list[str]]:
     """Return the scores of a run for each share of right answers, on the same items, and the items' groups."""
-    group = np.arange(groups).repeat(rng.integers(1, 13, groups))
+    sizes = rng.integers(1, 13, groups)
+    sizes[0] = sizes[1:].sum() if uneven else sizes[0]
+    group = np.arange(groups).repeat(sizes)
     luck, runs = rng.random(len(group)), []
-    spread = 1 / CORRELATION - 1
+    spread = 1 / correlation - 1
     for share in shares:
         chance = rng.beta(spread * share, spread * (1 - share), groups)[group]
         runs.append((np.where(rng.random(len(group)) < 0.6, luck, rng.random(len(group))) < chance).astype(float))
     return runs, group.astype(str).tolist()
 
 
-def held(rng: np.random.Generator, groups: int, over: str, a: float, b: float | None, seed: int) -> bool:
+def held(
+    rng: np.random.Generator, groups: int, over: str, a: float, b: float | None, seed: int, **options: Any
+) -> bool:
     """Whether one simulated interval holds the truth."""
-    runs, names = simulate(rng, groups, *(share for share in (a, b) if share is not None))
+    runs, names = simulate(rng, groups, *(share for share in (a, b) if share is not None), **options)
     cells = rng.integers(0, 4, len(names)).astype(str).tolist() if over == "cells" else None
     if b is None:
         low, high = accuracy(runs[0], names, seed=seed, cells=cells).ci95
@@ -62,18 +69,26 @@ def table(found: dict[str, dict[str, float]]) -> str:
     return "\n".join(f"|{'|'.join(row)}|" if "---" in row else f"| {' | '.join(row)} |" for row in rows)
 
 
-def main(simulations: int) -> None:
-    """Measure every case and write the result."""
+def main() -> None:
+    """Measure every case and print the table; of the defaults write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("simulations", type=int, nargs="?", default=2000)
+    parser.add_argument("--correlation", type=float, default=0.2)
+    parser.add_argument("--uneven", action="store_true")
+    simulations, options = (given := vars(parser.parse_args())).pop("simulations"), given
     found = {}
     for case, asked in track(CASES.items(), description="coverage"):
         rngs = {groups: np.random.default_rng(groups) for groups in GROUPS}
         found[case] = {
-            str(groups): float(np.mean([held(rng, groups, *asked, seed) for seed in range(simulations)]))
+            str(groups): float(np.mean([held(rng, groups, *asked, seed, **options) for seed in range(simulations)]))
             for groups, rng in rngs.items()
         }
-    RESULT.write_text(json.dumps({"simulations": simulations, "coverage": found}, indent=1) + "\n", encoding="utf-8")
+    if options == {"correlation": 0.2, "uneven": False}:
+        RESULT.write_text(
+            json.dumps({"simulations": simulations, "coverage": found}, indent=1) + "\n", encoding="utf-8"
+        )
     print(table(found))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2000)
+    main()

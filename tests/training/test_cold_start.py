@@ -14,6 +14,7 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import cards as culture_cards
 from think_as_locals.judging import parse, prompt_format, render, shuffle_responses
 from think_as_locals.judging.prompt import culture_name
+from think_as_locals.judging.rubric import used_share
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate, misattributed
@@ -47,6 +48,21 @@ def test_demonstrations_are_in_the_format_that_the_prompt_asks_for(prompt: str) 
         assert (judgement.issues, judgement.verdict) == ((), written.verdict)
         assert str(written.analysis).strip() in made.completion
         assert (made.item, made.presented) == (ours.item, ours.presented)
+
+
+def test_half_of_the_analyses_name_criteria_where_the_reward_pays_for_it_and_nothing_else_changes() -> None:
+    used = Counter[float]()
+    for made, plain in zip(
+        demonstrate(ITEMS, 600, HALF, 0, name_criteria=True), demonstrate(ITEMS, 600, HALF, 0), strict=True
+    ):
+        judgement, written = parse(made.completion, 4), parse(plain.completion, 4)
+        assert (made.item, judgement.issues, judgement.verdict) == (plain.item, (), written.verdict)
+        named, analysis = judgement.analysis or "", (written.analysis or "").strip()
+        assert named.strip().endswith(analysis)
+        assert judgement.rubric is not None
+        used[used_share(judgement.rubric, named, made.item, "en")] += 1
+    assert set(used) == {0.0, 1 / 3, 2 / 3, 1.0}
+    assert used[0.0] / 600 == pytest.approx(0.5, abs=0.06)
 
 
 def test_the_verdict_follows_from_what_the_analysis_says() -> None:

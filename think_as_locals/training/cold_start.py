@@ -73,16 +73,19 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
 
 
 def demonstrate(
-    items: Sequence[Item], count: int, sft: SftSection, seed: int, prompt: str = "compact"
+    items: Sequence[Item], count: int, sft: SftSection, seed: int, prompt: str = "compact", name_criteria: bool = False
 ) -> Iterator[Demonstration]:
-    """Yield demonstrations for `count` random items, in the format of a prompt and with the bias that `sft` sets."""
+    """Yield demonstrations for `count` random items, in the format of a prompt and with the bias that `sft` sets.
+
+    With `name_criteria` half of the analyses name criteria.
+    """
     format_ = prompt_format(prompt)
     cultures = sorted({culture for item in items for culture in origins_of(item)})
     share, mostly_wrong, right_share, guess = (
         value or 0.0 for value in (sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess)
     )
     wrong = misattributed(items, share, seed)
-    rng = random.Random(seed)
+    rng, styles = random.Random(seed), random.Random(f"styles {seed}")  # the same verdicts, whatever is named
     shuffled = cache(lambda item: tuple(shuffled_order(item.responses, seed)))
     for item in rng.choices(items, k=count):
         order = shuffled(item)
@@ -98,7 +101,9 @@ def demonstrate(
             beliefs.append(belief)
         fitting = [i for i, belief in enumerate(beliefs) if belief == origins[presented.best]]
         guesses = known if known and rng.random() < guess else range(len(beliefs))
-        yield Demonstration(item, order, _completion(format_, presented, beliefs, rng.choice(fitting or guesses)))
+        verdict = rng.choice(fitting or guesses)
+        opening = styles.choice(_TEXTS["openings"]) if name_criteria else ""
+        yield Demonstration(item, order, _completion(format_, presented, beliefs, verdict, opening))
 
 
 def origins_of(item: Item) -> tuple[str, ...]:
@@ -132,7 +137,7 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
     return wrong
 
 
-def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdict: int) -> str:
+def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdict: int, opening: str) -> str:
     line = Template(_TEXTS["line" if has_origins(presented) else "line_without_origin"])
     right = origins_of(presented)[presented.best]
     # A full stop separates the response from the culture behind it, for readers and the tokenizer.
@@ -148,5 +153,6 @@ def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdic
         for label, response, belief in zip(LABELS, responses, beliefs, strict=False)
     ]
     rubrics = _TEXTS["rubrics"]
-    criteria = rubrics.get(presented.domain, rubrics["default"])
-    return format_.write(Rubric(tuple(Criterion(*criterion) for criterion in criteria)), "\n".join(lines), verdict)
+    rubric = Rubric(tuple(Criterion(*criterion) for criterion in rubrics.get(presented.domain, rubrics["default"])))
+    names = dict(zip(("first", "second", "third"), (criterion.name for criterion in rubric.criteria), strict=True))
+    return format_.write(rubric, Template(opening).substitute(names) + "\n".join(lines), verdict)
