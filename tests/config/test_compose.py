@@ -74,11 +74,11 @@ def test_an_unknown_option_in_a_recipe_is_an_error_that_lists_the_known_ones(tmp
     assert all(option in found for option in ["qwen3_8", *group_options()["model"]])
 
 
-def test_an_unknown_recipe_is_an_error_that_suggests_the_nearest_and_lists_them(tmp_path: Path) -> None:
+def test_an_unknown_recipe_is_an_error_that_suggests_the_nearest_or_lists_them(tmp_path: Path) -> None:
     found = message("recipes/quikstart.yaml")
     assert "recipes/quikstart.yaml: no such file; did you mean 'quickstart'?" in found
-    assert "tal_grpo" in found
-    assert "did you mean" not in message("nofile.yaml")
+    unlike = message("nofile.yaml")
+    assert ("did you mean" in unlike, "tal_grpo" in unlike) == (False, True)
     assert "no such file" in message(tmp_path / "quickstart.yaml")  # it is not taken from elsewhere
 
 
