@@ -1,4 +1,4 @@
-"""One evaluation, top to bottom: reward models -> CARB, probes, selections -> leaderboard."""
+"""Evaluate reward models: reward models -> CARB, probes, selections -> leaderboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recipe and its overrides -> a run, in each process of a launch: training, evaluation or SCPO."""
+"""Start a recipe with its overrides in each process of a launch: training, evaluation, SCPO and the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training program, top to bottom: items -> cold start -> GRPO, measured at checkpoints -> model -> report."""
+"""Train a judge: items -> cold start -> GRPO, evaluated at checkpoints -> model -> report."""
 
 from __future__ import annotations
 

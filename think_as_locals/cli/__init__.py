@@ -1,4 +1,4 @@
-"""`tal`: the command line. Every command imports what it needs when it runs, so that `tal --help` is quick."""
+"""The command line, `tal`. Commands import their dependencies when they run, so that `tal --help` is fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tal demonstrate`, `tal sample`, `tal data edit`: what a model writes, in a file, with where it comes from."""
+"""`tal demonstrate`, `tal sample`, `tal data edit`: commands that write a model's texts to a file, with provenance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tal data`: rows -> items, every fault in them, and edits of items for the probes."""
+"""`tal data`: convert rows to items, list their faults, and edit items for the probes."""
 
 from __future__ import annotations
 

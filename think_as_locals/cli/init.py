@@ -1,4 +1,4 @@
-"""`tal init`: a folder with a recipe for one's own data, a reward with its test, and the commands in order."""
+"""`tal init`: create a folder with a recipe for the user's data, a reward and its test, and the commands to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tal judge` and `tal serve`: a trained judge on items of your own, or behind HTTP."""
+"""`tal judge` and `tal serve`: run a trained judge on your own items, or serve it over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tal compare`, `leaderboard`, `validity` and `push`: what to do with the results of runs."""
+"""`tal compare`, `leaderboard`, `validity` and `push`: commands that use the results of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tal run`, `launch`, `doctor` and `recipes`: a recipe, run, checked against this machine, shown or copied."""
+"""`tal run`, `launch`, `doctor` and `recipes`: run a recipe, check it against this machine, show or copy it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A recipe -> a validated configuration. No torch."""
+"""From a recipe to a validated configuration, without torch."""

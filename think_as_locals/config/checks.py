@@ -1,4 +1,4 @@
-"""A recipe and its overrides -> a validated configuration, or one message with everything that is wrong."""
+"""A recipe and its overrides -> a validated configuration, or one message that lists every fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that involve several keys, or names that are known elsewhere: each returns its faults, a sentence each."""
+"""Rules over several keys, or over names defined elsewhere; each returns its faults, one sentence each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The typed schema of an SCPO run: a scalar reward model is steered to one country after the other."""
+"""The typed schema of an SCPO run: a scalar reward model is steered to one country after another."""
 
 from __future__ import annotations
 

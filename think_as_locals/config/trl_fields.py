@@ -1,4 +1,4 @@
-"""Fields of TRL's configurations that our schema does not type: their names, values, and what else decides them."""
+"""Fields of TRL's configurations outside our schema: their names and values, and the keys that control some of them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Culture cards: 100 questions, each with a true answer for ten cultures, all in ten languages.
 
-`cards/<domain>/<group>.json` holds a question with a slot for the place, and a fact for every culture. The facts of a
+`cards/<domain>/<group>.json` holds a question with a slot for the place, and a fact for each culture. The facts of a
 group exclude one another (`also` lists the exceptions), which makes flip sets of any four cultures.
 
-Opinion cards are preferences of simulated people, made from them: of two customs a person prefers the one with the
-greater worth, a random popularity plus a bonus if it is of the person's own country. The prompt names no country.
+Opinion cards are preferences of simulated people, generated from the cards: of two customs a person prefers the one of
+higher utility, a random popularity plus a bonus if it is from the person's own country. The prompt names no country.
 """
 
 from __future__ import annotations

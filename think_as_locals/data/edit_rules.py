@@ -1,6 +1,6 @@
-"""What a model is asked when it edits an item for a probe, and the rules by which its answer is an edit.
+"""The instructions for a model that edits an item for a probe, and the rules that an edit must follow.
 
-    CC  the best response alone: another concept in it; nearly all of its words stay, and whoever it names
+    CC  only the best response changes, to another concept; nearly all of its words stay, and whoever it names
     RC  names of the culture are cut from prompt and responses; texts that do not name it stay as they are
     CL  the responses are in another language; the prompt stays
     RP  prompt and responses in other words of their language

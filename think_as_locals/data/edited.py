@@ -1,8 +1,8 @@
-"""Edited pairs of a file (`eval.probes=FILE`): items before and after one edit, which people or a model made.
+"""Edits from a file (`eval.probes=FILE`): items before and after one edit by people or by a model.
 
 A row names the item (`item`: the id of one that is evaluated, or an item of its own with the fields of `Item`), the
 `probe` (CC, RC, CL or RP) and what the edit changed: the `prompt`, the `responses` in the item's own order, or both.
-Whatever a row leaves out is the item's; an RC edit also takes the item's culture away.
+Fields that a row leaves out are the item's; an RC edit also removes the item's culture.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Edits of items that a reward model should, or should not, react to: the spurious-feature probes of CARB.
+"""Our own edits for CARB's spurious-feature probes: changes that should, or should not, move a score.
 
 The paper (arXiv 2509.21798) measures how far the chosen response's score moves when one thing changes: CC, its core
 cultural concept, should move it; RC, the explicit label of the culture, CL, the language of the responses, and RP, the

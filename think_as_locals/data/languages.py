@@ -1,4 +1,4 @@
-"""Names of languages and countries -> BCP-47 tags and ISO 3166 codes; the language of a text.
+"""BCP-47 tags and ISO 3166 codes for the names of languages and countries; the language of a text.
 
 Names are those of Unicode's CLDR, in CARB's ten languages. `countries.json` adds to them, by language: other names of a
 country, its parts, its people (our own compilation of the usual demonyms), and words that hold the name of a country

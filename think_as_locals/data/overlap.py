@@ -1,15 +1,15 @@
-"""The leak check: which items of measured sets are training items too, by id, by question group and by their texts.
+"""The leak check: find evaluated items that are also training items, by id, question group and text.
 
-Benchmarks are full of prompts that differ in a word and are different questions ("What is the most popular fruit in
-Thailand?", "... in Japan?"): alike prompts alone prove little. By their texts two items are the same question if
+Benchmarks are full of prompts that differ in one word and are different questions ("What is the most popular fruit in
+Thailand?", "... in Japan?"), so similar prompts alone prove little. By text, two items are the same question if
 
 - the prompts are the same but for case, punctuation, markup and Unicode forms, and so is the culture or every response;
 - or culture, responses and the best of them are the same, and most words of the shorter prompt are in the longer one;
 - or the culture is the same and the prompts share `NEAR` of their shingles, and are long or have the same best response
-  and half of the others; `NEAR_ALONE` will do by itself. What many questions share (a template) counts for next to
-  nothing.
+  and half of the others; `NEAR_ALONE` is enough by itself. Text that many questions share (a template) hardly
+  counts.
 
-An unknown culture may be any. Prompts with different numbers are different questions.
+An unknown culture matches any. Prompts with different numbers are different questions.
 """
 
 from __future__ import annotations

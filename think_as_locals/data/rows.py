@@ -1,6 +1,6 @@
-"""Rows of a file, a folder or a data set on the Hub, each with its place, and what becomes of them.
+"""Rows of a file, a folder or a data set on the Hub, each with its place, and their outcomes.
 
-A row becomes items, or faults with a name, a place and a message.
+The outcome of a row is items, or faults with a name, a place and a message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which items of a source are used: the selection keys of the `data` section, in the same way for every source."""
+"""Select items by the keys of the `data` section, in the same way for every source."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which short English answers can both be right: by their words, by annotators' own alternatives, and by a table.
+"""Decide whether two short English answers can both be right: by words, by annotators' alternatives, by a table.
 
 `synonyms.json` was written for this project: everyday synonyms (British and American ones first), and kinds of things,
-where the general answer holds wherever a special one does.
+where the general answer holds wherever a specific one does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reward models side by side: a board for each set of items, as JSON, markdown and one offline page.
 
-Only reward models over the same items are compared: by paired differences, and by ranks no sharper than these allow.
+Only reward models on the same items are compared: by paired differences, and by ranks as precise as these allow.
 """
 
 from __future__ import annotations

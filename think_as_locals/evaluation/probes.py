@@ -9,8 +9,8 @@ The margin of the best response is its score minus the mean score of the others.
                                       zero, which is arbitrary for scalar RMs.
 
 0 / 0 is 0; anything else over 0 is undefined, as is an item without a verdict: these are left out and counted. On CC
-the scores of an RM that knows the culture move *down*, those of one that ignores it up as often as down: so the signed
-change is given too.
+the scores of an RM that knows the culture move *down*; those of one that ignores it move up as often as down. So the
+signed change is given too.
 """
 
 from __future__ import annotations

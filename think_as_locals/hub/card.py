@@ -1,4 +1,4 @@
-"""Write the model card and `.eval_results/` from what a run's folder says, without guesses."""
+"""Write the model card and `.eval_results/` from the files in a run's folder, without guessing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reward components that users bring, as `path/to/file.py:function` or `package.module:function`."""
+"""Reward components from users, as `path/to/file.py:function` or `package.module:function`."""
 
 from __future__ import annotations
 

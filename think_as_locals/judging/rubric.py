@@ -1,7 +1,7 @@
-"""What can be measured of a judgement without a model: the part that `criteria_gain` scores, and whether it judges.
+"""Measures of a judgement that need no model: the part that `criteria_gain` scores, and whether it judges at all.
 
-A pure function cannot tell a true criterion from a false one. It can tell words from letters and stop words, one's own
-words from those of the item, and an analysis that says something of every response from one that does not.
+A pure function cannot tell a true criterion from a false one. It can tell words from letters and stop words, the
+judge's own words from those of the item, and an analysis that covers every response from one that does not.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What this machine has, against what a recipe needs."""
+"""Compare what this machine has with what a recipe needs."""

@@ -1,4 +1,4 @@
-"""`tal doctor`: what this machine has, and what it lacks for a recipe."""
+"""`tal doctor`: report what this machine has, and what it lacks for a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run fitted to data and GPU: how long a colocated vLLM's sequences get, its share of memory, and what cannot fit."""
+"""Fit a run to data and GPU: the length of a colocated vLLM's sequences, its share of memory, and what cannot fit."""
 
 from __future__ import annotations
 

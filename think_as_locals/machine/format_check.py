@@ -1,4 +1,4 @@
-"""`tal doctor --model`: which rules of its prompt's format a model breaks, in a few judgements of our culture cards."""
+"""`tal doctor --model`: count the rules of the format that a model breaks in a few judgements of culture cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An estimate of how long a run takes, from the work of its steps and the figures of a GPU.
+"""Estimate how long a run takes, from the work of its steps and the figures of a GPU.
 
 A step reads T tokens with N parameters: 2 N T operations a pass, twice that for the gradients of activations and again
 as much for those of weights. Sampling reads weights and cached keys and values once for each token of the longest

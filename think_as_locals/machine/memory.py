@@ -1,4 +1,4 @@
-"""An estimate of the GPU memory that a run needs, in parts, each with its formula.
+"""Estimate the GPU memory that a run needs, in parts, each with its formula.
 
 With N parameters of b bytes, Adam under DeepSpeed takes b N for the weights, b N for the gradients and 12 N for a
 float32 copy and two moments; ZeRO-1 divides the last among the processes, ZeRO-2 the last two, ZeRO-3 all (arXiv
@@ -9,7 +9,7 @@ keeps 2 for each layer and 34 for one (arXiv 2205.05198, section 4).
 A head that computes in float32 has its weights copied for each pass, and the gradient of the copy. A policy's reward
 model is whole on each GPU.
 
-A colocated vLLM holds the whole model beside that, in its share of the GPU: the weights, the keys and values of one
+A colocated vLLM also holds the whole model, in its share of the GPU: the weights, the keys and values of one
 sequence of the longest length at least, without which it does not start, and 2 GB for its own work (assumed).
 """
 

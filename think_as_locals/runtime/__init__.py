@@ -1,1 +1,1 @@
-"""A run on this machine: its folder, its files, its processes."""
+"""The folder, files and processes of a run."""

@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all, and what is wrong where a disk or a path does not take them."""
+"""Write files completely or not at all, and explain the faults of a disk or a path."""
 
 from __future__ import annotations
 

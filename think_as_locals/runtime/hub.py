@@ -1,4 +1,4 @@
-"""Whether the Hugging Face Hub can be reached: its client would retry for 23 s, in lines on the terminal."""
+"""Check whether the Hugging Face Hub can be reached; its client would retry for 23 s and print each try."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a person sees: results on stdout, progress and logs on stderr, and how much of it (`tal -q`, `tal -v`).
+"""Output to the user: results on stdout, progress and logs on stderr, and how much of each (`tal -q`, `tal -v`).
 
-Imports nothing, so that the libraries below can be told before they are imported.
+Imports nothing at module level, so that libraries can be configured before they are imported.
 """
 
 from __future__ import annotations

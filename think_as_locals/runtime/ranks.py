@@ -1,4 +1,4 @@
-"""The processes of a launch: what their launcher asked for, and how they join here.
+"""The processes of a launch: their launcher's settings, and how they join.
 
 Settings of `accelerate launch` that a library would ignore silently end the run here, before any weight loads.
 """

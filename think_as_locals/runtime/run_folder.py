@@ -1,4 +1,4 @@
-"""The folder of a run: where its files lie, how it is made, locked and continued."""
+"""The folder of a run: the paths of its files; creating, locking and continuing it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Signals that ask a program to stop: SIGINT (Ctrl-C), SIGTERM and SIGUSR1 do the same everywhere.
 
-The first one stops in order, with what is needed to continue; the next ends the process at once.
+The first one stops the program so that it can continue later; the next one ends the process at once.
 """
 
 from __future__ import annotations

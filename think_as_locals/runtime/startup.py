@@ -1,4 +1,4 @@
-"""A quick start: no search for garbage in what is loaded to stay, and no import of what nobody asked for."""
+"""Start faster: no garbage collection while loading, and no imports of optional packages that are not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a country's pairs SCPO trains on, and with which weight (arXiv 2606.18606).
+"""Select the pairs of a country that SCPO trains on, and their weights (arXiv 2606.18606).
 
 With r+ and r- the global RM's scores of the chosen and the rejected response, a pair is kept if
 p = sigmoid(r+ - r-) < tau, and its weight is w = min(exp((r+ - r-) / beta), 1): pairs that the global RM agrees with

@@ -1,1 +1,1 @@
-"""A judge behind HTTP: requests that arrive together are answered by one call of one engine."""
+"""A judge behind HTTP; one engine call answers all requests that arrive together."""

@@ -1,1 +1,1 @@
-"""Sweeps: many runs of a recipe from one command, and a table of what came of them."""
+"""Sweeps: many runs of a recipe from one command, and a table of their results."""

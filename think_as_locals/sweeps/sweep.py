@@ -1,4 +1,4 @@
-"""A sweep, top to bottom: overrides -> combinations -> frozen recipes -> jobs -> a table, best first."""
+"""Run a sweep: overrides -> combinations -> frozen recipes -> jobs -> a table, best first."""
 
 from __future__ import annotations
 

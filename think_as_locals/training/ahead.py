@@ -1,14 +1,14 @@
-"""Sampling ahead: a vLLM server samples the next generation batches while the policy learns from this one.
+"""Sampling ahead: a vLLM server samples the next generation batches while the policy trains on this one.
 
 With `rollout.ahead=N`, at the start of generation batch k:
 
-    1. its completions are taken from the server, which began with them while the policy learned from an earlier batch;
-    2. where nothing else is in flight, the policy's weights are sent and checked, and batches k+1 .. k+N are started;
-    3. rewards and the update follow, while the server samples.
+    1. its completions come from the server, which began them while the policy trained on an earlier batch;
+    2. if nothing else is in flight, the policy's weights are sent and checked, and batches k+1 .. k+N are started;
+    3. rewards and the update follow while the server samples.
 
 So weights change only between requests, and a batch is sampled with weights from at most N batches before it. TRL's
 importance weights, pi(token) / pi_server(token), correct for that. Prompts come in the order of the data loader, whose
-sampler is replayed here, and a batch is used only where its prompts are those that the data loader then gives.
+sampler is replayed here, and a batch is used only if its prompts are those that the data loader then gives.
 """
 
 from __future__ import annotations

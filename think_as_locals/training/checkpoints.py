@@ -2,7 +2,7 @@
 
     checkpoints/checkpoint-6/             being written; never loaded
     checkpoints/step-6/manifest.json      every file's size and SHA-256; written last, before the folder gets its name
-    checkpoints/LATEST                    the name of the one to continue from
+    checkpoints/LATEST                    the name of the checkpoint to continue from
 
 All ranks write into one shared folder and decide together, so that none waits for one that has failed. Besides what
 TRL saves, a run that stops between two samplings needs its current rollouts and the position among them, and after its

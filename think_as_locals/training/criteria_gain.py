@@ -1,4 +1,4 @@
-"""How much a rubric raises the log-probability of the right verdict: what the `criteria_gain` reward is computed from.
+"""The gain in log-probability of the right verdict from a rubric, which the `criteria_gain` reward uses.
 
 For question q, responses y, rubric z and right verdict j, R_appr of arXiv 2509.21798 is
 

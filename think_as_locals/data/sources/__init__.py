@@ -1,4 +1,4 @@
-"""Sources of items: one module for each kind of row, and the table by which all of them are found."""
+"""Sources of items: one module for each kind of row, and `SOURCES`, the table of all of them."""
 
 from __future__ import annotations
 

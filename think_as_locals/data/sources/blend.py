@@ -1,4 +1,4 @@
-"""BLEnD (arXiv 2406.09948, HF nayeon212/BLEnD): what people of 16 regions answered about everyday life, with votes.
+"""BLEnD (arXiv 2406.09948, HF nayeon212/BLEnD): answers of people in 16 regions about everyday life, with votes.
 
 A region's right answer to a question is its most frequent one, if that is unique and has at least three votes. Wrong
 answers are other regions' frequent answers that mean nothing that anyone of the region answered: in all their spellings

@@ -1,4 +1,4 @@
-"""CARE's rows, responses that natives rated: every two of a question whose ratings differ make a pair."""
+"""CARE's rows, responses rated by natives: two responses to a question with different ratings make a pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CRISP-RM's rows: a scenario of one culture, and a response that fits it, one that fits any, and one against it."""
+"""CRISP-RM's rows: a scenario of one culture with an appropriate, a generic and an opposite response."""
 
 from __future__ import annotations
 

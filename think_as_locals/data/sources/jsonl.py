@@ -1,4 +1,4 @@
-"""Our own rows: one JSON object a line, with the fields of `Item`."""
+"""Our own rows: one JSON object per line, with the fields of `Item`."""
 
 from __future__ import annotations
 
