@@ -76,6 +76,11 @@ def test_a_server_that_fails_is_tried_thrice_and_may_recover(server: Scripted) -
     assert len(server.asked) == 5
 
 
+@pytest.mark.parametrize("content", ["<html>", "[" * 100_000, [], {}, {"results": None}, {"results": ["up"]}])
+def test_another_server_is_named_as_one(server: Scripted, content: Any) -> None:
+    assert f"{server.url} is no vLLM server that launch/vllm_server.sh" in fault(server.client((200, content)))
+
+
 def test_workers_with_different_weights_are_not_asked(server: Scripted) -> None:
     assert "differ" in fault(server.client(holds("a", "b")))
 

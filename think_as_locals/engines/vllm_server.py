@@ -138,10 +138,17 @@ class VLLMServer:
 
     def state(self) -> dict[str, Any]:
         """Return the state of all workers, which must agree; see `vllm_worker.WorkerExtension.tal_state`."""
-        workers = self._ask("POST", "/collective_rpc", json={"method": "tal_state"}).json()["results"]
-        if any(worker != workers[0] for worker in workers):
+        answer = self._ask("POST", "/collective_rpc", json={"method": "tal_state"})
+        try:
+            workers = answer.json()["results"]
+            state: dict[str, Any] = dict(workers[0])
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            got = f"it answers {answer.content[:100]!r}"
+            raise ServerError(
+                f"{self.url} is no vLLM server that {START} started ({got}): correct rollout.urls"
+            ) from error
+        if any(worker != state for worker in workers):
             raise ServerError(f"the workers of the vLLM server at {self.url} differ: {workers}")
-        state: dict[str, Any] = workers[0]
         return state
 
     def prefix_cache(self) -> tuple[float, float]:
