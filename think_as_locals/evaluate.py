@@ -249,7 +249,7 @@ class RewardModelEvaluation:
             write_json(self._result("probes"), found)
 
     def _select(self, collector: AnswerCollector) -> None:
-        """Best-of-N: measure which candidates it chooses, and how good these are if that is known."""
+        """Measure which candidates it selects, and how good these are if that is known."""
         config, section, rows = self.config, self.config.rms[self.name], self.data.candidates
         if isinstance(section, AskedSection) and section.protocol == "listwise":
             chosen = tournament(rows, collector.scores, config.eval.tournament_size, config.seed)

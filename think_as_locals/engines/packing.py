@@ -265,7 +265,7 @@ class PackedAttention:
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention of a layer: query (1, H, L, D), key and value (1, H_kv, L, D) -> (1, L, H, D)."""
+        """Return a layer's attention (1, L, H, D), given query (1, H, L, D), key and value (1, H_kv, L, D)."""
         packed: Packed | None = kwargs.pop(ARGUMENT, None)
         if packed is None:
             return self._kernel(module, query, key, value, attention_mask, **kwargs)

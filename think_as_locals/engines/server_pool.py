@@ -32,7 +32,7 @@ class VLLMServers:
 
     @contextmanager
     def one_limit(self) -> Iterator[None]:
-        """Requests within this context share one `timeout_s`."""
+        """Let all requests within this context share one `timeout_s`."""
         with ExitStack() as limits:
             for server in self.all:
                 limits.enter_context(server.one_limit())

@@ -45,7 +45,7 @@ def end_with_owner() -> None:
 
 
 def keep_weights_plain() -> None:
-    """On CPU, keep oneDNN from packing linear weights: a weight sync would fail, or leave a tied LM head stale."""
+    """Keep oneDNN from packing linear weights on CPU: a weight sync would fail, or leave a tied LM head stale."""
     import vllm._custom_ops
 
     vllm._custom_ops._supports_onednn = False
@@ -120,7 +120,7 @@ class VLLMEngine(TokenEngine):
     def next_log_probs(
         self, contexts: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """As `TokenEngine.next_log_probs`, from one sampled token; contexts are mostly in the prefix cache."""
+        """Return log-probabilities from one sampled token; contexts are mostly in the prefix cache."""
         from vllm import SamplingParams
 
         params = [

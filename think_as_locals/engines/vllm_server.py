@@ -57,7 +57,7 @@ class VLLMServer:
 
     @contextmanager
     def one_limit(self) -> Iterator[None]:
-        """Requests within this context share one `timeout_s`."""
+        """Let all requests within this context share one `timeout_s`."""
         self._began = time.monotonic()
         try:
             yield

@@ -29,7 +29,7 @@ class Sampler:
     sort_key: Callable[[Request], str]
 
     def ask(self, requests: Sequence[Request], keep: Keep) -> None:
-        """As `Asker.ask`."""
+        """Sample a completion for each request, and pass its answer to `keep`."""
 
         def deliver(place: int, rollout: Rollout) -> None:
             keep(place, {"text": rollout.text, "finish_reason": rollout.finish_reason})

@@ -43,7 +43,7 @@ def carb(
     max_items: int | None = None,
     prompt: str | None = None,
 ) -> Task:
-    """Best-of-N accuracy over cultures and domains; `conf/` has all other settings.
+    """Measure Best-of-N accuracy over cultures and domains; `conf/` has all other settings.
 
     Args:
         data: A source: an option of `conf/data`.
@@ -75,7 +75,7 @@ def carb(
 
 @scoring.metric
 def count() -> Metric:
-    """The number of samples."""
+    """Return a metric that counts samples."""
     return lambda scores: len(scores)
 
 
@@ -97,13 +97,13 @@ _BY_CELL = [
 
 @scoring.scorer(metrics=_BY_CELL)
 def correct() -> Scorer:
-    """1 if the verdict is the best response, else 0; `macro` is the mean over cells of culture and domain."""
+    """Score 1 if the verdict is the best response, else 0; `macro` is the mean over cells of culture and domain."""
     return _right_by(lambda judgement: judgement.verdict)
 
 
 @scoring.scorer(metrics=_BY_CELL)
 def verdict_only() -> Scorer:
-    """1 if the last well-formed verdict tag names the best response, whatever other rules are broken."""
+    """Score 1 if the last well-formed verdict tag names the best response, whatever other rules are broken."""
     return _right_by(lambda judgement: judgement.verdict_only)
 
 
@@ -118,7 +118,7 @@ def _right_by(verdict_of: Callable[[Judgement], int | None]) -> Scorer:
 
 @scoring.scorer(metrics=[accuracy(), stderr(cluster="group")])
 def parse_failure() -> Scorer:
-    """1 if no verdict can be parsed; `answer` names the rules of the format that the completion breaks."""
+    """Score 1 if no verdict can be parsed; `answer` names the rules of the format that the completion breaks."""
 
     async def score(state: TaskState, target: Target) -> Score:
         issues = _judgement(state).issues

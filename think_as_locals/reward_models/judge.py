@@ -264,7 +264,7 @@ class Judge:
         return render_presented(request.item, request.responses, settings.prompt, tokens, *shown)
 
     def ask(self, requests: Sequence[Request], keep: Keep) -> None:
-        """As `RewardModel.ask`: answers hold `text`, `finish_reason` and `label_log_probs`."""
+        """Answer requests by completions: answers have `text`, `finish_reason` and `label_log_probs`."""
 
         def deliver(place: int, rollout: Rollout) -> None:
             labels = dict(rollout.label_log_probs)

@@ -253,7 +253,7 @@ class SharedPrefixTrainer(GRPOTrainer):
         return bool(self.args.gradient_accumulation_steps % window == 0)
 
     def _can_defer(self) -> bool:
-        """Whether TRL would compute old log-probabilities for this correction alone."""
+        """Return whether TRL would compute old log-probabilities only for this correction."""
         return bool(self.use_vllm and self.vllm_importance_sampling_correction and self._on_policy)
 
     def _defer_correction(self, batch: dict[str, Any], old: list[Tensor]) -> None:
