@@ -133,7 +133,7 @@ def _outcome(teacher: Judge, request: Request, answer: Answer) -> tuple[str, Seq
     """Return which of `_OUTCOMES` a completion is, and the rules of the format that it breaks."""
     if TOO_LONG in answer:
         return "too_long", (TOO_LONG,)
-    judgement = teacher.read(request, {**answer, "label_log_probs": {}})
+    judgement = teacher.read(request, answer)
     if judgement.verdict == request.order.index(request.item.best):
         return "right", judgement.issues
     return "parse_failures" if judgement.issues else "wrong", judgement.issues

@@ -23,11 +23,12 @@ from think_as_locals.data.splits import select
 from think_as_locals.engines import Messages, sample_all
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.candidates import samplings
-from think_as_locals.evaluation.policy_results import CAPTION, read_results, table, write_answers, write_results
+from think_as_locals.evaluation.policy_results import CAPTION, table, write_answers, write_results
 from think_as_locals.evaluation.tasks import Question, distinct_prompts, quality, questions_of
 from think_as_locals.integrations.trl_reward import judge_reward
 from think_as_locals.reward_models.group import question, response
 from think_as_locals.reward_models.load import load_reward_model
+from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.output import progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, unsharded
@@ -78,7 +79,9 @@ def run(config: PolicyConfig, data: PolicyData, folder: RunFolder) -> None:
     if is_main:
         if not folder.policy_results.is_file():
             write_results(config, data.questions, folder)
-        Console(markup=False, highlight=False).print(table(read_results(folder)).terminal(config.run.name, CAPTION))
+        Console(markup=False, highlight=False).print(
+            table(read_json(folder.policy_results)).terminal(config.run.name, CAPTION)
+        )
         print(f"model       {folder.model}\nresults     {folder.path / 'policy.md'}")
 
 

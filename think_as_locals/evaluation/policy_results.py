@@ -14,7 +14,7 @@ from think_as_locals.evaluation.scored import with_cultures
 from think_as_locals.evaluation.statistics import estimate_mean
 from think_as_locals.evaluation.tables import Cell, Table, escape_markdown, figure
 from think_as_locals.evaluation.tasks import Question
-from think_as_locals.runtime.files import read_json, write_json, write_text
+from think_as_locals.runtime.files import write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import Item
 
@@ -115,8 +115,3 @@ def _cells(part: Mapping[str, Any]) -> list[Cell]:
     forms = {"before": ".3f", "after": ".3f", "gain": "+.3f"}
     cells: list[Cell] = [figure(part[name], "quality", form, 1) for name, form in forms.items()]
     return [*cells, str(part["gain"]["n"])]
-
-
-def read_results(folder: RunFolder) -> dict[str, Any]:
-    """Return the content of `policy.json`."""
-    return read_json(folder.policy_results)

@@ -219,6 +219,5 @@ def _judge(judge: Judge, item: Item, sampling: Sampling) -> tuple[Rollout, Verdi
     judge.engine.check_texts([item])
     (request,) = judge.requests(item)
     rollout = _complete(judge, judge.conversation(request), sampling)
-    answer = {"text": rollout.text, "finish_reason": rollout.finish_reason, "label_log_probs": {}}
-    (scored,) = combine(judge, [(item, [answer])])
+    (scored,) = combine(judge, [(item, [{"text": rollout.text, "finish_reason": rollout.finish_reason}])])
     return rollout, Verdict.model_validate(scored.record(), strict=False)
