@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -155,10 +157,23 @@ TRAINING = [
     "torch.distributed.run",
     *map("think_as_locals.{}".format, ("cli", "train", "evaluate", "steer")),
 ]
+TESTING = ["datasets", "hypothesis", "inspect_ai", "peft", "scipy.stats", "sklearn.metrics", "statsmodels.api"]
 VLLM = [
-    *(*TRAINING, "vllm.entrypoints.openai.api_server", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
+    *("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
     *("vllm.v1.executor.multiproc_executor", "vllm.model_executor.models.qwen2"),
 ]
+WARM = "TAL_WARM_PYTHON"
+"""Variable with the folder of the `warm_python` that the processes of this session are forked from."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fork the processes that run tests from the `warm_python`: what most of them import is imported once."""
+    if getattr(config.option, "tx", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = Path(tempfile.mkdtemp())
+        config.add_cleanup(partial(shutil.rmtree, folder))
+        _make_warm_python([*TRAINING, *TESTING], sys.executable, folder)
+        os.environ[WARM] = str(folder)
+        config.option.tx = [f"popen//python={folder}/worker"] * len(config.option.tx)
 
 
 @pytest.fixture(scope="session")
@@ -167,13 +182,15 @@ def warm_python(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> str
 
     Beside it are `tal`, and an `accelerate` whose workers begin at once.
     """
-    return str(_shared(partial(_make_warm_python, TRAINING), "warm", tmp_path_factory, worker_id) / "python")
+    make = partial(_make_warm_python, TRAINING, sys.executable)
+    return f"{os.environ.get(WARM) or _shared(make, 'warm', tmp_path_factory, worker_id)}/python"
 
 
 @pytest.fixture(scope="session")
-def warm_vllm(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> str:
+def warm_vllm(tmp_path_factory: pytest.TempPathFactory, worker_id: str, warm_python: str) -> str:
     """A `warm_python` that has vLLM imported too."""
-    return str(_shared(partial(_make_warm_python, VLLM), "warm_vllm", tmp_path_factory, worker_id) / "python")
+    make = partial(_make_warm_python, VLLM, warm_python)
+    return str(_shared(make, "warm_vllm", tmp_path_factory, worker_id) / "python")
 
 
 @pytest.fixture(scope="session")
@@ -203,13 +220,16 @@ def _shared(make: Callable[[Path], None], name: str, tmp_path_factory: pytest.Te
     return folder
 
 
-def _make_warm_python(modules: list[str], folder: Path) -> None:
+def _make_warm_python(modules: list[str], importer: str, folder: Path) -> None:
+    """Put a Python that has modules imported, by another Python, into a folder."""
     python, address = folder / "python", folder / "socket"
     program = f"{ROOT}/tests/forked_python.py"
     # launch/node.sh looks for the children of its accelerate, so that is a process as any other.
     patched = f"import sys\nsys.executable = '{python}'\nfrom accelerate.commands.accelerate_cli import main\nmain()\n"
+    start = f'exec {sys.executable} -IS {program} start {address} "$@"'
     for name, script in {
-        "python": f'#!/bin/sh\nPYTHON_EXEC={python} exec {sys.executable} -IS {program} start {address} "$@"\n',
+        "python": f"#!/bin/sh\nPYTHON_EXEC={python} {start}\n",
+        "worker": f"#!/bin/sh\n{start}\n",  # what it starts by sys.executable begins as any Python does
         "tal": f'#!/bin/sh\nexec {python} {command("tal")} "$@"\n',
         "accelerate": f"#!{sys.executable}\n{patched}",
     }.items():
@@ -218,7 +238,7 @@ def _make_warm_python(modules: list[str], folder: Path) -> None:
     owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
-            [sys.executable, program, "serve", str(address), str(owner), *modules],
+            [importer, program, "serve", str(address), str(owner), *modules],
             env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"},
             stdin=subprocess.DEVNULL,
             stdout=log,

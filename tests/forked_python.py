@@ -97,7 +97,7 @@ def become(files: list[int], environment: dict[str, str], folder: str, numbers: 
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.executable = environment["PYTHON_EXEC"]
+    sys.executable = environment.get("PYTHON_EXEC", sys.executable)
     multiprocessing.spawn.set_executable(sys.executable)
     multiprocessing.process.ORIGINAL_DIR = folder
 
