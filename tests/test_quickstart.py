@@ -19,12 +19,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quickstart(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     """The folder of a whole quick start."""
     folder = tmp_path_factory.mktemp("runs")
     done = launch(
         # Rounding differs between kinds of CPU: of the seeds measured on two kinds this one moves least.
-        *(command("tal"), "run", "recipes/quickstart.yaml", "seed=1", f"run.dir={folder}", "run.name=quickstart"),
+        *(command("tal", warm_python), "run", "recipes/quickstart.yaml", "seed=1"),
+        *(f"run.dir={folder}", "run.name=quickstart"),
         timeout=1500,
     )
     assert done.returncode == 0, done.stdout + done.stderr

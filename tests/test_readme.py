@@ -49,6 +49,8 @@ PACKAGE = ROOT / "think_as_locals"
 def reader(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> Reader:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    # What runs here instead is in test_launch.py: to compose every recipe takes seconds.
+    monkeypatch.setattr("think_as_locals.machine.preflight.recipes", list)
     return Reader(tmp_path, request, monkeypatch, tal)
 
 

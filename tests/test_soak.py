@@ -16,11 +16,11 @@ from conftest import QUICK, ROOT, SMALL, command, launch
 pytestmark = pytest.mark.slow
 
 
-def test_ten_kills_and_three_stops_lose_nothing(tmp_path: Path) -> None:
+def test_ten_kills_and_three_stops_lose_nothing(tmp_path: Path, warm_python: str) -> None:
     out = tmp_path / "soak.json"
     script = str(ROOT / "tests" / "benchmarks" / "soak.py")
     words = ["--parts", "sigkill", "sigterm", "--kills", "10", "--stops", "3", "--out", str(out)]
-    done = launch(sys.executable, script, *words)
+    done = launch(warm_python, script, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     soaked = json.loads(out.read_text())
     assert soaked["sigkill"]["kills"] == 10

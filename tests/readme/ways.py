@@ -62,8 +62,6 @@ def _starts(reader: Reader, words: list[str]) -> None:
     reached: list[RunFolder] = []
     for program in ("train", "steer", "evaluate"):
         reader.monkeypatch.setattr(f"think_as_locals.{program}.run", lambda *given, **_: reached.append(given[-1]))
-    # What runs here instead is in test_launch.py: to compose every recipe takes a second.
-    reader.monkeypatch.setattr("think_as_locals.machine.preflight.recipes", list)
     status, output = reader.tal("run", *words)
     if reached:
         assert (status, load_config(reached[0].config).run.name) == (0, reached[0].name)

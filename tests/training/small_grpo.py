@@ -9,6 +9,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from accelerate import PartialState
 
 from think_as_locals.config.checks import load_recipe
+from think_as_locals.config.schema import RunConfig
 from think_as_locals.data import load
 from think_as_locals.judging import COMPONENTS, Component, Evidence, render, write
 from think_as_locals.reward_models.scratch import make_judge
@@ -40,9 +42,15 @@ TINY = [
 ]
 
 
-def tiny_trainer(folder: Path, *overrides: str, components: Mapping[str, Component] = COMPONENTS) -> JudgeTrainer:
+@cache
+def settings(*overrides: str) -> tuple[RunConfig, tuple[Item, ...]]:
+    """The configuration of a small run, and its items: tests of resuming make one trainer of the same after another."""
     config = load_recipe("recipes/quickstart.yaml", [*TINY, *overrides])
-    items = load(config.data, config.seed).train[:16]
+    return config, load(config.data, config.seed).train[:16]
+
+
+def tiny_trainer(folder: Path, *overrides: str, components: Mapping[str, Component] = COMPONENTS) -> JudgeTrainer:
+    config, items = settings(*overrides)
     assert config.model.scratch is not None
     if PartialState().is_main_process and not (folder / "model").is_dir():
         texts = [message["content"] for item in items for message in render(item, config.prompt.template)]
