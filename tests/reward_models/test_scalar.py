@@ -16,11 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from items import make_item
-from reward_models.tiny import ITEMS, WORDS, a_tokenizer, an_item, write_classifier, write_language_model
+from reward_models.tiny import ITEMS, WORDS, a_tokenizer, an_item, break_packing, write_classifier, write_language_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 import think_as_locals as tal
-from think_as_locals.engines import packing
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.reward_model import Answer, RewardModel
 from think_as_locals.reward_models.scalar import ConstantRM, ScalarRM
@@ -174,10 +173,7 @@ def test_what_cannot_be_shared_is_scored_as_before_and_says_why_once(
 def test_where_scores_differ_each_response_has_a_prompt_of_its_own(
     path: str, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    def wrong(self: Any, module: Any, query: torch.Tensor, key: Any, value: Any, group: Any, _: Any) -> torch.Tensor:
-        return query[:, :, group.branches].transpose(1, 2)
-
-    monkeypatch.setattr(packing.PackedAttention, "_branches", wrong)
+    break_packing(monkeypatch)
     rm = ScalarRM.load(path, dtype=dtype)
     if dtype == "bfloat16":
         assert re.match(r"scores differ by .*e.* from float32's in the mean, those of", str(rm.unshared_reason))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from items import make_item
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
+from think_as_locals.engines import packing
 from think_as_locals.reward_models.scratch import train_tokenizer
 from think_as_locals.types import Item
 
@@ -50,3 +52,12 @@ def write_classifier(folder: Path, **settings: Any) -> str:
 def write_language_model(folder: Path, seed: int, **settings: Any) -> str:
     """A language model: the same for the same seed."""
     return write_model(folder, Qwen3ForCausalLM, seed, a_tokenizer(), **{"max_position_embeddings": 4096, **settings})
+
+
+def break_packing(patch: pytest.MonkeyPatch) -> None:
+    """Have packed rows give other scores than separate ones."""
+
+    def wrong(self: Any, module: Any, query: torch.Tensor, key: Any, value: Any, group: Any, _: Any) -> torch.Tensor:
+        return query[:, :, group.branches].transpose(1, 2)
+
+    patch.setattr(packing.PackedAttention, "_branches", wrong)

@@ -15,14 +15,13 @@ import torch
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reward_models.tiny import ITEMS, write_classifier
+from reward_models.tiny import ITEMS, break_packing, write_classifier
 from scpo import hand_worked
 from torch.utils.data import SequentialSampler
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
 from think_as_locals.config.schema import LoraSection
-from think_as_locals.engines import packing
 from think_as_locals.reward_models.scalar import Row, ScalarRM
 from think_as_locals.scpo.scores import response_requests
 from think_as_locals.scpo.select import pair_weights
@@ -319,10 +318,7 @@ def test_what_cannot_be_shared_is_trained_as_before_and_says_why_once(
 def test_where_scores_differ_each_response_has_a_prompt_of_its_own(
     rm: ScalarRM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(self: Any, module: Any, query: torch.Tensor, key: Any, value: Any, group: Any, _: Any) -> torch.Tensor:
-        return query[:, :, group.branches].transpose(1, 2)
-
-    monkeypatch.setattr(packing.PackedAttention, "_branches", wrong)
+    break_packing(monkeypatch)
     trainer = trainer_of(rm, shared_pairs(0), [1.0] * 3, tmp_path)
     _, _, read = loss_and_gradient(trainer, [0, 1, 2])
     assert re.match(r"scores differ by .*e.* from those of separate rows", str(trainer.unshared_reason))

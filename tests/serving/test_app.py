@@ -27,11 +27,6 @@ Serve = Callable[..., TestClient]
 
 
 @pytest.fixture
-def longest() -> Longest:
-    return Longest()
-
-
-@pytest.fixture
 def serve(longest: Longest) -> Iterator[Serve]:
     with ExitStack() as stack:
 

@@ -29,11 +29,6 @@ ROW = {**ITEM, "id": "jp-1", "best": 1, "language": "en", "domain": "value", "gr
 
 
 @pytest.fixture
-def longest() -> Longest:
-    return Longest()
-
-
-@pytest.fixture
 def server(longest: Longest) -> Iterator[TestClient]:
     app = create_app(judge_of(longest), settings("limits.text_characters=3000"), KEY)
     with TestClient(app, BASE, raise_server_exceptions=False) as client:
