@@ -96,23 +96,6 @@ def test_every_recipe_loads_and_is_called_after_its_file(path: Path) -> None:
 PRETRAINED = "Qwen/Qwen2.5-7B-Instruct is pretrained: choose trainer=demonstrated_grpo sft.data=FILE"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "expected"),
-    [
-        (GRPO, ["trainer=cold_start_grpo"], PRETRAINED),
-        (GRPO, ["trainer=cold_start_grpo", "sft.data=x"], PRETRAINED),
-        (QUICKSTART, ["model=qwen2_5_7b"], PRETRAINED),
-        (GRPO, ["trainer=demonstrated_grpo"], "no default for sft.data"),
-        (GRPO, ["sft.data=x"], "choose trainer=demonstrated_grpo"),
-        (GRPO, ["trainer=demonstrated_grpo", "sft.data=null"], "sft.data: got null, expected a file that `tal"),
-        (QUICKSTART, ["sft.max_steps=-1"], "sft.max_steps: got -1, expected at least 1"),
-        (QUICKSTART, ["sft.data=x", "sft.max_steps=0"], "expected at least 1, or -1 for as many as sft.num_train_e"),
-    ],
-)
-def test_deliberate_errors_cannot_reach_a_pretrained_model(recipe: Path, overrides: list[str], expected: str) -> None:
-    assert expected in message(recipe, *overrides)
-
-
 def test_a_cold_start_takes_demonstrations_of_a_file() -> None:
     pretrained = load_recipe(GRPO, ["trainer=demonstrated_grpo", "sft.data=x", "lora=rank16"])
     scratch = load_recipe(QUICKSTART, ["sft.data=x"])
@@ -131,26 +114,6 @@ def test_a_cold_start_takes_demonstrations_of_a_file() -> None:
 TEACHER = ["teacher.path=x"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ([], "no default for teacher.path"),
-        (["teacher=serv"], "teacher=serv: no such option; did you mean 'server'?"),
-        (["teacher=server", "teacher.model=x"], "no default for teacher.url"),
-        ([*TEACHER, "teacher.pat=x"], "teacher.pat: no such key; did you mean 'teacher.path'?"),
-        ([*TEACHER, "teacher.orders=2"], "teacher.orders: got 2, expected 1, as judges are trained (see both_orders)"),
-        ([*TEACHER, "teacher.protocol=pairwise"], "teacher.protocol: got pairwise, expected listwise"),
-        ([*TEACHER, "teacher.prompt=listwis"], "teacher.prompt: no 'listwis'; did you mean 'listwise'?"),
-        (["teacher=constant"], "teacher.kind: got 'constant'; available: judge, server"),
-        ([*TEACHER, "items=validation", "data.validation_share=null"], "items: no validation items are held out"),
-        ([*TEACHER, "temperature=0"], "temperature: got 0, expected"),
-        ([*TEACHER, "rms.x=constant"], "rms.* belongs to a recipe that evaluates reward models"),
-    ],
-)
-def test_a_demonstration_that_cannot_be_is_named_with_the_remedy(overrides: list[str], expected: str) -> None:
-    assert expected in message(DEMONSTRATE, *overrides)
-
-
 EDITOR = ["editor.url=http://127.0.0.1:8000/v1", "editor.model=x"]
 
 
@@ -161,24 +124,6 @@ def test_an_editor_is_a_server_or_a_model_in_this_process() -> None:
     assert isinstance(local, EditConfig)
     assert (served.editor.kind, local.editor.kind, local.probes) == ("server", "model", ["CL"])
     assert (reloaded(served), reloaded(local)) == (served, local)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ([], "no default for editor.model, editor.url"),
-        ([*EDITOR, "editor.modell=x"], "editor.modell: no such key; did you mean 'editor.model'?"),
-        (["editor=serv"], "editor=serv: no such option; did you mean 'server'?"),
-        ([*EDITOR, "probes=[XX]"], "probes.0: got 'XX', expected 'CC', 'RC', 'CL' or 'RP'"),
-        ([*EDITOR, "probes=[]"], "probes: got [], expected"),
-        ([*EDITOR, "probes=[CL,RC,CL]"], "probes: got CL, RC, CL, expected each once"),
-        ([*EDITOR, "temperature=0"], "tries: got 3, but at temperature 0 all are the same"),
-        ([*EDITOR, "items=validation", "data.validation_share=null"], "items: no validation items are held out"),
-        ([*EDITOR, "rms.x=constant"], "editor.* belongs to a recipe that has a model edit items"),
-    ],
-)
-def test_an_edit_that_cannot_be_is_named_with_the_remedy(overrides: list[str], expected: str) -> None:
-    assert expected in message(EDIT, *overrides)
 
 
 POLICY_NEEDS = {"model": ["path=x"], "server": ["url=http://127.0.0.1:8000/v1", "model=x"], "qwen2_5_7b": []}
@@ -201,35 +146,6 @@ def test_every_task_is_sampled_from_every_policy_alone_and_before_an_evaluation(
     assert (alone.sample.task, reloaded(alone), reloaded(before)) == (task, alone, before)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "expected"),
-    [
-        (SAMPLE, [], "no default for sample.policy.path"),
-        (SAMPLE, ["sample=choice"], "sample=choice: no such option"),
-        (SAMPLE, ["sample.policy=serv"], "sample.policy=serv: no such option; did you mean 'server'?"),
-        (
-            SAMPLE,
-            [*SAMPLED, "sample.policy.pat=x"],
-            "sample.policy.pat: no such key; did you mean 'sample.policy.path'",
-        ),
-        (SAMPLE, [*SAMPLED, "sample=prompts"], "sample.scorer: got none, expected with task prompts a reward model"),
-        (SAMPLE, [*SAMPLED, "sample.scorer=constant"], "sample.scorer: got constant, expected with task multiple_c"),
-        (SAMPLE, [*SAMPLED, *BLEND, "sample.items=test"], "sample.items: got test, expected all"),
-        (
-            SAMPLE,
-            [*SAMPLED, *BLEND, "sample.data=jsonl", "sample.data.path=y"],
-            "sample.data: got jsonl, but only blend",
-        ),
-        (DOWNSTREAM, ["eval.candidates=x"], "eval.candidates: the candidates are sampled here"),
-        (DOWNSTREAM, ["~rms.tulu"], "rms: got 2, expected at least 3 reward models"),
-        (CARB, ["sample=multiple_choice", *SAMPLED], "rms: got 1, expected at least 3"),
-        (GRPO, ["sample.task=prompts"], "sample.* belongs to a recipe that draws candidates"),
-    ],
-)
-def test_a_sample_that_cannot_be_is_named_with_the_remedy(recipe: Path, overrides: list[str], expected: str) -> None:
-    assert expected in message(recipe, *overrides)
-
-
 @pytest.mark.parametrize("rm", RM_NEEDS)
 def test_a_policy_is_trained_on_every_kind_of_reward_model_and_asked_every_task(rm: str) -> None:
     assert {*group_options()["task"]} == {*TASK_NEEDS}
@@ -248,40 +164,6 @@ def test_a_policy_is_trained_on_every_kind_of_reward_model_and_asked_every_task(
     assert loaded.lora is not None
     assert loaded.grpo.learning_rate == load_recipe(GRPO, ["lora=rank16"]).grpo.learning_rate
     assert reloaded(loaded) == loaded
-
-
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "expected"),
-    [
-        (POLICY, ["rm.pat=x"], "rm.pat: no such key; did you mean 'rm.path'?"),
-        (POLICY, ["tasks.more=prompt"], "tasks.more=prompt: no such option; did you mean 'prompts'?"),
-        (POLICY, ["tasks.options.itms=x"], "tasks.options.itms: no such key; did you mean 'tasks.options.items'?"),
-        (POLICY, ["tasks.judged.scorer.pat=x"], "tasks.judged.scorer.pat: no such key"),
-        (POLICY, ["tasks.x=prompts"], "tasks.x.scorer: got none, expected with task prompts a reward model (tasks.x."),
-        (POLICY, ["tasks={}"], "tasks: got {}, expected tasks by name, each added by tasks.NAME=TASK"),
-        (POLICY, ["tasks.x=short_answers"], "no default for tasks.x.data.path"),
-        (
-            POLICY,
-            ["tasks.options.items=validation", "tasks.options.data.validation_share=null"],
-            "tasks.options.items: no validation items are held out",
-        ),
-        (POLICY, ["model=quickstart"], "model.scratch: a policy is a chat model that answers already: set model.path"),
-        (POLICY, ["grpo.max_steps=0"], "grpo.max_steps: got 0"),
-        (POLICY, ["rollout.ahead=1"], "rollout.ahead: got 1, but only rollout=vllm_server"),
-        (POLICY, ["rm=judge", "rm.path=x", "rm.prompt=listwis"], "rm.prompt: no 'listwis'; did you mean 'listwise'?"),
-        (POLICY, ["rms.x=constant"], "rm.* belongs to a recipe that trains a policy"),
-        (
-            POLICY,
-            ["data=mix", "data.mix.cards=culture_cards"],
-            "data=mix is for training a judge; this recipe trains a",
-        ),
-        (GRPO, ["rm.path=x"], "rm.* belongs to a recipe that trains a policy"),
-    ],
-)
-def test_a_policy_that_cannot_be_trained_is_named_with_the_remedy(
-    recipe: Path, overrides: list[str], expected: str
-) -> None:
-    assert expected in message(recipe, *overrides)
 
 
 def test_a_teacher_is_in_this_process_or_behind_a_server() -> None:
@@ -327,36 +209,110 @@ def test_sources_of_a_mix_and_sets_to_measure_are_added_by_name() -> None:
     assert own == ("culture_cards", load_recipe(QUICKSTART).data)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "expected"),
-    [
-        (GRPO, ["data=mix"], "data.mix: got {}, expected sources by name, each added by data.mix.NAME=SOURCE"),
-        (GRPO, ["data.mix.mine=blend", "data.mix.mine.path=x"], "data.mix: no such key"),
-        (GRPO, ["data=mix", "data.mix.mine=blen"], "data.mix.mine=blen: no such option; did you mean 'blend'?"),
-        (GRPO, ["data=mix", "data.mix.Mine=culture_cards"], "data.mix.Mine: got the name 'Mine', expected lower-case"),
-        (GRPO, [*MIX, "data.mix.mine.test_shar=1"], "no such key; did you mean 'data.mix.mine.test_share'?"),
-        (GRPO, [*MIX, "data.weights={cards: 2}"], "data.weights: got cards, expected one of each: cards, mine"),
-        (GRPO, [*MIX, "data.weights={cards: 2, mine: 0}"], "data.weights.mine: got 0"),
-        (GRPO, [*MIX, "data.mix.mine.shuffle_labels=true"], "labels of a mix are shuffled together"),
-        (GRPO, [*MIX, "data.mix.cards.path=x"], "data.mix.cards.path: got 'x', but culture_cards is embedded"),
-        (GRPO, [*MIX, "data.split=group"], "data.split: each source of a mix has its own: set data.mix.NAME.split"),
-        (GRPO, [*SETS, "eval.sets.carb.data.sourc=x"], "did you mean 'eval.sets.carb.data.source'?"),
-        (GRPO, [*SETS, "eval.sets.carb.orders=3"], "eval.sets.carb.orders: got 3, expected at most 2 with protocol"),
-        (GRPO, ["eval.sets.carb.items=test"], "eval.sets.carb.data: missing; a set is added by eval.sets.carb=SOURCE"),
-        (GRPO, ["eval.sets.test=culture_cards"], "eval.sets.test: the run measures items of its own under this name"),
-        (GRPO, [*MIX, "eval.sets.cards=culture_cards"], "eval.sets.cards: the run measures items of its own"),
+REFUSED: dict[Path, list[tuple[list[str], str]]] = {
+    GRPO: [
+        (["trainer=cold_start_grpo"], PRETRAINED),
+        (["trainer=cold_start_grpo", "sft.data=x"], PRETRAINED),
+        (["trainer=demonstrated_grpo"], "no default for sft.data"),
+        (["sft.data=x"], "choose trainer=demonstrated_grpo"),
+        (["trainer=demonstrated_grpo", "sft.data=null"], "sft.data: got null, expected a file that `tal"),
+        (["sample.task=prompts"], "sample.* belongs to a recipe that draws candidates"),
+        (["rm.path=x"], "rm.* belongs to a recipe that trains a policy"),
+        (["data=mix"], "data.mix: got {}, expected sources by name, each added by data.mix.NAME=SOURCE"),
+        (["data.mix.mine=blend", "data.mix.mine.path=x"], "data.mix: no such key"),
+        (["data=mix", "data.mix.mine=blen"], "data.mix.mine=blen: no such option; did you mean 'blend'?"),
+        (["data=mix", "data.mix.Mine=culture_cards"], "data.mix.Mine: got the name 'Mine', expected lower-case"),
+        ([*MIX, "data.mix.mine.test_shar=1"], "no such key; did you mean 'data.mix.mine.test_share'?"),
+        ([*MIX, "data.weights={cards: 2}"], "data.weights: got cards, expected one of each: cards, mine"),
+        ([*MIX, "data.weights={cards: 2, mine: 0}"], "data.weights.mine: got 0"),
+        ([*MIX, "data.mix.mine.shuffle_labels=true"], "labels of a mix are shuffled together"),
+        ([*MIX, "data.mix.cards.path=x"], "data.mix.cards.path: got 'x', but culture_cards is embedded"),
+        ([*MIX, "data.split=group"], "data.split: each source of a mix has its own: set data.mix.NAME.split"),
+        ([*SETS, "eval.sets.carb.data.sourc=x"], "did you mean 'eval.sets.carb.data.source'?"),
+        ([*SETS, "eval.sets.carb.orders=3"], "eval.sets.carb.orders: got 3, expected at most 2 with protocol"),
+        (["eval.sets.carb.items=test"], "eval.sets.carb.data: missing; a set is added by eval.sets.carb=SOURCE"),
+        (["eval.sets.test=culture_cards"], "eval.sets.test: the run measures items of its own under this name"),
+        ([*MIX, "eval.sets.cards=culture_cards"], "eval.sets.cards: the run measures items of its own"),
         (
-            GRPO,
             [*SETS, "eval.sets.carb.items=validation", "eval.sets.carb.data.validation_share=null"],
             "eval.sets.carb.items: no validation items are held out: set eval.sets.carb.data.validation_share",
         ),
-        (CARB, ["data=mix", "data.mix.cards=culture_cards"], "data=mix is for training a judge; this recipe evaluates"),
-        (SCPO, ["data.validation_share=0.1"], "data.validation_share: SCPO chooses no checkpoint: set it to null"),
     ],
+    QUICKSTART: [
+        (["model=qwen2_5_7b"], PRETRAINED),
+        (["sft.max_steps=-1"], "sft.max_steps: got -1, expected at least 1"),
+        (["sft.data=x", "sft.max_steps=0"], "expected at least 1, or -1 for as many as sft.num_train_e"),
+    ],
+    DEMONSTRATE: [
+        ([], "no default for teacher.path"),
+        (["teacher=serv"], "teacher=serv: no such option; did you mean 'server'?"),
+        (["teacher=server", "teacher.model=x"], "no default for teacher.url"),
+        ([*TEACHER, "teacher.pat=x"], "teacher.pat: no such key; did you mean 'teacher.path'?"),
+        ([*TEACHER, "teacher.orders=2"], "teacher.orders: got 2, expected 1, as judges are trained (see both_orders)"),
+        ([*TEACHER, "teacher.protocol=pairwise"], "teacher.protocol: got pairwise, expected listwise"),
+        ([*TEACHER, "teacher.prompt=listwis"], "teacher.prompt: no 'listwis'; did you mean 'listwise'?"),
+        (["teacher=constant"], "teacher.kind: got 'constant'; available: judge, server"),
+        ([*TEACHER, "items=validation", "data.validation_share=null"], "items: no validation items are held out"),
+        ([*TEACHER, "temperature=0"], "temperature: got 0, expected"),
+        ([*TEACHER, "rms.x=constant"], "rms.* belongs to a recipe that evaluates reward models"),
+    ],
+    EDIT: [
+        ([], "no default for editor.model, editor.url"),
+        ([*EDITOR, "editor.modell=x"], "editor.modell: no such key; did you mean 'editor.model'?"),
+        (["editor=serv"], "editor=serv: no such option; did you mean 'server'?"),
+        ([*EDITOR, "probes=[XX]"], "probes.0: got 'XX', expected 'CC', 'RC', 'CL' or 'RP'"),
+        ([*EDITOR, "probes=[]"], "probes: got [], expected"),
+        ([*EDITOR, "probes=[CL,RC,CL]"], "probes: got CL, RC, CL, expected each once"),
+        ([*EDITOR, "temperature=0"], "tries: got 3, but at temperature 0 all are the same"),
+        ([*EDITOR, "items=validation", "data.validation_share=null"], "items: no validation items are held out"),
+        ([*EDITOR, "rms.x=constant"], "editor.* belongs to a recipe that has a model edit items"),
+    ],
+    SAMPLE: [
+        ([], "no default for sample.policy.path"),
+        (["sample=choice"], "sample=choice: no such option"),
+        (["sample.policy=serv"], "sample.policy=serv: no such option; did you mean 'server'?"),
+        ([*SAMPLED, "sample.policy.pat=x"], "sample.policy.pat: no such key; did you mean 'sample.policy.path'"),
+        ([*SAMPLED, "sample=prompts"], "sample.scorer: got none, expected with task prompts a reward model"),
+        ([*SAMPLED, "sample.scorer=constant"], "sample.scorer: got constant, expected with task multiple_c"),
+        ([*SAMPLED, *BLEND, "sample.items=test"], "sample.items: got test, expected all"),
+        ([*SAMPLED, *BLEND, "sample.data=jsonl", "sample.data.path=y"], "sample.data: got jsonl, but only blend"),
+    ],
+    DOWNSTREAM: [
+        (["eval.candidates=x"], "eval.candidates: the candidates are sampled here"),
+        (["~rms.tulu"], "rms: got 2, expected at least 3 reward models"),
+    ],
+    CARB: [
+        (["sample=multiple_choice", *SAMPLED], "rms: got 1, expected at least 3"),
+        (["data=mix", "data.mix.cards=culture_cards"], "data=mix is for training a judge; this recipe evaluates"),
+    ],
+    POLICY: [
+        (["rm.pat=x"], "rm.pat: no such key; did you mean 'rm.path'?"),
+        (["tasks.more=prompt"], "tasks.more=prompt: no such option; did you mean 'prompts'?"),
+        (["tasks.options.itms=x"], "tasks.options.itms: no such key; did you mean 'tasks.options.items'?"),
+        (["tasks.judged.scorer.pat=x"], "tasks.judged.scorer.pat: no such key"),
+        (["tasks.x=prompts"], "tasks.x.scorer: got none, expected with task prompts a reward model (tasks.x."),
+        (["tasks={}"], "tasks: got {}, expected tasks by name, each added by tasks.NAME=TASK"),
+        (["tasks.x=short_answers"], "no default for tasks.x.data.path"),
+        (
+            ["tasks.options.items=validation", "tasks.options.data.validation_share=null"],
+            "tasks.options.items: no validation items are held out",
+        ),
+        (["model=quickstart"], "model.scratch: a policy is a chat model that answers already: set model.path"),
+        (["grpo.max_steps=0"], "grpo.max_steps: got 0"),
+        (["rollout.ahead=1"], "rollout.ahead: got 1, but only rollout=vllm_server"),
+        (["rm=judge", "rm.path=x", "rm.prompt=listwis"], "rm.prompt: no 'listwis'; did you mean 'listwise'?"),
+        (["rms.x=constant"], "rm.* belongs to a recipe that trains a policy"),
+        (["data=mix", "data.mix.cards=culture_cards"], "data=mix is for training a judge; this recipe trains a"),
+    ],
+    SCPO: [(["data.validation_share=0.1"], "data.validation_share: SCPO chooses no checkpoint: set it to null")],
+}
+"""Overrides of each recipe that cannot be, and what the message says, most with the remedy."""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "expected"), [(recipe, *case) for recipe, cases in REFUSED.items() for case in cases]
 )
-def test_a_mix_or_a_set_that_cannot_be_is_named_with_the_remedy(
-    recipe: Path, overrides: list[str], expected: str
-) -> None:
+def test_what_cannot_be_is_named_with_the_remedy(recipe: Path, overrides: list[str], expected: str) -> None:
     assert expected in message(recipe, *overrides)
 
 
