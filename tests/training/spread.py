@@ -22,7 +22,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from items import make_item
-from training.small_grpo import TINY, Code, chance, ends_with, figures, tiny_trainer
+from training.small_grpo import Code, chance, ends_with, figures, settings, tiny_trainer
 from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 
@@ -107,7 +107,7 @@ def logits(model: Any) -> torch.Tensor:
 
 def save(trainer: JudgeTrainer, base: Path, overrides: list[str], folder: Path) -> None:
     """The judge in `folder/model`, where it has an adapter that in `folder/adapter`."""
-    config = load_recipe("recipes/quickstart.yaml", [*TINY, *overrides])
+    config, _ = settings(*overrides)
     save_model(trainer, str(base), config.model, StageFolder(folder), AutoModelForCausalLM)
 
 
