@@ -20,10 +20,9 @@ from conftest import ROOT
 from safetensors import safe_open
 from training import spread
 from training.local_engine import LocalEngine
-from training.small_grpo import figures
+from training.small_grpo import figures, settings
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from think_as_locals.config.checks import load_recipe
 from think_as_locals.runtime.run_folder import StageFolder
 from think_as_locals.training import trainer_engine
 from think_as_locals.training.checkpoints import save_model
@@ -62,7 +61,7 @@ def whole(trainer: Any) -> dict[str, torch.Tensor]:
 
 def saved(trainer: Any, folder: Path, *overrides: str) -> tuple[str, dict[str, torch.Tensor]]:
     """The type that a model's config names, and its tensors in the file."""
-    config = load_recipe("recipes/quickstart.yaml", [*spread.TINY, *overrides])
+    config, _ = settings(*overrides)
     output = StageFolder(folder / "saved")
     save_model(trainer, str(folder / "model"), config.model, output, AutoModelForCausalLM)
     with safe_open(output.model / "model.safetensors", "pt") as file:
