@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from conftest import Tal
-from data.carb_rows import carb_rows
 from data.tables import defects, write
 
 from think_as_locals.data import validate
@@ -167,7 +166,7 @@ def test_a_quarantine_overwrites_nothing(planted: Path, tal: Tal) -> None:
 
 
 ROWS: dict[str, dict[str, Any]] = {
-    "carb": carb_rows()[0],
+    "carb": carb_row(1) | {"chosen_model": ["m"], "rejected_model": ["m"] * 3, "source": "s", "category": "c"},
     "pairs": {"prompt": "?", "chosen": "a", "rejected": "b", "language": "en", "subset": "s", "id": 1},
     "preferences": {"prompt": "?", "response_a": "a", "response_b": "b", "winner": "model_a", "model_a": "m"},
     "m_rewardbench": {"prompt": "?", "chosen": "a", "rejected": "b", "language": "deu_Latn", "source": "s", "id": 1}
