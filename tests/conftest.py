@@ -155,9 +155,14 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
 TRAINING = [
     "accelerate.commands.launch",
     "torch.distributed.run",
-    *map("think_as_locals.{}".format, ("cli", "train", "evaluate", "steer")),
+    "deepspeed",
+    "transformers.models.qwen3.modeling_qwen3",
+    *("hydra.core.override_parser.overrides_parser", "pyarrow.parquet", "scipy.stats"),
+    *map("sklearn.{}".format, ("feature_extraction.text", "linear_model", "model_selection")),
+    *map("think_as_locals.{}".format, ("cli", "run", "machine.preflight", "train", "evaluate", "steer")),
 ]
-TESTING = ["datasets", "hypothesis", "inspect_ai", "peft", "scipy.stats", "sklearn.metrics", "statsmodels.api"]
+"""What trainings and evaluations import, some of it only in their course."""
+TESTING = ["datasets", "hypothesis", "inspect_ai", "peft", "sklearn.metrics", "statsmodels.api"]
 VLLM = [
     *("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
     *("vllm.v1.executor.multiproc_executor", "vllm.model_executor.models.qwen2"),
