@@ -92,7 +92,7 @@ def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: 
         (["judge", "no-such-model", *ONE[2:]], "missing prompt"),
         (["judge", "no-such-model", "no-such-items.jsonl"], "no-such-items.jsonl"),
         (["judge", "no-such-model", "/dev/null"], "null: no rows: the file is empty"),
-        (["judge", "runs/GONE/model", *ONE], "no such dir"),
+        (["judge", "runs/GONE/model", *ONE], "neither a directory"),
     ],
 )
 def test_a_mistyped_command_ends_with_what_was_expected_before_anything_loads(

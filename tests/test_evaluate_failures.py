@@ -166,13 +166,13 @@ def test_a_reward_model_that_is_not_there_fails_alone(evaluation: Evaluation, ta
     typo += ["rms.keyless.model=m", "rms.keyless.key_variable=NO_SUCH_KEY"]
     done = tal(*evaluation.words, *typo, "eval.too_long=wrong")
     assert (done.status, evaluation.ranked) == (1, [["constant", "good", "short"]])
-    assert evaluation.failed["typo"] == f"model: {gone}: no such directory, and no Hub id (owner/name)"
+    assert evaluation.failed["typo"] == f"model: {gone}: neither a directory nor a Hub id (owner/name)"
     assert evaluation.failed["keyless"].startswith("server: NO_SUCH_KEY is not set")
     assert evaluation.read("failed/typo.json")["traceback"] is None
     others = [word for word in evaluation.words if not word.startswith(("rms.", "run.name"))]
     done = tal(*others, *typo, "~rms.constant", "run.name=none")
     assert done.status == 2
-    assert "no such directory, and no Hub id (owner/name)\n  - server: NO_SUCH_KEY is not set" in done.err
+    assert "neither a directory nor a Hub id (owner/name)\n  - server: NO_SUCH_KEY is not set" in done.err
     assert not (evaluation.folder / "none").exists()
 
 

@@ -182,7 +182,7 @@ def test_texts_in_another_language_than_english_are_noticed(
         (["there"], "there already exists"),
         (["a/b"], "the folder a does not exist"),
         (["new", "--from", "no.csv"], "no.csv: no such file"),
-        (["new", "--from", "two\nlines.csv"], "its name holds what cannot be printed, so no recipe can hold it"),
+        (["new", "--from", "two\nlines.csv"], "its name has unprintable characters, which a recipe cannot hold"),
     ],
 )
 def test_what_is_there_stays(

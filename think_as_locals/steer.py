@@ -141,7 +141,7 @@ class ScpoRun:
             if PartialState().is_main_process:
                 texts = [text for item in train for text in (item.prompt, *item.responses)]
                 parameters = make_scalar_rm(folder.untrained, texts, config.model.scratch, config.seed)
-                self.bar.console.print(f"made a reward model of {parameters / 1e6:.2f} M parameters")
+                self.bar.console.print(f"initialised a reward model with {parameters / 1e6:.2f} M parameters")
             PartialState().wait_for_everyone()
             rm = self._load(str(folder.untrained))
             fitting = {by_response(request) for request in fitting_requests(rm, response_requests(train))}

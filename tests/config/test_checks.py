@@ -460,7 +460,7 @@ def test_data_alone_is_composed_without_a_run() -> None:
         ("run.resume", "always", "run.resume: got 'always', expected 'never' or 'auto'"),
         ("prompt.template", "listwize", "no 'listwize'; did you mean 'listwise'?; available: compact"),
         ("prompt.template", "../prompts/listwise", "prompt.template: no '../prompts/listwise'"),
-        ("sft", None, "sft: a model made from scratch needs a cold start (trainer=cold_start_grpo)"),
+        ("sft", None, "sft: a randomly initialised model needs a cold start (trainer=cold_start_grpo)"),
         ("model.path", "some/model", "model: got both of model.path and model.scratch, expected one of them"),
         ("model.scratch", None, "model: got neither of model.path and model.scratch, expected one of them"),
     ],
@@ -560,7 +560,7 @@ def test_other_peoples_verdicts_can_be_rewarded_their_rubrics_and_ratings_cannot
         with pytest.raises(ConfigError, match=f"{prompt} asks for a rating of one response, and training"):
             load_recipe("recipes/tal_grpo.yaml", ["prompt=rewardbench2", f"prompt.template={prompt}", "reward=rm_r1"])
     for override, expected in (
-        ("prompt.template=rm_r1", "prompt.culture: got stated, but rm_r1 says nothing of culture: set it to hidden"),
+        ("prompt.template=rm_r1", "prompt.culture: got stated, but rm_r1 does not mention culture: set it to hidden"),
         ("prompt.template=compact", "prompt.rubric_language: got item, but compact asks for none: set it to any"),
     ):
         with pytest.raises(ConfigError, match=expected):
@@ -593,7 +593,7 @@ def test_neither_overrides_nor_recipes_hold_such_numbers(tmp_path: Path) -> None
 
 
 def test_an_unquoted_country_code_that_yaml_reads_as_a_boolean_is_explained(tmp_path: Path) -> None:
-    expected = "data.languages.0: got the boolean false: YAML reads an unquoted NO, ON or YES so; put it in quotes"
+    expected = "data.languages.0: got the boolean false: YAML reads an unquoted NO, ON or YES as one; quote it"
     assert expected in message(a_recipe(tmp_path, HEAD + "data:\n  languages: [NO]\n"))
     assert load_recipe(a_recipe(tmp_path, HEAD + 'data:\n  languages: ["NO"]\n')).data.languages == ["NO"]
 
@@ -700,7 +700,7 @@ def test_a_key_of_a_section_that_is_off_says_what_turns_it_on(recipe: Path, over
         (["rms.mine=judge", "rms.mine.path=x", "rms.mine.prompt=lstwise"], "did you mean 'listwise'"),
         (
             ["rms.mine=judge", "rms.mine.path=x", "rms.mine.prompt=rm_r1", "rms.mine.culture=inferred"],
-            "rms.mine.culture: got inferred, but rm_r1 says nothing of culture: set it to hidden",
+            "rms.mine.culture: got inferred, but rm_r1 does not mention culture: set it to hidden",
         ),
         (
             ["rms.mine=judge", "rms.mine.path=x", "rms.mine.prompt=compact", "rms.mine.rubric_language=en"],
@@ -730,7 +730,7 @@ def test_an_evaluation_of_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize(("recipe", "does"), [(CARB, "evaluates reward models"), (SCPO, "steers a reward model")])
 def test_a_recipe_of_another_kind_trains_no_judge(recipe: Path, does: str) -> None:
-    with pytest.raises(ConfigError, match=f"{recipe.stem} {does} and trains no judge: `tal run` takes it"):
+    with pytest.raises(ConfigError, match=f"{recipe.stem} {does} and trains no judge: use `tal run`"):
         load_recipe(recipe)
 
 
@@ -822,7 +822,7 @@ def test_a_run_is_continued_with_its_own_settings_alone(tmp_path: Path) -> None:
         ({"model.scratch": None}, "model: got neither of model.path and model.scratch"),
         (
             {"global_rm": None},
-            "global_rm: a reward model made from scratch needs global_rm=pooled, any other global_rm",
+            "global_rm: a randomly initialised reward model needs global_rm=pooled, any other global_rm",
         ),
         ({"scpo.variants": ["scpo", "scpo"]}, "scpo.variants: got ['scpo', 'scpo'], expected each once"),
         ({"scpo.seeds": [1, 1]}, "scpo.seeds: got [1, 1], expected each once"),
@@ -875,7 +875,7 @@ def named(recipe: Path, key: str, value: Any) -> str:
         ("grpo.push_to_hub", True, "drop it: TRL would upload its whole folder"),
         ("grpo.log_completions_hub_repo", "me/mine", "drop it: TRL would upload its whole folder"),
         ("grpo.trust_remote_code", True, "drop it: code that comes with a model is not run"),
-        ("grpo.enable_jit_checkpoint", True, "drop it: SIGTERM saves and stops as it is"),
+        ("grpo.enable_jit_checkpoint", True, "drop it: SIGTERM already saves and stops the run"),
         ("grpo.vllm_mode", "server", "set rollout instead"),
         ("grpo.vllm_gpu_memory_utilization", 0.9, "set rollout.gpu_memory_utilization instead"),
         ("grpo.vllm_server_base_url", "http://there:8000", "set rollout.urls instead"),

@@ -173,7 +173,7 @@ def test_interpolations_that_multiply_are_refused_at_once(tmp_path: Path, values
     ],
 )
 def test_what_is_hydras_own_is_refused_in_a_recipe(tmp_path: Path, text: str) -> None:
-    assert "what is Hydra's own (hydra, hydra/..., @package) does nothing" in message(a_recipe(tmp_path, text))
+    assert "Hydra's own keys (hydra, hydra/..., @package) have no effect" in message(a_recipe(tmp_path, text))
 
 
 @pytest.mark.parametrize(

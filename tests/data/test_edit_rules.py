@@ -137,7 +137,7 @@ def test_a_response_in_another_language_than_its_row_says_may_stay_so() -> None:
 def test_what_cannot_be_edited_is_not_asked_about_and_why() -> None:
     assert all(why_not_asked(probe, ITEM, "en") is None for probe in get_args(Edit) if probe != "CL")
     assert why_not_asked("CC", make_item(culture=None), "en") == "it has no culture"
-    assert why_not_asked("RC", make_item(), "en") == "nothing that is known to name the culture is in it"
+    assert why_not_asked("RC", make_item(), "en") == "no known name of the culture is in it"
     quebec = make_item(culture="CA-QC", prompt="What is eaten in Quebec?")
     assert why_not_asked("RC", quebec, "en") is None
     assert why_not_asked("RC", make_item(culture="Quechua", prompt="What do Quechua people eat?"), "en") is None

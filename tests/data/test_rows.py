@@ -331,7 +331,7 @@ def test_a_compressed_file_that_expands_without_end_is_refused(
 def test_a_line_that_no_row_needs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("think_as_locals.data.rows._MAX_LINE", 100)
     (tmp_path / "rows.jsonl").write_text("x" * 101)
-    with pytest.raises(DataError, match=r"rows.jsonl: a line of more than 100 bytes; expected one row a line"):
+    with pytest.raises(DataError, match=r"rows.jsonl: a line of more than 100 bytes; expected one row per line"):
         list(read_rows(str(tmp_path / "rows.jsonl")))
 
 

@@ -451,6 +451,6 @@ def test_a_key_that_is_none_is_refused_without_being_repeated(monkeypatch: pytes
     ["", "127.0.0.1:8000/v1", "ftp://x/v1", "http://", "http://me:pass@x/v1", "http://x:y/v1", "http://x/v1?key=pass"],
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ServerError, match="no url of a server") as caught:
+    with pytest.raises(ServerError, match="not the url of a server") as caught:
         client(url, key_variable=None)
     assert "pass" not in str(caught.value)

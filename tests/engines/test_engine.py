@@ -139,7 +139,7 @@ def test_settings_and_tokens_come_from_the_hub_and_offline_from_its_cache(tmp_pa
     common = [*CHAT_TOKENS]  # where there is no tokenizer.json
     assert judge == ["compact", 3, ["<|end|>"], "owner/judge"]
     assert chat_model == ["listwise", 0, common, "owner/chat-model"]
-    assert "'owner/gone' is no directory, and the Hub gives no tal_judge.json of it (RepositoryNotFoundError)" in gone
+    assert "'owner/gone' is not a directory, and the Hub has no tal_judge.json of it (RepositoryNotFoundError)" in gone
     assert "give the judge's prompt as well" in gone
     assert named == ["compact", 0, common, "owner/gone"]
     assert short == ["listwise", 0, common, "judge"]

@@ -129,8 +129,8 @@ def test_charts_show_every_measurement_and_reward(run: Path) -> None:
     curves = [attrs["points"] or "" for attrs in page.all("polyline")]
     assert [len(points.split()) for points in curves] == [3, 20, 20, 20]
     assert re.findall(
-        r"(Training reward|Share of the reward paid for judging nothing|Reward part: \w+) at 20 logged steps", page.text
-    ) == ["Training reward", "Share of the reward paid for judging nothing", "Reward part: mine"]
+        r"(Training reward|Share of the reward earned without judging|Reward part: \w+) at 20 logged steps", page.text
+    ) == ["Training reward", "Share of the reward earned without judging", "Reward part: mine"]
     assert all(attrs.get("aria-labelledby") or attrs.get("aria-hidden") for attrs in page.all("svg"))
     assert "From -0.450 at step 1 to 0.500 at step 20" in page.text
 

@@ -105,7 +105,7 @@ NOWHERE = "http://127.0.0.1:9/v1"
         ("", INFO, NOWHERE, DataError, "nothing to compare a response with"),
         ("b", {"prompt": "q"}, NOWHERE, DataError, "no question, what the user asked; it has num_turns, prompt"),
         ("b", INFO, None, ConfigError, "no server"),
-        ("b", INFO, "127.0.0.1:9", ServerError, "no url of a server"),
+        ("b", INFO, "127.0.0.1:9", ServerError, "not the url of a server"),
     ],
 )
 def test_invalid_rows_are_refused(reference: str, info: Any, url: Any, error: type[Exception], message: str) -> None:

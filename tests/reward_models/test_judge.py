@@ -439,7 +439,7 @@ def test_the_key_is_that_of_the_variable_and_a_wrong_url_is_named(monkeypatch: p
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(ServerError, match="JUDGE_KEY is not set"):
         Judge.load("judge", base_url=NOBODY, key_variable="JUDGE_KEY")
-    with pytest.raises(ServerError, match="no url of a server"):
+    with pytest.raises(ServerError, match="not the url of a server"):
         GroupReward.load("judge", base_url="127.0.0.1:9")
 
 

@@ -90,7 +90,7 @@ def test_ranks_that_take_up_a_launch_file_are_told_what_accelerate_would_tell_th
     assert set(sharded) <= taken.keys()
     assert workers.current_launch().zero_stage == read_launch(file).zero_stage
     assert said is not None
-    assert f"launch: 8 processes, of which the launcher says no more; run.launch={file.stem}" in said
+    assert f"launch: 8 processes, without settings from the launcher; run.launch={file.stem}" in said
 
 
 @pytest.mark.parametrize(

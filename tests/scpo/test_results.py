@@ -313,7 +313,7 @@ def test_a_torn_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None
     write_result(tmp_path, RESULT)
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-    remedy = "remove this folder, and its training is done again"
+    remedy = "remove this folder to repeat its training"
     with pytest.raises(DataError, match=rf"damaged \(.*{name}: not .*{remedy}"):
         read_result(tmp_path)
 

@@ -43,7 +43,7 @@ def _init(arguments: Namespace) -> None:
 
     rows: Path | None = arguments.rows
     if not (path := _SAMPLE if rows is None else str(rows.resolve())).isprintable():
-        raise DataError(f"{path}: its name holds what cannot be printed, so no recipe can hold it: rename it")
+        raise DataError(f"{path}: its name has unprintable characters, which a recipe cannot hold: rename it")
     if rows is not None and not rows.is_file():
         raise DataError(f"{rows}: no such file")
     made = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # the folder appears as a whole, or not at all

@@ -95,7 +95,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     config = load_config(path, overrides)
     if not isinstance(config, RunConfig):
         does = next(does for section, does in _DOES.items() if hasattr(config, section))
-        raise ConfigError(f"{config.recipe} {does} and trains no judge: `tal run` takes it")
+        raise ConfigError(f"{config.recipe} {does} and trains no judge: use `tal run`")
     return config
 
 
@@ -202,7 +202,7 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     if fault["type"] == "missing":
         return _missing(loc)
     if isinstance(got, bool) and "str" in fault["type"]:
-        return f"{place}: got the boolean {str(got).lower()}: YAML reads an unquoted NO, ON or YES so; put it in quotes"
+        return f"{place}: got the boolean {str(got).lower()}: YAML reads an unquoted NO, ON or YES as one; quote it"
     if place.endswith(".[key]"):
         form = _FORMS["name" if loc[0] in ("rms", "variants") else "own_name"]
         return f"{place.removesuffix('.[key]')}: got the name {shown(got)}, expected {form}"

@@ -195,9 +195,7 @@ def _as_overrides(text: str) -> list[str]:
     """Leave group choices to Hydra; set or add any other key, so that only the schema decides which keys exist."""
     key, _, option = text.partition("=")
     if not key or ("=" not in text and not text.startswith("~")):
-        raise ConfigError(
-            f"override {shown(text)}: expected key=value, or ~key for one that the recipe sets and has to go"
-        )
+        raise ConfigError(f"override {shown(text)}: expected key=value, or ~key to remove one that the recipe sets")
     if read_override(text).is_sweep_override():
         raise ConfigError(
             f"{text}: several values are only for sweeps (tal run -m); a list is {key}=[...], a text with commas "
@@ -252,7 +250,7 @@ def _plain_interpolations() -> Iterator[None]:
         content = node._content if isinstance(node, Container) else node._value()
         referred += 1 + (len(content) // _LONG if isinstance(content, str) else 0)
         if referred > _MAX_REFERRED:
-            raise ConfigError(f"its interpolations stand for more than {_MAX_REFERRED:,} values: write what it needs")
+            raise ConfigError(f"interpolations expand to more than {_MAX_REFERRED:,} values: write out those you need")
         if isinstance(content, dict | list):
             for inner in content.values() if isinstance(content, dict) else content:
                 count(inner)
@@ -287,11 +285,11 @@ def _check_document(text: str) -> None:
 
     document = yaml.compose(text, Loader=yaml.SafeLoader)
     if document is not None and size(document) > _MAX_VALUES:
-        raise ConfigError(f"with its aliases written out it has more than {_MAX_VALUES:,} values: write what it needs")
+        raise ConfigError(f"its aliases expand to more than {_MAX_VALUES:,} values: write out those you need")
     values = yaml.safe_load(text)
     chosen = values.get("defaults") if isinstance(values, dict) else None
     if chosen is not None and ("hydra" in values or "hydra/" in str(chosen) or "@package" in text):
-        raise ConfigError("what is Hydra's own (hydra, hydra/..., @package) does nothing in a recipe: drop it")
+        raise ConfigError("Hydra's own keys (hydra, hydra/..., @package) have no effect in a recipe: drop them")
 
 
 def _holds_large(value: Any) -> bool:

@@ -73,12 +73,12 @@ def _sft_faults(config: RunConfig) -> list[str]:
     """Check the cold start: deliberate errors, and learning rates of small models, are for models made from scratch."""
     sft, scratch = config.sft, config.model.scratch is not None
     if sft is None:
-        needed = "sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path"
+        needed = "sft: a randomly initialised model needs a cold start (trainer=cold_start_grpo), or set model.path"
         return [needed] if scratch else []
     biased = {name: value for name, value in sft if name.startswith("biased_")}
     if not scratch and any(value is not None for value in biased.values()):
         message = (
-            "sft: trainer=cold_start_grpo teaches deliberate errors, at learning rates for a model made from scratch; "
+            "sft: trainer=cold_start_grpo teaches deliberate errors, with learning rates for random weights; "
             f"{config.model.path} is pretrained: choose trainer=demonstrated_grpo sft.data=FILE, a file that `tal "
             "demonstrate` writes"
         )
@@ -228,7 +228,7 @@ def policy_faults(config: PolicyConfig) -> list[str]:
 def scpo_faults(config: ScpoConfig) -> list[str]:
     faults, scpo = _model_faults(config.model) + _launch_faults(config.run), config.scpo
     if (config.model.scratch is None) != (config.global_rm is None):
-        faults.append("global_rm: a reward model made from scratch needs global_rm=pooled, any other global_rm=none")
+        faults.append("global_rm: a randomly initialised reward model needs global_rm=pooled, any other global_rm=none")
     for key, values in (("variants", scpo.variants), ("seeds", scpo.seeds), ("pair_counts", scpo.pair_counts)):
         if len(set(values)) < len(values):
             faults.append(f"scpo.{key}: got {shown(list(values))}, expected each once")
@@ -306,7 +306,7 @@ def _shown_faults(place: str, prompt: str, section: PromptSection | JudgeSection
     if language not in (None, "any") and not prompt.startswith("listwise"):
         faults.append(f"{place}.rubric_language: got {language}, but {prompt} asks for none: set it to any")
     if culture not in (None, "hidden") and prompt not in GRAMMAR_PROMPTS:
-        faults.append(f"{place}.culture: got {culture}, but {prompt} says nothing of culture: set it to hidden")
+        faults.append(f"{place}.culture: got {culture}, but {prompt} does not mention culture: set it to hidden")
     return faults
 
 
@@ -321,7 +321,7 @@ def _reward_faults(reward: RewardSection, grpo: GrpoSection) -> list[str]:
     ]
     for name in reward.own:
         if name in builtin:
-            faults.append(f"reward.own.{name}: there is such a component already: choose another name")
+            faults.append(f"reward.own.{name}: a component of this name exists: choose another name")
         if name not in reward.weights:
             faults.append(f"reward.own.{name}: has no weight: set reward.weights.{name}")
     weighted, (low, high) = reward.weighted(), reward.criteria_gain.clip

@@ -31,7 +31,7 @@ _SET_ELSEWHERE = {  # fields of TRL's that other keys determine
     "save_on_each_node": "run.dir to a folder that all nodes share",
     "ignore_data_skip": "run.resume (a run would go on with other items)",
     "resume_from_checkpoint": "run.resume",
-    "sync_ref_model": "grpo.beta (a moving reference is in no checkpoint)",
+    "sync_ref_model": "grpo.beta (checkpoints do not hold a moving reference)",
     **dict.fromkeys(("use_cpu", "ddp_backend", "deepspeed", "fsdp"), "a --config_file of accelerate launch"),
     **dict.fromkeys(("do_eval", "eval_strategy", "eval_on_start", "eval_steps", "load_best_model_at_end"), "eval.*"),
     **dict.fromkeys(("use_vllm", "vllm_mode"), "rollout"),
@@ -87,7 +87,7 @@ _REFUSED = {  # fields of TRL's that this package does not use
         "TRL would upload its whole folder, for all to see; `tal push` sends what is on a list, when the run is done",
     ),
     "trust_remote_code": "code that comes with a model is not run",
-    "enable_jit_checkpoint": "SIGTERM saves and stops as it is",
+    "enable_jit_checkpoint": "SIGTERM already saves and stops the run",
 }
 
 _CHOICES: dict[str, tuple[Any, ...]] = {  # of fields that TRL types as `str` and reads only when it trains

@@ -30,14 +30,14 @@ from think_as_locals.types import Item, is_text
 
 RULES = {
     "complete": "the answer is complete, not cut off",
-    "format": "it is one JSON object with the texts that were asked for",
+    "format": "it is one JSON object with the requested texts",
     "changed": "what is to change has changed",
     "distinct": "no two responses are the same text",
     "name_removed": "no known name of the culture is left",
     "rest_kept": "the other words stay as they were",
-    "language": "every text is in the language that it is to be in",
-    "numbers": "the same numbers stand in digits",
-    "places": "the same countries are named, and the culture where it was",
+    "language": "every text is in the required language",
+    "numbers": "the same numbers are written in digits",
+    "places": "the same countries are named, and the culture in the same texts",
     "structure": "links, line breaks, lists and bold text are the same",
     "length": "no text is much longer or shorter",
 }
@@ -79,7 +79,7 @@ def why_not_asked(probe: Edit, item: Item, language: str) -> str | None:
     if probe in ("CC", "RC") and item.culture is None:
         return "it has no culture"
     if probe == "RC" and not any(count_names(text, item.language, item.culture or "") for text in _texts(item)):
-        return "nothing that is known to name the culture is in it"
+        return "no known name of the culture is in it"
     if probe == "CL" and target_language(item, language) is None:
         return f"its responses are in the language {language!r}, and no other is official in its culture"
     return None

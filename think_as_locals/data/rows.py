@@ -68,7 +68,7 @@ class Defect(Enum):
     NO_QUESTION = "skipped", "the row has no question"
     NO_RESPONSE = "skipped", "the model's response is empty"
     NO_COUNTRY = "skipped", "the row names no country, or none that CLDR knows"
-    UNREAD_FILE = "skipped", "a file in the folder that is none of the data set's"
+    UNREAD_FILE = "skipped", "a file in the folder that does not belong to the data set"
     INVISIBLE_TEXT = "warning", "a text consists of invisible characters: zero-width, control or direction marks"
     WRONG_LANGUAGE = "warning", "a text is not in the language of its row or data.language (English if neither has one)"
     RUN_ON_TURN = "warning", "a response continues into another turn (it holds a chat template's role or token)"
@@ -80,7 +80,7 @@ class Defect(Enum):
     LEFT_OUT_SAMPLE = "warning", "a survey sample is of no country that CLDR knows, not national, or outdated"
     ASKED_BEFORE = "warning", "an earlier row has the question and two of its answers for a country: that row is kept"
     BAD_SHARES = "warning", "a country's shares are not one per option that sum to 1: the country is left out"
-    UNKNOWN_DOMAIN = "warning", "the domain is none of the data set's"
+    UNKNOWN_DOMAIN = "warning", "the domain is not one of the data set's"
 
     def __init__(self, severity: Severity, meaning: str) -> None:
         self.severity = severity
@@ -310,7 +310,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     with _open(path) as file:
         while line := file.readline(_MAX_LINE + 1):
             if len(line) > _MAX_LINE:
-                raise DataError(f"{path}: a line of more than {_MAX_LINE:,} bytes; expected one row a line")
+                raise DataError(f"{path}: a line of more than {_MAX_LINE:,} bytes; expected one row per line")
             yield line
 
 
@@ -343,9 +343,9 @@ def _json(path: Path) -> Iterator[Row]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON: {error}; expected a list of rows (one row a line is .jsonl)") from error
+        raise DataError(f"{path}: not JSON: {error}; expected a list of rows (one row per line is .jsonl)") from error
     if not isinstance(values, list):
-        raise DataError(f"{path}: expected a list of rows, got {type(values).__name__}; one row a line is .jsonl")
+        raise DataError(f"{path}: expected a list of rows, got {type(values).__name__}; one row per line is .jsonl")
     yield from _value_rows(str(path), values)
 
 
@@ -446,7 +446,7 @@ def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, s
         datasets.config.HF_HUB_OFFLINE = offline or reason is not None
         loaded = datasets.load_dataset(id, config, split=split, revision=revision)
     except Exception as error:  # anything that a download can fail with
-        remedy = f"it cannot be reached ({reason}); give a local file, or load it once with a network: it is kept"
+        remedy = f"it cannot be reached ({reason}); give a local file, or load it once online: it is cached"
         raise DataError(
             f"{path}: no such file, and not loaded from the Hub (owner/name[@revision][:config[:split]]): "
             + (remedy if reason else f"{type(error).__name__}: {error}")
@@ -492,5 +492,5 @@ def local_path(path: str) -> Path:
         reason = getattr(error, "strerror", None) or error  # without the path, which may be long
         raise DataError(f"{cut(str(path))}: no path and no Hub id: {reason}") from error
     if not path or "\0" in path:
-        raise DataError(f"{shown(path)} is no path: expected a file of rows, a folder of such, or a Hub id")
+        raise DataError(f"{shown(path)} is not a path: expected a file of rows, a folder of such files, or a Hub id")
     return local

@@ -71,8 +71,8 @@ class ChatServer:
         if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query:
             shown = self.url.rpartition("@")[2].partition("?")[0]  # either side may hold a key
             raise ServerError(
-                f"no url of a server: {shown!r}; expected one such as http://127.0.0.1:8000/v1, "
-                "without /chat/completions, and without a key, which belongs into an environment variable"
+                f"not the url of a server: {shown!r}; expected one such as http://127.0.0.1:8000/v1, "
+                "without /chat/completions, and without a key, which belongs in an environment variable"
             )
         self.key()
 

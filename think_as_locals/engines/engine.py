@@ -179,7 +179,7 @@ class Chat:
                     token = self.tokenizer.convert_ids_to_tokens(min(found))
                     raise DataError(
                         f"item {name!r}: this model's tokenizer reads its control token {token!r} in {text[:80]!r}, "
-                        "however that is broken up: leave the item out"
+                        "even when it is broken up: leave the item out"
                     )
 
     @cached_property
@@ -323,7 +323,7 @@ def model_file(path: str, name: str, revision: str | None = None) -> Path | None
             if found is not None and not isinstance(found, str):  # the cache says that the Hub has no such file
                 return None
         raise ModelError(
-            f"{path!r} is no directory, and the Hub gives no {name} of it ({type(error).__name__}): check the name, "
+            f"{path!r} is not a directory, and the Hub has no {name} of it ({type(error).__name__}): check the name, "
             "the revision, your access to it and the network, or give a directory"
         ) from error
 

@@ -141,7 +141,7 @@ def load_language_model(path: str, dtype: str, revision: str | None, device_map:
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"{path} lacks weights of a language model, which would be random: {', '.join(missing[:5])}. Is it a "
-            "classifier (tal.ScalarRM, rms.NAME=classifier), or not saved as a whole?"
+            "classifier (tal.ScalarRM, rms.NAME=classifier), or saved incompletely?"
         )
     return on_device(model)
 

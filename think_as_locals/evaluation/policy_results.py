@@ -21,7 +21,7 @@ from think_as_locals.types import Item
 CAPTION = (
     "Mean quality of an answer, with 95 % intervals by question group; gains are paired by question. multiple_choice: "
     "the share of right letters; short_answers: votes of the answer named, over those of the most frequent one; "
-    "prompts: the scorer's score, of a judge the share of comparisons won among the answers of both to a question."
+    "prompts: the scorer's score, or for a judge the share of comparisons won among the answers from both times."
 )
 
 Answers = Mapping[str, Sequence[Sequence[str]]]

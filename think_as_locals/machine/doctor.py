@@ -51,7 +51,7 @@ def examine(config: Config | None, launch: Launch) -> list[Finding]:
     if isinstance(config, RunConfig | PolicyConfig | ScpoConfig):
         findings += _memory(config, launch) if not packages("train") else []
     elif config is not None:
-        findings.append(Finding("memory", "estimated only for recipes that train"))
+        findings.append(Finding("memory", "estimated only for training"))
     return [replace(finding, found=_IN_URL.sub("//", finding.found)) for finding in findings]
 
 
@@ -84,7 +84,7 @@ def _hardware(config: Config | None) -> Iterator[Finding]:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     writable = os.access(there, os.W_OK)
     free = f"{shutil.disk_usage(there).free / GB:.1f} GB free where runs go"
-    yield Finding("disk", free if writable else f"{free}, which may not be written to: set run.dir", not writable)
+    yield Finding("disk", free if writable else f"{free}, which is not writable: set run.dir", not writable)
 
 
 def _ports(config: Config | None) -> Iterator[Finding]:

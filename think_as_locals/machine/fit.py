@@ -99,7 +99,7 @@ def memory_faults(config: GrpoConfig | ScpoConfig, recipe: str, overrides: Seque
         return []
     got = f"memory: each of {launch.processes} processes needs about {needed / GB:.0f} GB, a GPU has {gpu / GB:.0f}"
     line = fitting_command(config, recipe, overrides, gpu, max(num_gpus(), launch.processes // launch.machines))
-    return [f"{got}; this fits: {line}" if line else f"{got}; no file of launch/ fits, not with lora=rank16 either"]
+    return [f"{got}; this fits: {line}" if line else f"{got}; no file of launch/ fits, even with lora=rank16"]
 
 
 def needed_bytes(config: GrpoConfig | ScpoConfig, launch: Launch, counts: memory.Counts) -> float:

@@ -216,7 +216,7 @@ def model_fault(path: str, revision: str | None) -> str | None:
             return f"model: {path} is a directory without config.json{of_run}"
         return _own_code_fault(path, folder / "config.json")
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
-        return f"model: {path}: no such directory, and no Hub id (owner/name)"
+        return f"model: {path}: neither a directory nor a Hub id (owner/name)"
     if not find_spec("huggingface_hub"):
         return None  # listed among the packages already
     from huggingface_hub import hf_hub_download, try_to_load_from_cache

@@ -22,7 +22,7 @@ DISK_FAULTS = {
     errno.ENOSPC: "free the disk",
     errno.EDQUOT: "free some of your quota there, or have it raised",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f), or choose another disk",
-    errno.EIO: "see what is wrong with the disk, or choose another",
+    errno.EIO: "check the disk, or choose another",
     errno.EROFS: "choose a folder that can be written to (of runs: run.dir)",
 }
 """The errors of a disk that takes nothing more, and what mends each."""

@@ -83,7 +83,7 @@ def take_up_launch(name: str | None) -> str | None:
     launch = read_launch(find_launch(name))
     os.environ.update(launch.variables)
     sharding = f"{launch.kind} stage {launch.zero_stage}" if launch.zero_stage else launch.kind
-    return f"launch: {started} processes, of which the launcher says no more; run.launch={name}: {sharding}"
+    return f"launch: {started} processes, without settings from the launcher; run.launch={name}: {sharding}"
 
 
 def current_launch() -> Launch:

@@ -35,8 +35,8 @@ DIFFERENCES = {
     ("training_text", "joined"): 'The text for training differs from the one for scoring: prompt and response with " '
     '[SEP] " between, cut at 512 tokens.',
     ("long_texts", "scored"): "Pairs of any length are scored whole, by models that have no last position: DeBERTa.",
-    ("minority_test", "disagreement"): "The filter keeps p < tau, but a test pair is a minority's where r+ < r-.",
-    ("split", "together"): "People are split all at once, not country by country; on PRISM by the released draw.",
+    ("minority_test", "disagreement"): "The filter keeps p < tau, but a test pair is a minority's view if r+ < r-.",
+    ("split", "together"): "People are split all at once, not by country; on PRISM as in the released code.",
     ("steps", "exactly"): "Every training takes max_steps, whatever num_train_epochs says.",
     ("probability", "exponentials"): "p is computed by exponentials: where r+ is above 88, or both scores are below "
     "-103, it is not a number and the pair is not kept.",

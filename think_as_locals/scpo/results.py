@@ -78,7 +78,7 @@ def read_result(folder: Path) -> VariantResult | None:
         spec, weights = VariantSpec(**record.pop("spec")), tuple(record.pop("weights"))
         return VariantResult(spec=spec, weights=weights, scores=scores, **record)
     except (DataError, KeyError, TypeError) as error:
-        raise DataError(f"{folder}: damaged ({error}): remove this folder, and its training is done again") from error
+        raise DataError(f"{folder}: damaged ({error}): remove this folder to repeat its training") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

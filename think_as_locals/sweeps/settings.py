@@ -90,7 +90,7 @@ def load_settings(overrides: Sequence[str]) -> Settings:
     if gpus and size > len(gpus):
         raise ConfigError(
             f"sweep.launch: a job of {path.stem} takes {size} GPUs, {len(gpus)} can be used here: "
-            "choose another, or let jobs share what there is (sweep.own_gpus=false)"
+            "choose another, or let jobs share the GPUs (sweep.own_gpus=false)"
         )
     shares = [",".join(gpus[first : first + size]) for first in range(0, len(gpus) - size + 1, size)]
     return Settings(option, rest, section, path, shares)

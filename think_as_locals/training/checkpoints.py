@@ -114,7 +114,7 @@ class Checkpoints:
                     raise ConfigError(f"{path} is from a launch of {launch}, this one is {_launch()}: launch as then")
                 return path
             if PartialState().is_main_process:
-                _logger.warning("%s is damaged and is passed over: %s", path, "; ".join(faults))
+                _logger.warning("%s is damaged and is skipped: %s", path, "; ".join(faults))
         if candidates:
             raise ConfigError(f"no checkpoint in {self.folder} is intact: repair one, or remove all to start over")
         return None

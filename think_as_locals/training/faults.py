@@ -106,7 +106,7 @@ class ParseFailureGuard:
         )
         message += f" in {self._batches} batches in a row. {self._causes(judgements)}"
         if reward.on_parse_failure == "stop":
-            raise TrainingError(f"{message} Or let it go on: reward.on_parse_failure=warn.")
+            raise TrainingError(f"{message} To continue anyway: reward.on_parse_failure=warn.")
         if PartialState().is_main_process:
             warnings.warn(message, TrainingWarning, stacklevel=2)
             append_json(self._run.metrics, {"stage": "grpo", "step": step, "warning": message})  # for the report
