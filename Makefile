@@ -1,4 +1,4 @@
-# Every target installs what it needs into .venv; only Python 3.11+, make and a C compiler must be there.
+# Every target installs what it needs into .venv; you only need Python 3.11+, make and a C compiler.
 PYTHON ?= python3
 BIN := .venv/bin
 GPU := $(shell nvidia-smi -L 2>/dev/null)
@@ -24,7 +24,7 @@ test: .venv/.vllm  ## Lint, types, layers, all tests
 pytest: .venv/.vllm
 	$(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-bench: .venv/.vllm  ## Compare with TRL and RewardBench 2, time starts; ARGS=--scale: costs by number of rows
+bench: .venv/.vllm  ## Compare speed with TRL and RewardBench 2, time startup; ARGS=--scale: costs by number of rows
 ifneq ($(filter --scale,$(ARGS)),)
 	$(BIN)/python tests/benchmarks/scale.py $(filter-out --scale,$(ARGS))
 else
@@ -44,7 +44,7 @@ soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 290 times; tests/
 attack: .venv/.vllm  ## Attack parser, data, recipes, server, checkpoints a million times; tests/benchmarks/attack.json
 	PYTHONPATH=tests $(BIN)/python -P tests/benchmarks/attack.py $(ARGS)
 
-gpu: .venv/.vllm  ## Check what this package claims of its GPU, in ten minutes (toy models without one); runs/gpu/truth.json
+gpu: .venv/.vllm  ## Check this package's claims on your GPU, in ten minutes (toy models without one); runs/gpu/truth.json
 	$(BIN)/python tests/gpu/truth.py $(ARGS)
 
 lint: .venv/.dev  ## Style, strict types, layers

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# accelerate launch with a clean stop: after SIGINT (Ctrl-C), SIGTERM, SIGUSR1 or SIGHUP the workers save and stop; exit status
-# 75. A second signal ends them at once; 128 and its number (Ctrl-C: 130). Otherwise accelerate's own status. (accelerate itself
-# would orphan its workers on SIGUSR1, kill them half a minute after the others, and return 1 whatever their status: workers
-# that have saved and stopped write so to the file TAL_STOPPED.)
+# accelerate launch with a clean stop. After SIGINT (Ctrl-C), SIGTERM, SIGUSR1 or SIGHUP the workers save and stop, and the exit
+# status is 75. A second signal ends them at once, with 128 plus its number (Ctrl-C: 130). Otherwise the status is accelerate's.
+# (On its own, accelerate would orphan its workers on SIGUSR1, kill them half a minute after the other signals, and return 1
+# whatever their status. So workers that have saved and stopped record this in the file TAL_STOPPED.)
 set -um # -m: the launcher has a process group of its own, and what a terminal sends reaches this script alone
 TAL_STOPPED=$(mktemp) || exit
 export TAL_STOPPED
-# Where Slurm signals every process of a step (proctrack/linuxproc), the launcher must outlive it; workers unblock it.
+# If Slurm signals every process of a step (proctrack/linuxproc), the launcher must survive the signal; workers unblock it.
 env --block-signal=USR1 accelerate launch "$@" </dev/null &
 launcher=$! waiting=1 signals=0
 # shellcheck disable=SC2086,SC2329 # several words; the traps call it

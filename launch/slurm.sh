@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A run as a Slurm job that survives its time limit and pre-emption: ten minutes before, all workers save and stop, the job
-# is queued again and continues. From the project's folder:
+# A run as a Slurm job that survives its time limit and pre-emption: ten minutes before the end all workers save and stop, and the
+# requeued job continues. Run it from the project's folder:
 #   sbatch --nodes 2 launch/slurm.sh recipes/tal_grpo.yaml model=qwen2_5_14b
 #SBATCH --job-name=tal
 #SBATCH --nodes=1
@@ -14,7 +14,7 @@
 set -u
 recipe=$1
 shift
-# A port that no other job on these nodes has, and all cores of a node for its one task.
+# A port that no other job on these nodes uses, and all cores of a node for its single task.
 export TAL_MAIN_HOST TAL_PROCESSES=$((8 * SLURM_NNODES)) TAL_PORT=$((10000 + SLURM_JOB_ID % 20000))
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_ON_NODE
 TAL_MAIN_HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

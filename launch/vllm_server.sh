@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # A vLLM server for rollout=vllm_server: launch/vllm_server.sh MODEL --dtype bfloat16 [any option of vLLM's server]
-# MODEL and dtype are those of the run. On this machine alone unless HOST says otherwise; PORT is 8000. The run's weights reach it
-# by NCCL or through rollout.weights_dir, which both must see. On a machine without a GPU add --enforce-eager. For a run with lora=rank16 add
-# --enable-lora --max-lora-rank 16: then only the adapter travels, else every weight sync sends the whole model. For one that does not
-# cast its LM head to float32 add --hf-overrides '{"head_dtype": "model"}'.
+# MODEL and dtype are those of the run. The server listens on loopback, port 8000, unless HOST and PORT are set. The run's weights
+# reach it by NCCL or through rollout.weights_dir, which both must see. Options to add:
+#   --enforce-eager                               on a machine without a GPU
+#   --enable-lora --max-lora-rank 16              for a run with lora=rank16: weight syncs then send only the adapter
+#   --hf-overrides '{"head_dtype": "model"}'      for a run that does not cast its LM head to float32
 set -euo pipefail
 : "${VLLM_API_KEY:?set it to a secret that the run has in its environment too, e.g. export VLLM_API_KEY=\$(openssl rand -hex 32)}"
 export VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1 # the routes that change weights; RequireKey asks for the key on all of them
