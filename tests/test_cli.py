@@ -392,7 +392,7 @@ def test_the_configuration_is_printed_and_nothing_else(tal: Tal) -> None:
                 *("SFT, 600 steps, then GRPO, 30 steps of 128 completions", "4,288 items, 8 question groups"),
                 *(
                     "set test        476",
-                    "3 of 476 judgements: before GRPO",
+                    "3 of 476 judgements each: before GRPO",
                     "GB of memory in addition to torch itself",
                 ),
             ],
