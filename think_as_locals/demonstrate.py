@@ -1,4 +1,4 @@
-"""Demonstrations, top to bottom: items -> completions of a teacher, in several tries -> the right ones in a file."""
+"""Collect demonstrations: items -> a teacher's completions, in several tries -> the correct ones in a file."""
 
 from __future__ import annotations
 

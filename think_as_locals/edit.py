@@ -1,4 +1,4 @@
-"""Edits for the probes, top to bottom: items -> edits by a model, in several tries -> those that keep the rules."""
+"""Collect edits for the probes: items -> a model's edits, in several tries -> those that follow the rules."""
 
 from __future__ import annotations
 

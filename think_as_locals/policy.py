@@ -1,4 +1,4 @@
-"""The training of a policy, top to bottom: prompts -> GRPO on a reward model, answers at steps -> their quality."""
+"""Train a policy: prompts -> GRPO on a reward model -> the quality of its answers before, during and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates of a policy, top to bottom: questions of a task -> samples -> their qualities -> a file."""
+"""Sample candidates from a policy: questions of a task -> samples -> their quality -> a file."""
 
 from __future__ import annotations
 

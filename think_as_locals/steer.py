@@ -1,4 +1,4 @@
-"""An SCPO run, top to bottom: pairs -> scores of the global RM -> a model for each country and variant -> report."""
+"""Run SCPO: pairs -> the global RM's scores -> a model for each country and variant -> report."""
 
 from __future__ import annotations
 

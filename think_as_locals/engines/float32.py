@@ -1,4 +1,4 @@
-"""Computing in float32 with a model in half precision: its results without rounding."""
+"""Compute in float32 with a model in half precision, for its results without rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Baselines: the credit that can be had on the same items without judging, by name in `CREDITS`."""
+"""Baselines: the credit for the same items without judging, by name in `CREDITS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing two runs on the same items: which is better, where, and the smallest difference that can be detected."""
+"""Compare two runs on the same items: which is better, where, and the smallest difference that can be detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A judge: a generative reward model, asked by a protocol with a prompt, whose format its answers are read in."""
+"""A judge: a generative reward model with a protocol, a prompt, and the reader of the prompt's format."""
 
 from __future__ import annotations
 

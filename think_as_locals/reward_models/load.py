@@ -1,4 +1,4 @@
-"""Loading the reward models that a configuration describes."""
+"""Load the reward models that a configuration describes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which items a model was trained on, as hashes beside its weights: an evaluation on such items is marked.
+"""Hashes of a model's training items, stored beside its weights; evaluations on these items are marked.
 
 The hashes reveal no text, but whoever has an item can check whether the model was trained on it.
 """

@@ -1,4 +1,4 @@
-"""vLLM in the trainer's own processes, and what it shares with vLLM servers: syncs of the policy's weights, checked.
+"""vLLM in the trainer's own processes, and the checked weight syncs that it shares with vLLM servers.
 
 TRL calls `sync_weights` when the policy has changed, and `generate` for the rollouts of a step. Our engines replace
 TRL's VLLMGeneration: the one here and that of `served_engine.py`.

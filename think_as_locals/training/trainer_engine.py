@@ -1,4 +1,4 @@
-"""The engine that a trainer samples with (`rollout=...`), and that evaluations during training share."""
+"""The engine chosen by `rollout=...`, which a trainer and its evaluations sample with."""
 
 from __future__ import annotations
 
