@@ -72,7 +72,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
 
 @dataclass(frozen=True, slots=True)
 class TrySpec:
-    """A try: its number, counted from 1, its seed, and whether the teacher is told the best response."""
+    """A try: its number, counted from 1, its seed, and whether the prompt contains the best response."""
 
     number: int
     seed: int

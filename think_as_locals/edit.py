@@ -168,7 +168,7 @@ class Editing:
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Return tables of the yields, of the rules that answers break, and of items that were not asked about."""
+    """Return tables of the yields, of the rules that answers break, and of the items without a request."""
     probes = found["probes"]
     counted = {"completions": "asked", "kept": "kept", "rejected": "rejected"}
     first = yield_table("probe", "items edited, % of those asked about", probes, counted)

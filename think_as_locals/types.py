@@ -68,7 +68,7 @@ def shown(value: object) -> str:
 
 
 def cut(text: str, longest: int = _LONGEST) -> str:
-    """Return a text, or its beginning and its length where it is too long to be read."""
+    """Return a text, or its beginning and its length if it is too long to read."""
     return text if len(text) <= longest else f"{text[:longest]} ... ({len(text):,} characters)"
 
 
@@ -123,11 +123,11 @@ class TrainingError(ThinkAsLocalsError, RuntimeError):
 
 
 class FileError(ThinkAsLocalsError):
-    """A disk or a path does not take what is to be written; the message says how to mend it and to continue."""
+    """A file cannot be written; the message names the remedy and how to continue."""
 
 
 class RunStoppedError(ThinkAsLocalsError):
-    """A signal asked a run to stop; it has saved what it needs to continue."""
+    """A signal stopped the run, which has saved what it needs to continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

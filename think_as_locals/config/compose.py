@@ -30,7 +30,7 @@ _LONG = 100  # characters
 
 
 def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Compose a recipe, whose `defaults` begin with a root of conf/ or a recipe of ours, with conf/ and overrides."""
+    """Compose a recipe with conf/ and overrides; its `defaults` begin with a root of conf/ or a built-in recipe."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf

@@ -48,7 +48,7 @@ class ScratchSection(Section):
 
 
 class ModelSection(Section):
-    """The model to train: a path or Hub id, or a model made from scratch."""
+    """The model to train: a path or Hub id, or a randomly initialised model."""
 
     path: str | None
     revision: str | None
@@ -131,7 +131,7 @@ class PromptSection(Section):
 
 
 class CriteriaGainSection(Section):
-    """Whose log-probabilities `criteria_gain` uses, and its range in nats."""
+    """The model whose log-probabilities `criteria_gain` uses, and the range of the gain in nats."""
 
     scorer: Literal["policy", "reference"]
     clip: Annotated[list[float], Field(min_length=2, max_length=2)]
@@ -265,7 +265,7 @@ class MeasureSection(Section):
 
 
 class EvalSetSection(Section):
-    """Items that a training run measures beside its own held-out ones, and how the judge is asked about them."""
+    """An additional evaluation set of a training run, and the protocol by which the judge is evaluated on it."""
 
     data: DataSection
     items: Literal["all", "validation", "test"]
@@ -316,7 +316,7 @@ class RunConfig(Recipe):
 
     @property
     def sources(self) -> dict[str, DataSection]:
-        """What is trained on: the sources of the mix by their names in it, or the one source by its own."""
+        """The training sources by name: those of the mix, or the single source."""
         return dict(self.data.mix) if isinstance(self.data, MixSection) else {self.data.source: self.data}
 
     @property
@@ -488,7 +488,7 @@ class EditConfig(Recipe):
 
 
 class TaskSection(Section):
-    """What a policy is asked, how often, and what says how good its answers are."""
+    """The questions for a policy, the number of answers to each, and how their quality is measured."""
 
     task: Literal["multiple_choice", "short_answers", "prompts"]
     data: DataSection

@@ -75,7 +75,7 @@ def target_language(item: Item, language: str) -> str | None:
 
 
 def why_not_asked(probe: Edit, item: Item, language: str) -> str | None:
-    """Return why an item has no edit of a kind to be asked for, if it has none; `language` is that of the settings."""
+    """Return why no edit of this kind is requested for an item, or `None`; `language` is that of the settings."""
     if probe in ("CC", "RC") and item.culture is None:
         return "it has no culture"
     if probe == "RC" and not any(count_names(text, item.language, item.culture or "") for text in _texts(item)):
@@ -86,7 +86,7 @@ def why_not_asked(probe: Edit, item: Item, language: str) -> str | None:
 
 
 def request_text(probe: Edit, item: Item, culture: str, language: str) -> str:
-    """Return what a model is asked; `culture` and `language` are English names."""
+    """Return the request to a model; `culture` and `language` are English names."""
     best = item.responses[item.best]
     materials: dict[Edit, dict[str, Any]] = {
         "CC": {"question": item.prompt, "culture": culture, "response": best},

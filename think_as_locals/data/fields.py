@@ -38,7 +38,7 @@ def field(check: Callable[[str, Any, list[Fault]], Any], empty: Any) -> PlainVal
 
 
 def check_text(name: str, value: Any, faults: list[Fault], blank: Defect = Defect.EMPTY_FIELD) -> str:
-    """Read a text; what is none leaves a fault and reads as an empty one."""
+    """Read a text; any other value leaves a fault and reads as an empty text."""
     if is_text(value):
         return str(value)
     if isinstance(value, str) and value.strip():

@@ -295,7 +295,7 @@ def other_language(text: str, language: str) -> str | None:
 
 
 def in_script(text: str, language: str) -> bool:
-    """Return whether half of a text's letters are such as its language is written in; no other language is checked."""
+    """Return whether half of a text's letters are in its language's script; `True` for a language not known here."""
     named = language.partition("-")[0]
     letters = sum(map(str.isalpha, text))
     own = _LETTERS.get(named, _LATIN_LETTER)

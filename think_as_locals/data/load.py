@@ -54,7 +54,7 @@ def load(data: DataSection, seed: int = 0) -> Splits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSet:
-    """Items that a training run measures, and how the judge is asked about them."""
+    """The items of an evaluation set of a training run, and the judge's protocol for them."""
 
     items: tuple[Item, ...]
     dataset: str  # their source, or sources

@@ -206,7 +206,7 @@ class _Text:
         return len(cultures) < 2 and (self.numbers <= other.numbers or other.numbers <= self.numbers)
 
     def asks_alike(self, other: _Text) -> bool:
-        """Return whether most of the shorter prompt is in the longer one, beside responses that tell something."""
+        """Return whether most of the shorter prompt is in the longer one, and the responses are informative."""
         shared = len(self.words & other.words)
         telling = {word for response in self.responses for word in response.split()}
         return shared >= _CONTAINED * min(len(self.words), len(other.words)) and len(telling) >= _FEW

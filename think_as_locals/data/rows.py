@@ -92,7 +92,7 @@ class Defect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A defect of one row; `detail` is a message that says what was got, cut where it is too long to be read."""
+    """A defect of one row; `detail` says what was got, shortened if it is too long to read."""
 
     defect: Defect
     detail: str
@@ -162,7 +162,7 @@ class Outcome:
 
 
 def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """Add a fault to rows whose id, or whose prompt and responses, an earlier row has."""
+    """Add a fault to rows that repeat the id, or the prompt and responses, of an earlier row."""
     ids: dict[str, tuple[int, str]] = {}
     contents: dict[bytes, tuple[int, str]] = {}
     for outcome in outcomes:

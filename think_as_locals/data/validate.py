@@ -99,7 +99,7 @@ def _examined(outcomes: Iterable[Outcome], *, strict: bool, quarantine: Path | N
 
 
 def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally:
-    """Write the items that `data` asks for as our own JSONL, bad rows beside it; nothing if `strict` and a fault."""
+    """Write the items of `data` as our own JSONL, and bad rows to a quarantine; nothing if `strict` and a fault."""
     tally = Tally()
     items: list[Item] = []
     aside_path = out.with_suffix(".quarantine.jsonl")

@@ -63,7 +63,7 @@ class Tally:
         return [item for name, item in self._items.items() if name not in self._kept]
 
     def add(self, item: Item, outcome: str, issues: Iterable[str] = ()) -> None:
-        """Count a completion, and what was wrong with it."""
+        """Count a completion and its faults."""
         self._counts[item.id][outcome] += 1
         self.issues.update(issues)
 

@@ -113,7 +113,7 @@ def _result_facts(result: CarbResult, run: TrainedRun) -> dict[str, Any]:
 
 
 def eval_results(results: Sequence[CarbResult]) -> list[HubFile]:
-    """Return what the Hub shows beside a model (huggingface.co/docs/hub/eval-results): results on its datasets."""
+    """Return the results on Hub data that the Hub shows with a model (huggingface.co/docs/hub/eval-results)."""
     entries = []
     for result in results:
         data = hub_data(result.sources[0]) if len(result.sources) == 1 else None

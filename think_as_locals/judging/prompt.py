@@ -202,7 +202,7 @@ def _character_as_read(character: str) -> str:
 
 @cache
 def culture_name(code: str | None) -> str:
-    """Return what a culture is called: `TH` -> `Thailand`, `CA-QC` -> `Quebec (Canada)`; a free name stays as it is."""
+    """Return the name of a culture: `TH` -> `Thailand`, `CA-QC` -> `Quebec (Canada)`; a free name is unchanged."""
     if code is None:
         return _text("unknown_culture.txt")
     countries = Locale("en").territories

@@ -41,12 +41,12 @@ class UnknownRewardError(ThinkAsLocalsError, LookupError):
 
 
 class MissingEvidenceError(ThinkAsLocalsError, ValueError):
-    """A reward component was asked for without what it needs."""
+    """A reward component lacks the evidence it needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What components may need beside a judgement and its item; `None` if unknown.
+    """Evidence that components may need in addition to a judgement and its item; `None` if unknown.
 
     Args:
         log_probabilities: For `criteria_gain`: of the right verdict after the completion's `rubric_span`, and without a

@@ -108,7 +108,7 @@ def criteria_share(rubric: Rubric, item: Item, language: str) -> float:
 
 
 def weighed_share(analysis: str | None, item: Item, language: str, rubric: Rubric | None = None) -> float:
-    """Return the share of the responses of which an analysis says something, under their labels.
+    """Return the share of the responses about which an analysis says something, under their labels.
 
     That is more than stop words, or a quotation of the prompt, a response or the rubric. The same remark counts once,
     whatever digits, letters and stop words are added to it, and so does what is the same of all beside quotations;

@@ -43,7 +43,7 @@ class Finding:
 
 
 def examine(config: Config | None, launch: Launch) -> list[Finding]:
-    """Examine this machine, and what a recipe needs of it. Nothing is downloaded, no credential is shown."""
+    """Examine this machine and what a recipe needs. Nothing is downloaded, and no credential is printed."""
     findings = [*_versions(launch), *_hardware(config), *_ports(config), *_credentials(config)]
     if config is not None:
         known = {finding.found for finding in findings if finding.fault}

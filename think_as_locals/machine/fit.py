@@ -73,7 +73,7 @@ def longest_sequence(config: RunConfig, data: TrainingData) -> int:
 
 
 def longest_answer(config: PolicyConfig, prompts: Iterable[str]) -> int:
-    """As `longest_sequence`, of the prompts that a policy is trained on and asked."""
+    """As `longest_sequence`, for the training prompts and the tasks of a policy."""
     from think_as_locals.training.grpo import load_chat
 
     asked = [[{"role": "user", "content": prompt}] for prompt in dict.fromkeys(prompts)]

@@ -61,7 +61,7 @@ def driver() -> str | None:
 
 
 def gpu_fault() -> str | None:
-    """Return why torch sees no GPU, and what mends it where that is known; `None` where it sees one."""
+    """Return why torch sees no GPU, with the remedy if known; `None` if it sees one."""
     if has_gpu():
         return None
     if not has_driver() or not find_spec("torch"):

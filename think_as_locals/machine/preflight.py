@@ -81,7 +81,7 @@ def _runs_here(recipe: Path, kind: type[Config | ServeConfig]) -> bool:
 
 
 def missing_for(config: Config | ServeConfig) -> list[str]:
-    """Return what is missing, a sentence each; cheap checks first; of a model its config.json may be downloaded."""
+    """Return what is missing, one sentence each, cheap checks first; a model's config.json may be downloaded."""
     if isinstance(config, ServeConfig):
         return packages("train") + packages("serve") + reward_model_faults(config.judge)
     missing = _shared(config)

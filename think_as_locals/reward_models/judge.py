@@ -184,7 +184,7 @@ class Judge:
     ) -> Judgement: ...
 
     def judge(self, items: Asked | Sequence[Asked] | None = None, **asked: Any) -> Judgement | list[Judgement]:
-        """Return greedy judgements whose `verdict` is an index of the responses as they are given here.
+        """Return greedy judgements; their `verdict` is an index into the responses as given here.
 
         A listwise protocol of several orders gives a judgement for each order of an item; the single judgement is then
         that of the first.

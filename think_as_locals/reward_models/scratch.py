@@ -79,7 +79,7 @@ def _make(kind: Any, folder: Path, texts: Sequence[str], sizes: ScratchSection, 
 
 
 def scratch_config(sizes: ScratchSection, vocab_size: int, **settings: Any) -> Qwen3Config:
-    """Return the configuration of such a model."""
+    """Return the configuration of a randomly initialised model."""
     return Qwen3Config(
         vocab_size=vocab_size,
         head_dim=sizes.hidden_size // sizes.num_attention_heads,

@@ -56,7 +56,7 @@ def file_fault(error: BaseException | None) -> OSError | None:
 
 
 def explain(fault: OSError) -> str:
-    """Return the path, what is wrong with it, and what mends it."""
+    """Return the path, its fault and the remedy."""
     remedy = {**DISK_FAULTS, **_PATH_FAULTS}[fault.errno or 0]
     return f"{f'{fault.filename}: ' if fault.filename else ''}{fault.strerror}: {remedy}"
 

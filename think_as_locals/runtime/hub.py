@@ -6,7 +6,7 @@ _TIMEOUT = 5.0  # seconds
 
 
 def unreachable() -> str | None:
-    """Return why the Hub does not answer a single request; `None` where it does, whatever it says."""
+    """Return why the Hub does not answer a request; `None` if it answers, whatever the status."""
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2
 

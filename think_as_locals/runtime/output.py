@@ -45,7 +45,7 @@ def set_output(level: str | None) -> None:
 
 
 def is_verbose() -> bool:
-    """Return whether what libraries log is to be shown."""
+    """Return whether to show the logs of libraries."""
     return os.environ.get(_LEVEL) == "verbose"
 
 
@@ -57,7 +57,7 @@ def progress_console(*, is_main: bool = True) -> Console:
 
 
 def progress_bar(console: Console) -> Progress:
-    """Return the bar of work that is counted, with what is left of its time."""
+    """Return a progress bar for a known amount of work, with the remaining time."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -176,7 +176,7 @@ def device_arguments() -> dict[str, Any]:
 
 
 def join() -> None:
-    """Join the other processes of this launch: as many as were launched, under DeepSpeed if it was asked for."""
+    """Join the other processes of this launch: all that were launched, under DeepSpeed if it was requested."""
     arguments = device_arguments()
     if uses_deepspeed() and not has_gpu():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -103,7 +103,7 @@ class RunFolder(StageFolder):
         return self.path / stage / f"{name}.json"
 
     def journal(self, name: str) -> Path:
-        """The answers of a model that was asked, a line each."""
+        """The answers of a model, one per line."""
         return self.path / "journals" / f"{name}.jsonl"
 
     def failure(self, name: str) -> Path:

@@ -37,7 +37,7 @@ class ErrorAnswer(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """What is wrong, in OpenAI's words; `param` is the place."""
+    """An error in OpenAI's format; `param` is the place."""
 
     message: str
     type: str

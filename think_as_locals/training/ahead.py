@@ -84,7 +84,7 @@ class SampledAhead:
         return [one.token_ids for one in found], [one.log_probs for one in found]
 
     def state(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-        """Wait until nothing is in flight; return, on the main process, what was sampled and not used yet."""
+        """Wait until nothing is in flight; return, on the main process, the rollouts that have not been used yet."""
         described: list[dict[str, Any]] = []
         tensors: dict[str, Tensor] = {}
         if not self._trainer.accelerator.is_main_process:

@@ -420,7 +420,7 @@ def train_stage(
 
 
 def stop_if_asked(run: str, signals: StopSignals, place: str) -> None:
-    """Raise RunStoppedError if the run was asked to stop; all ranks call this together."""
+    """Raise RunStoppedError if a signal stops the run; all ranks call this together."""
     if signals.asked():
         raise RunStoppedError(
             f"{run} was asked to stop and has saved after {place}: continue it with run.name={run} run.resume=auto"

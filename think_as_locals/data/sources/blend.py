@@ -123,7 +123,7 @@ def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
 
 
 def short_answers(data: DataSection) -> Iterator[tuple[Item, list[tuple[list[str], int]]]]:
-    """Yield each question of a region as it is asked, with the votes for its answers in the language of the question.
+    """Yield each question of a region, with the votes for its answers in the language of the question.
 
     The item has no responses that mean anything. Questions whose most frequent answer has too few votes are left out.
     """

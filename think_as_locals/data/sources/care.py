@@ -75,7 +75,7 @@ class CareRow(RatedRow):
 
     @property
     def culture(self) -> str:
-        """CN for `Native (Chinese)`, `Chinese` and `China`; what is no country keeps its name: `Arab`."""
+        """CN for `Native (Chinese)`, `Chinese` and `China`; names that are not countries stay: `Arab`."""
         people = self.associated_culture.partition("(")[2].rstrip(") ") or self.associated_culture
         return _PEOPLES.get(people.casefold()) or culture_code(people) or people
 

@@ -177,7 +177,7 @@ def _share_fault(shares: object, count: int) -> str | None:
 
 
 def option_pairs(question: OpinionQuestion, country: str, min_share_gap: float | None) -> list[Item]:
-    """Return a pair of every two answers whose shares in a country differ, by at least the gap, the greater best."""
+    """Return a pair of every two answers whose shares in a country differ by at least the gap, the greater best."""
     shares = question.shares.get(country, ())
     answers = [pair for pair in zip(question.options, shares, strict=False) if is_answer(pair[0])]
     items = []
