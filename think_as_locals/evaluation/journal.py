@@ -228,7 +228,7 @@ def collect(
     size = asker.chunk_size
 
     def is_open(key: bytes) -> bool:
-        """Return whether to send a request: it has no answer, or a server (whose limit may change) called it too long."""
+        """Return whether to send a request: no answer yet, or a server (whose limit may change) called it too long."""
         if not journal.has(key):
             return True
         return too_long == "error" and size is None and TOO_LONG in journal.answer(key)
