@@ -444,7 +444,7 @@ def test_where_not_all_fit_whole_items_are_drawn_and_the_page_says_how_many(
     kept = len(data["items"]["id"])
     assert 5 < kept < 134
     assert len(data["judgements"]["model"]) == 4 * kept
-    assert f"{4 * kept} of 536 judgements, of {kept} of 134 items: more would make the page too large" in page.text
+    assert f"{4 * kept} of 536 judgements, of {kept} of 134 items, to limit the size of the page" in page.text
     fewer = browsable(read_entries([evaluation]), 20_000)["items"]["id"]
     assert fewer == data["items"]["id"][: len(fewer)]
 

@@ -150,7 +150,7 @@ def test_the_released_codes_differences_are_named_one_by_one(tmp_path: Path) -> 
 
 def test_the_beginning_says_whether_it_helped_and_at_what_cost(page: Page, found: dict[str, Any]) -> None:
     counts, row, before = found["improved"]["scpo"], mean(found, "scpo"), mean(found, "global")
-    assert f"SCPO (filter and weight) helps in {counts['helped']} of 4 countries: there" in page.text
+    assert f"SCPO (filter and weight) helps in {counts['helped']} of 4 countries: accuracy" in page.text
     assert f"In {counts['significantly']} of these the 95 % interval of the rise excludes 0" in page.text
     for name in PARTS:
         low, high = map(signed, row[name]["gain"]["ci95"])
