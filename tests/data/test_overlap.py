@@ -220,14 +220,14 @@ def test_the_message_counts_names_pairs_and_says_what_to_do() -> None:
     overlaps = find_overlaps([make_item()], {"carb": [make_item(), *measured]})
     with pytest.raises(DataError, match=r"eval\.leaks=report") as error:
         check_overlaps(overlaps, refuse=True)
-    report = check_overlaps(overlaps, refuse=False)
-    assert report in str(error.value)
-    assert report.splitlines() == [
+    counts, same, *alike = [
         "carb: 7 items are training items too (1 by id, 6 by text)",
         "  carb 'th-1' is training item 'th-1' by id: How do people greet an elder?",
-        *(f"  carb 'm{n}' is training item 'th-1' by text: How do people greet an elder?" for n in range(4)),
-        "  and 2 more",
+        *(f"  carb 'm{n}' is training item 'th-1' by text: How do people greet an elder?" for n in range(5)),
     ]
+    assert str(error.value).splitlines()[:-1] == [counts, same, *alike[:4], "  and 2 more"]
+    report = check_overlaps(overlaps, refuse=False)  # of items that may be on both sides, only what is not the same
+    assert report.splitlines() == [counts, *alike, "  and 1 more"]
     assert check_overlaps([], refuse=True) == ""
 
 

@@ -115,10 +115,12 @@ def check_overlaps(overlaps: Sequence[Overlap], *, refuse: bool) -> str:
         f"({', '.join(f'{count:,} by {kind}' for kind, count in of_set.items())})"
         for name, of_set in counts.items()
     ]
-    for each in overlaps[:_SHOWN]:
+    # Where the very items may be in both, naming some says nothing more.
+    named = [each for each in overlaps if refuse or each.kind != "id"]
+    for each in named[:_SHOWN]:
         start = " ".join(each.item.prompt[:60].split())
         lines.append(f"  {each.set} {each.item.id!r} is training item {each.train.id!r} by {each.kind}: {start}")
-    if (more := len(overlaps) - _SHOWN) > 0:
+    if (more := len(named) - _SHOWN) > 0:
         lines.append(f"  and {more:,} more")
     if refuse:
         remedy = "leave them out of one side (another source, split or share), or measure as it is: eval.leaks=report"

@@ -150,8 +150,9 @@ def _memory(config: GrpoConfig | ScpoConfig, launch: Launch) -> Iterator[Finding
     for name, size in engine.items():
         yield Finding("memory", f"{size / GB:8.2f} GB  {name}: {_WHY[name]}")
     needed = memory.gpu_needed(config, parts, engine) / GB
-    yield Finding("memory", f"{needed:8.2f} GB  in all, at {memory.USABLE:.0%} of a GPU")
-    if isinstance(config, RunConfig):
+    of_gpu = config.model.requires_gpu
+    yield Finding("memory", f"{needed:8.2f} GB  in all" + (f", at {memory.USABLE:.0%} of a GPU" if of_gpu else ""))
+    if isinstance(config, RunConfig) and of_gpu:
         yield Finding("hours", hours.described(config, launch, counts, gpus(), _ITEMS, config.eval.max_items or _ITEMS))
 
 
