@@ -164,7 +164,8 @@ def key_faults(server: ServerSection | PolicyServerSection) -> list[str]:
     """Return that the key of a server is not set, if it needs one."""
     if server.key_variable is None or server.key_variable in os.environ:
         return []
-    return [f"server: {server.key_variable} is not set: put the key of {server.url} there, or set key_variable=null"]
+    remedy = f"put the key of {server.url} there, or, if it needs none, set key_variable=null beside its url"
+    return [f"server: {server.key_variable} is not set: {remedy}"]
 
 
 def reward_model_faults(rm: RewardModelSection) -> list[str]:
