@@ -225,7 +225,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_not_interrupted(
-    undisturbed: Path, tmp_path: Path, warm_python: str
+    undisturbed: Path, tmp_path: Path, warm_python: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [*INTERRUPTED, *LOGGED, f"run.dir={tmp_path}", "run.name=run"]
     metrics, result = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "scpo.json"
@@ -250,6 +250,9 @@ def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_not_interrup
             assert re.search(saved, message)
             overrides.append("run.resume=auto")
     start(RECIPE, overrides)
+    trained = re.findall(r"([\d,]+) of ([\d,]+) are trained", capsys.readouterr().err)  # where no bar is shown
+    assert [int(number) for number, _ in trained] == list(range(1, len(trained) + 1))
+    assert trained[-1][0] == trained[-1][1]
     assert result.read_bytes() == (undisturbed / "scpo.json").read_bytes()
     for path in undisturbed.glob("models/*/*/model.safetensors"):
         assert path.read_bytes() == (tmp_path / "run" / path.relative_to(undisturbed)).read_bytes()

@@ -90,6 +90,8 @@ class ScpoRun:
             if main:
                 self._clean_up(spec, folder)
             self.bar.advance(task)
+            if not self.bar.console.is_terminal:  # a log shows no bar
+                self.bar.console.print(f"{spec.name}: {len(results):,} of {len(specs):,} are trained")
             stop_if_asked(config.run.name, self.signals, spec.name)
         if main:
             report = write_report(self.folder.path, config, prepared.held_out, prepared.scores, results)

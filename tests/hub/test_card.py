@@ -21,6 +21,7 @@ from reward_models.tiny import ITEMS
 
 from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.evaluation.baselines import NAMES
 from think_as_locals.hub.card import _DATA, model_card
 from think_as_locals.hub.push import prepare
 from think_as_locals.hub.source_run import JudgeRun, SteeredRun, read_judge_run
@@ -39,7 +40,7 @@ def test_figures_are_those_of_the_run(run: Path) -> None:
         "verdict-only: by the last verdict tag": carb["verdict_only"],
         "mean over cells of culture and domain": carb["macro"],
         "culture: TH": carb["by_culture"]["TH"],
-        **{f"baseline: {name}".replace("_", "\\_"): part for name, part in carb["baselines"].items()},
+        **{f"baseline: {NAMES[name]}": part for name, part in carb["baselines"].items()},
         **{f"domain: {name}": part for name, part in carb["by_domain"].items()},
     }
     for name, part in parts.items():

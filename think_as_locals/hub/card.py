@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.baselines import NAMES
 from think_as_locals.evaluation.breakdowns import language_name
 from think_as_locals.evaluation.tables import escape_markdown
 from think_as_locals.hub.files import CARD, RESULTS, HubFile
@@ -59,6 +60,7 @@ def model_card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
     )
     environment.filters |= {"culture": culture_name, "language": language_name, "hub_data": hub_data}
     environment.globals |= {"descriptions": _DATA, "variant_names": VARIANT_NAMES, "prompt_digest": prompt_digest}
+    environment.globals["baseline_names"] = NAMES
     environment.globals["noncommercial"] = any("-NC" in _DATA[data.source] for data in run.config.sources.values())
     template = environment.get_template("judge.md.jinja" if isinstance(run, JudgeRun) else "steered.md.jinja")
     results = [_result_facts(result, run) for result in run.results]
