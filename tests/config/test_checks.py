@@ -35,6 +35,7 @@ from transformers.trainer_utils import SchedulerType
 from think_as_locals.config.checks import Config, load_config, load_items, load_recipe, validate
 from think_as_locals.config.compose import group_options, recipes
 from think_as_locals.config.schema import (
+    DataSection,
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
@@ -42,6 +43,7 @@ from think_as_locals.config.schema import (
     RunConfig,
     SampleConfig,
     Scheduler,
+    sections,
 )
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.judging import prompt_names
@@ -203,7 +205,8 @@ def test_sources_of_a_mix_and_sets_to_measure_are_added_by_name() -> None:
     assert loaded.sources["cards"].groups is not None
     (carb,) = loaded.eval.sets.values()
     assert (carb.data.source, carb.items, carb.protocol, carb.orders) == ("carb", "all", "round_robin", 1)
-    assert list(loaded.data_sections) == ["data.mix.cards", "data.mix.mine", "eval.sets.carb.data"]
+    data = [place for place, section in sections(loaded) if isinstance(section, DataSection)]
+    assert data == ["data.mix.cards", "data.mix.mine", "eval.sets.carb.data"]
     assert reloaded(loaded) == loaded
     (own,) = load_recipe(QUICKSTART).sources.items()
     assert own == ("culture_cards", load_recipe(QUICKSTART).data)

@@ -10,7 +10,7 @@ import torch
 from gpu.checks import Report, Scale, run_program
 from safetensors.torch import load_file
 
-from think_as_locals.config.compose import find_launch, read_launch
+from think_as_locals.config.launch import read_launch
 from think_as_locals.machine.doctor import examine
 
 QUICK = [  # a judge that need not be good
@@ -29,7 +29,7 @@ QUICK = [  # a judge that need not be good
 
 
 def machine(scale: Scale, report: Report) -> None:
-    findings = examine(None, read_launch(find_launch("single")))
+    findings = examine(None, read_launch("single"))
     faults = [finding.found for finding in findings if finding.fault]
     shown = [finding.found for finding in findings if finding.what in ("versions", "GPU")]
     report("faults", len(faults), "; ".join(faults or shown))

@@ -34,9 +34,8 @@ from gpu.checks import CHECKS, MARK, OTHER_GPUS, PYTHON, Check, Claim, Scale
 from rich.console import Console
 from rich.table import Table
 
-from think_as_locals.machine.gpus import driver, gpus
 from think_as_locals.runtime.files import write_json
-from think_as_locals.runtime.ranks import num_gpus
+from think_as_locals.runtime.gpus import driver, gpus, num_gpus
 from think_as_locals.runtime.run_folder import environment
 
 ROOT = Path(__file__).absolute().parents[2]

@@ -16,7 +16,7 @@ from peft import LoraConfig
 from training.small_grpo import chance, tiny_trainer
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.config.compose import find_launch, read_launch
+from think_as_locals.config.launch import read_launch
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.judging import COMPONENTS
 from think_as_locals.machine import hours, memory
@@ -79,7 +79,7 @@ def doctor_memory(scale: Scale, report: Report) -> None:
         trainer.optimizer.step()
     peak = 0 if scale.toy else torch.cuda.max_memory_allocated()
     config = doctors_config(scale, bench.completions[0])
-    parts = memory.estimate(config, read_launch(find_launch("single")), memory.count(config))
+    parts = memory.estimate(config, read_launch("single"), memory.count(config))
     estimate = sum(parts.values())
     report("peak", abs(100 * (peak / estimate - 1)), f"{peak / 1e9:.2f} GB, doctor says {estimate / 1e9:.2f}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import sys
@@ -13,15 +12,19 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import QUICK, SMALL
+from items import RUBRIC, make_item
+from reward_models.scripted import Scripted, shown_in
 
 from think_as_locals import cli
 from think_as_locals.config.checks import load_config
-from think_as_locals.config.compose import Launch
-from think_as_locals.machine import doctor, gpus
-from think_as_locals.machine.doctor import examine
+from think_as_locals.config.launch import Launch
+from think_as_locals.engines import Messages
+from think_as_locals.judging import write
+from think_as_locals.machine import doctor
+from think_as_locals.machine.doctor import check_format, examine
 from think_as_locals.machine.preflight import missing_for
-from think_as_locals.runtime import ranks
-from think_as_locals.types import PreflightError
+from think_as_locals.reward_models.judge import Judge, JudgeSettings
+from think_as_locals.runtime import gpus
 
 ONE = Launch("NO", 0, 1)
 
@@ -105,14 +108,6 @@ def test_absent_credentials_are_a_fault_only_where_they_are_needed(
     assert not [finding for finding in found if "planted" in finding.found]
 
 
-def test_a_gpu_is_listed_with_its_memory_and_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\necho "NVIDIA H200, 143771 MiB, 4 MiB, 570.86"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert gpus.gpus() == ["NVIDIA H200, of 143771 MiB, used 4 MiB, driver 570.86"]
-
-
 @pytest.mark.parametrize("on_path", [True, False])
 def test_a_driver_too_old_for_torchs_cuda_is_named(
     run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: bool
@@ -126,7 +121,7 @@ def test_a_driver_too_old_for_torchs_cuda_is_named(
     else:  # a container, to which the driver was given and no program
         file = tmp_path / "version"
         file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build\n")
-        monkeypatch.setattr(ranks, "_DRIVERS", (file,))
+        monkeypatch.setattr(gpus, "_DRIVERS", (file,))
         monkeypatch.setattr(gpus, "_VERSION_FILE", file)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr("torch.version.cuda", "13.0")
@@ -138,31 +133,6 @@ def test_a_driver_too_old_for_torchs_cuda_is_named(
     assert any(re.search(fault, each) for each in missing_for(load_config("recipes/tal_grpo.yaml")))
     monkeypatch.setattr("torch.version.cuda", None)
     assert "is built without CUDA" in run_doctor()[1]
-
-
-@pytest.mark.parametrize(
-    ("visible", "local", "processes", "expected"),
-    [
-        ("0,1,2,3,4,5,6,7", 1, 4, "2,3"),
-        ("GPU-a,GPU-b", 1, 2, "GPU-b"),
-        ("4,5,6", 0, 2, "4"),
-        ("2,3", 0, 1, "2,3"),
-        ("", 1, 2, ""),
-        ("0", 0, 2, None),
-    ],
-)
-def test_processes_of_a_launch_have_gpus_of_their_own(
-    visible: str, local: int, processes: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setenv("LOCAL_RANK", str(local))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    if expected is None:
-        with pytest.raises(PreflightError, match="2 processes were started here, for 1 GPUs"):
-            gpus.take_own_gpus()
-        return
-    gpus.take_own_gpus()
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 
 def test_gpus_are_listed_by_torch_where_there_is_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,3 +156,41 @@ def test_a_port_that_is_taken_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_folder_that_cannot_be_written_to_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
     assert [finding.found for finding in examine(None, ONE) if finding.fault and finding.what == "disk"]
+
+
+# --- tal doctor --model ---
+
+
+def slips(messages: Messages) -> str:
+    """The right verdict, in a form that depends on the question."""
+    text = write(RUBRIC, "Weighed.", shown_in(messages).index("yes"))
+    number = messages[-1]["content"].partition("Question ")[2][0]
+    return {"0": text, "1": f"Well.\n{text}", "2": text.replace("<verdict>", "<verdict> "), "3": "I cannot say."}[
+        number
+    ]
+
+
+def test_rules_are_counted_beside_both_figures() -> None:
+    items = [make_item(id=str(i), prompt=f"Question {i}?", responses=("no", "yes"), best=1) for i in range(4)]
+    judge = Judge(engine=Scripted(slips), settings=JudgeSettings(prompt="compact"))
+    found = [finding.found for finding in check_format(judge, items)]
+    assert found[:2] == [
+        "1 of 4 judgements keep the format of prompt compact, 3 have a verdict tag",
+        "right: 1 strictly, 3 by the last verdict tag, of 4",
+    ]
+    assert "  2 of 4 break order: rubric, analysis, verdict, with nothing but white space around them" in found
+    assert "  2 of 4 break verdict_label: the verdict has to be one of the labels on offer" in found
+    assert "  1 of 4 break analysis_once: there has to be one <analysis>...</analysis>" in found
+
+
+def test_a_trained_judge_is_asked_by_the_command(
+    small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["tal", "doctor", "--model", str(small_run / "model")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr().out
+    assert not ended.value.code
+    assert "of 20 judgements keep the format of prompt compact" in printed
+    assert "by the last verdict tag, of 20" in printed

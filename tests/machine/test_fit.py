@@ -11,7 +11,7 @@ from machine.test_memory import a_model
 from reward_models.tiny import write_language_model
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.config.compose import Launch
+from think_as_locals.config.launch import Launch
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.judging import render
 from think_as_locals.machine import fit, memory

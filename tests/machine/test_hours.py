@@ -11,7 +11,7 @@ from conftest import ROOT
 from machine.test_memory import a_run
 from transformers import Qwen2Config
 
-from think_as_locals.config.compose import Launch, find_launch, read_launch
+from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.machine import hours
 from think_as_locals.machine.fit import TENSOR_PARALLEL, needed_bytes
@@ -83,7 +83,7 @@ def the_run(options: str) -> RunConfig:
 def a_row(folder: Path, size: str, name: str, adapter: str, engine: str) -> str | None:
     """A line of the guide's table, or nothing where it does not fit."""
     options = f"{adapter} {engine}".strip()
-    run, launch, counts = the_run(options), read_launch(find_launch(name)), counted(folder, size, adapter)
+    run, launch, counts = the_run(options), read_launch(name), counted(folder, size, adapter)
     needed = needed_bytes(run, launch, counts)
     if needed > CARD:
         return None

@@ -18,7 +18,7 @@ from training import spread
 
 from think_as_locals import Judge
 from think_as_locals.config.checks import load_config, load_recipe
-from think_as_locals.config.compose import read_launch
+from think_as_locals.config.launch import read_launch
 from think_as_locals.runtime import ranks as workers
 from think_as_locals.types import ConfigError
 

@@ -12,7 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from think_as_locals.config.compose import ASSETS, find_launch, find_recipe, recipes
+from think_as_locals.config.compose import ASSETS, find_recipe, recipes
+from think_as_locals.config.launch import find_launch
+from think_as_locals.runtime.output import print_result
 from think_as_locals.types import ConfigError
 
 _RECIPE = "a recipe file, or the name of a built-in one (tal recipes)"
@@ -78,7 +80,7 @@ def _run(arguments: Namespace) -> None:
             raise ConfigError("--print-config prints YAML: leave out --json")
         sys.stdout.write(load_config(recipe, overrides).to_yaml())
     elif arguments.dry_run:
-        from think_as_locals.run import plan
+        from think_as_locals.plan import plan
 
         rows = plan(recipe, overrides)
         if arguments.json:
@@ -90,7 +92,7 @@ def _run(arguments: Namespace) -> None:
 
 
 def _do(recipe: str, overrides: list[str], *, several: bool, as_json: bool) -> None:
-    """Run a recipe, or a sweep of it, and print what was found; status 1 if a job of the sweep failed."""
+    """Run a recipe, or a sweep of it, and print the results; status 1 if a job of the sweep failed."""
     from think_as_locals.runtime.run_folder import RunFolder
 
     with redirect_stdout(io.StringIO()) if as_json else nullcontext():
@@ -120,22 +122,20 @@ def _launch(arguments: Namespace) -> None:
             options[place] = f"{name}={find_launch(value)}"
         elif name == "--config_file" and place + 1 < len(options):
             options[place + 1] = str(find_launch(options[place + 1]))
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # of accelerate
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # has accelerate
     program = ["--module", "think_as_locals", "run", str(recipe), *overrides]
     os.execvp("bash", ["bash", str(ASSETS / "launch" / "node.sh"), *options, *program])  # noqa: S606, S607
 
 
 def _doctor(arguments: Namespace) -> None:
     from think_as_locals.config.checks import load_config
-    from think_as_locals.config.compose import read_launch
-    from think_as_locals.machine.doctor import examine
+    from think_as_locals.config.launch import read_launch
+    from think_as_locals.machine.doctor import ask_model, examine
 
     config = load_config(arguments.recipe, arguments.overrides) if arguments.recipe else None
-    launch = read_launch(find_launch(arguments.launch or (config and config.run.launch) or "single"))
+    launch = read_launch(arguments.launch or (config and config.run.launch) or "single")
     findings = examine(config, launch)
     if arguments.model:
-        from think_as_locals.machine.format_check import ask_model
-
         findings += ask_model(arguments.model, arguments.backend, arguments.prompt)
     if arguments.json:
         print(json.dumps({"findings": [asdict(finding) for finding in findings]}))
@@ -145,7 +145,7 @@ def _doctor(arguments: Namespace) -> None:
 
 
 def _recipes(_: Namespace) -> None:
-    """Print each recipe's name and first comment, which says what it does."""
+    """Print the name of each recipe and what it does, its first comment."""
     _print_grid((path.stem, path.read_text(encoding="utf-8").splitlines()[1].lstrip("# ")) for path in recipes())
 
 
@@ -165,10 +165,9 @@ def _copy(arguments: Namespace) -> None:
 
 
 def _print_grid(rows: Any) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))
     for row in rows:
         grid.add_row(*row)
-    Console(markup=False, highlight=False).print(grid)
+    print_result(grid)

@@ -1,12 +1,11 @@
-"""Compose a recipe, conf/ and overrides into plain values with Hydra; find launch files."""
+"""Compose a recipe, conf/ and overrides into plain values with Hydra."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
 
 ASSETS = next(path for path in (Path(__file__).parents[1] / "_assets", Path(__file__).parents[2]) if path.is_dir())
 """The folder of conf/, recipes/ and launch/: beside the package in a checkout, inside it in a wheel."""
-_RESOLVERS = ("now",)  # what `${NAME:...}` may call in a recipe: others read the environment, or hide that they do
-_MAX_VALUES = 20_000  # of a recipe once its aliases are written out, a long text counting as several; ours have < 100
-_MAX_REFERRED = 2_000  # values that interpolations stand for, counted alike; ours have 10
+_RESOLVERS = ("now",)  # functions that recipes may call as `${NAME:...}`; others can read the environment
+_MAX_VALUES = 20_000  # values of a recipe with its aliases expanded, long texts counting as several; ours have < 100
+_MAX_REFERRED = 2_000  # values that interpolations expand to, counted alike; ours have 10
 _LONG = 100  # characters
 
 
 def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Compose a recipe with conf/ and overrides; its `defaults` begin with a root of conf/ or a built-in recipe."""
+    """Compose a recipe with conf/ and overrides; its `defaults` begin with a root of conf/ or a recipe of ours."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -40,7 +39,7 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
     given = [override for text in overrides for override in _as_overrides(text)]
     ours = [f"hydra.searchpath=[{quoted(f'file://{ASSETS}/conf')}]", f"recipe={quoted(recipe.stem)}"]
     try:
-        # In a folder of its own: files beside a recipe must not take the place of conf/.
+        # In a temporary folder, as files next to a recipe would shadow conf/.
         with TemporaryDirectory() as folder:
             (Path(folder) / "recipes").mkdir()
             for parent in recipes():  # `defaults: [/recipes/NAME]`; each sets keys at the top
@@ -95,71 +94,6 @@ def find_recipe(name: str | Path) -> Path:
     raise ConfigError(f"{path}: no such file{near} (tal recipes says what each does)")
 
 
-def find_launch(name: str) -> Path:
-    """Return the path of an accelerate configuration: one of launch/ by its name, or a file."""
-    known = sorted(path.stem for path in (ASSETS / "launch").glob("*.yaml"))
-    path = ASSETS / "launch" / f"{name}.yaml" if name in known else Path(name).expanduser()
-    if not os.path.isfile(path):  # noqa: PTH113
-        raise ConfigError(
-            f"no launch file {shown(name)}{nearest(name, known)}; available: {', '.join(known)}, or a file"
-        )
-    return path.resolve()
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """An accelerate configuration."""
-
-    kind: str  # as accelerate calls it: NO, MULTI_GPU, DEEPSPEED, FSDP
-    zero_stage: int  # DeepSpeed's; 3 for FSDP2, which shards the same; 0 for none
-    processes: int  # on all machines
-    machines: int = 1
-    name: str = ""  # of its file
-    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment: what it tells each process
-
-
-# Keys of `deepspeed_config` and the variables by which accelerate passes them on.
-_DEEPSPEED = {
-    "zero_stage": "DEEPSPEED_ZERO_STAGE",
-    "zero3_init_flag": "DEEPSPEED_ZERO3_INIT",
-    "zero3_save_16bit_model": "DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
-    "offload_optimizer_device": "DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
-    "offload_param_device": "DEEPSPEED_OFFLOAD_PARAM_DEVICE",
-    "deepspeed_config_file": "DEEPSPEED_CONFIG_FILE",
-    "gradient_clipping": "GRADIENT_CLIPPING",
-}
-
-
-def _variables(kind: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return what `accelerate launch` puts into the environment of each process for a configuration."""
-    found = {"ACCELERATE_MIXED_PRECISION": values.get("mixed_precision", "no")}
-    if kind == "DEEPSPEED":
-        given = values.get("deepspeed_config") or {}
-        found |= {f"ACCELERATE_{name}": given[key] for key, name in _DEEPSPEED.items() if key in given}
-        found["ACCELERATE_USE_DEEPSPEED"] = True
-    elif kind == "FSDP":
-        found |= {key.upper(): value for key, value in (values.get("fsdp_config") or {}).items()}
-        found["ACCELERATE_USE_FSDP"] = True
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
-
-
-def read_launch(path: Path) -> Launch:
-    """Read an accelerate configuration."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read as an accelerate configuration: {reason(error)}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected an accelerate configuration, a mapping, got {type(values).__name__}")
-    for key in ("num_processes", "num_machines"):
-        if type(got := values.setdefault(key, 1)) is not int or got < 1:
-            raise ConfigError(f"{path}: {key}: got {shown(got)}, expected a whole number from 1")
-    kind = str(values.get("distributed_type", "NO"))
-    stages = {"DEEPSPEED": (values.get("deepspeed_config") or {}).get("zero_stage", 0), "FSDP": 3}
-    processes, machines = values["num_processes"], values["num_machines"]
-    return Launch(kind, int(stages.get(kind, 0)), processes, machines, path.stem, _variables(kind, values))
-
-
 def read_override(text: str, parser: OverridesParser | None = None) -> Override:
     """Parse an override with Hydra's grammar."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -175,24 +109,19 @@ def read_override(text: str, parser: OverridesParser | None = None) -> Override:
         ) from error
 
 
-_ADDED = {  # PLACE.NAME=OPTION: the group of the option, and what Hydra adds for it
-    "rms": ("rm", ["+rm@rms.{name}={option}"]),
-    "data.mix": ("data", ["+data@data.mix.{name}={option}"]),
-    "eval.sets": ("data", ["+eval/shared@eval.sets.{name}=set", "+data@eval.sets.{name}.data={option}"]),
-    "tasks": ("task", ["+task@tasks.{name}={option}"]),
+_CHOICES = {  # keys that choose an option of a group with another name, and what Hydra calls them
+    r"rms\.[^.]+": "+rm@{key}",
+    r"tasks\.[^.]+": "+task@{key}",
+    r"data\.mix\.[^.]+": "+data@{key}",
+    r"eval\.sets\.[^.]+": "+data@{key}.data",
+    r"(sample|tasks\.\w+)\.data": "data@{key}",
+    r"teacher|(sample|tasks\.\w+)\.scorer": "rm@{key}",
+    r"editor|sample\.policy": "policy@{key}",
 }
-_CHOSEN = {  # SECTION=OPTION: as above, where a group is not called like the section
-    "teacher": ("rm", ["rm@teacher={option}"]),
-    "editor": ("policy", ["policy@editor={option}"]),
-    "sample.policy": ("policy", ["policy@sample.policy={option}"]),
-    "sample.data": ("data", ["data@sample.data={option}"]),
-    "sample.scorer": ("rm", ["rm@sample.scorer={option}"]),
-}
-_OF_TASKS = {"data": "data", "scorer": "rm"}  # tasks.NAME.SECTION=OPTION: the group
 
 
 def _as_overrides(text: str) -> list[str]:
-    """Leave group choices to Hydra; set or add any other key, so that only the schema decides which keys exist."""
+    """Translate an override for Hydra: choose an option of a group, or set any other key, which the schema checks."""
     key, _, option = text.partition("=")
     if not key or ("=" not in text and not text.startswith("~")):
         raise ConfigError(f"override {shown(text)}: expected key=value, or ~key to remove one that the recipe sets")
@@ -205,18 +134,16 @@ def _as_overrides(text: str) -> list[str]:
         raise ConfigError(f"{text}: only for sweeps (tal run -m)")
     if key.lstrip("+~") == "recipe":
         raise ConfigError(f"{text}: recipe is the name of the recipe's file; use run.name to name a run")
-    place, _, name = key.rpartition(".")
-    groups, (group, added) = group_options(), _CHOSEN.get(key) or _ADDED.get(place, (key, [text]))
-    if re.fullmatch(r"tasks\.\w+", place) and name in _OF_TASKS:
-        group, added = _OF_TASKS[name], [f"{_OF_TASKS[name]}@{key}={{option}}"]
-    if group not in groups:
+    choice = next((choice for pattern, choice in _CHOICES.items() if re.fullmatch(pattern, key)), key)
+    options = group_options().get(choice.lstrip("+").partition("@")[0])
+    if options is None:
         # Hydra merges a mapping into the one that is there: emptied first, it is replaced.
         emptied = [f"++{key}=null"] if option.startswith("{") and not key.startswith(("+", "~")) else []
         return [*emptied, text if key.startswith(("+", "~")) else f"++{text}"]
-    if option not in groups[group]:
-        near = nearest(option, groups[group])
-        raise ConfigError(f"{key}={option}: no such option{near}; available: {', '.join(groups[group])}")
-    return [override.format(name=name, option=option) for override in added]
+    if option not in options:
+        raise ConfigError(f"{key}={option}: no such option{nearest(option, options)}; available: {', '.join(options)}")
+    how = [f"+eval/shared@{key}=set"] if key.startswith("eval.sets.") else []
+    return [*how, f"{choice.format(key=key)}={option}"]
 
 
 def literal(text: str) -> str:
@@ -271,12 +198,12 @@ def _plain_interpolations() -> Iterator[None]:
 
 
 def _check_document(text: str) -> None:
-    """Raise a ConfigError for Hydra's own keys, and for aliases that, written out, make a document large or endless."""
+    """Raise a ConfigError for Hydra's own keys, and for aliases that expand to a large or infinite document."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:
         if id(node) not in sizes:
-            sizes[id(node)] = _MAX_VALUES + 1  # until it is known: an alias to itself has no end
+            sizes[id(node)] = _MAX_VALUES + 1  # until it is known: a node that contains itself is infinite
             parts = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else ()
             inner = chain.from_iterable(part if isinstance(part, tuple) else (part,) for part in parts)
             text = len(node.value) // _LONG if isinstance(node, yaml.ScalarNode) else 0
@@ -293,7 +220,7 @@ def _check_document(text: str) -> None:
 
 
 def _holds_large(value: Any) -> bool:
-    """Return whether a value is or holds a whole number of more than 64 bits, which Python may not even write."""
+    """Return whether a value is or contains an integer of more than 64 bits, which Python may be unable to print."""
     if isinstance(value, dict | list):
         return any(map(_holds_large, value.values() if isinstance(value, dict) else value))
     return isinstance(value, int) and value.bit_length() > 63

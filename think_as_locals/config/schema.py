@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,6 +20,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as numpy takes them
 Dtype = Literal["float32", "bfloat16", "float16"]
 TemplateKwargs = dict[str, bool | int | float | str]
 Tracker = Literal["wandb", "tensorboard", "trackio"]
+Side = Literal["train", "validation", "test", "all"]  # of a split
+Orders = Annotated[int, Field(ge=1, le=8)]
 
 
 class Section(BaseModel):
@@ -82,7 +85,7 @@ class DataSection(Section):
 
     @property
     def title(self) -> str:
-        """What pages call it: the source, or the file where rows are a user's own."""
+        """Its name on pages: the source, or the file name for a user's own rows."""
         return Path(self.path).name if self.path and self.source in ("jsonl", "pairs") else self.source
 
 
@@ -96,30 +99,38 @@ class MixSection(Section):
 
 
 class Recipe(Section):
-    """What every configuration begins with."""
+    """The keys that all configurations have."""
 
     recipe: str
     seed: Seed
 
     @property
     def unread(self) -> dict[str, str]:
-        """Keys that nothing reads, by the setting that they belong to."""
+        """Keys without effect, by the setting that would use them."""
         return {}
 
     def to_yaml(self) -> str:
-        """Return every setting as YAML, under a comment that names those that nothing reads."""
+        """Return all settings as YAML, after comments that name keys without effect."""
         notes = [f"# Not read without {setting}: {keys}\n" for setting, keys in self.unread.items()]
         return "".join(notes) + yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
 
 
+def sections(part: object, place: str = "") -> Iterator[tuple[str, BaseModel]]:
+    """Yield every section of a configuration with its place, such as `("eval.sets.own.data", DataSection(...))`."""
+    if isinstance(part, BaseModel) and place:
+        yield place, part
+    for name, inner in part if isinstance(part, BaseModel) else part.items() if isinstance(part, dict) else ():
+        yield from sections(inner, f"{place}.{name}".lstrip("."))
+
+
 class ItemsConfig(Recipe):
-    """What `tal data` reads: conf/items.yaml."""
+    """The configuration of `tal data`: conf/items.yaml."""
 
     data: DataSection
 
 
 class PromptSection(Section):
-    """The prompt: a folder of templates in `judging/prompts`, and what it says of culture and language."""
+    """The prompt: a folder of templates in `judging/prompts`, and how it treats culture and language."""
 
     template: str
     culture: CultureShown
@@ -138,7 +149,7 @@ class CriteriaGainSection(Section):
 
 
 class LengthSection(Section):
-    """The share of the maximum length, at its end, over which the overlong penalty grows."""
+    """The last part of the maximum length, in which the overlong penalty grows, as a share."""
 
     share: Annotated[float, Field(gt=0, le=1)]
 
@@ -157,12 +168,12 @@ class RewardSection(Section):
     length: LengthSection
 
     def weighted(self) -> dict[str, float]:
-        """Return the components that are computed: those with a weight other than 0."""
+        """Return the components to compute, those with a weight other than 0."""
         return {name: weight for name, weight in self.weights.items() if weight}
 
 
 class ToleranceSection(Section):
-    """The largest difference between an engine's log-probabilities and the policy's, in nats."""
+    """The maximum difference between an engine's log-probabilities and the policy's, in nats."""
 
     full: PositiveFloat
     half: PositiveFloat
@@ -198,7 +209,7 @@ Scheduler = Literal[
 
 
 class TrlSection(Section):
-    """Fields of a TRL configuration: those of conf/ are typed here, `checks` compares any other with TRL."""
+    """Fields of a TRL configuration: those in conf/ are typed here, `trl_fields` checks all others."""
 
     model_config = ConfigDict(extra="allow")
     OURS: ClassVar[frozenset[str]] = frozenset()  # keys that are not TRL's
@@ -232,7 +243,7 @@ class GrpoSection(TrlSection):
 
 
 class SftSection(TrlSection):
-    """The cold start: TRL's SFTConfig, and its demonstrations: of a file, or ours with deliberate errors."""
+    """The cold start: TRL's SFTConfig, and demonstrations from a file or ours with deliberate errors."""
 
     OURS = frozenset({"data", "biased_share", "biased_wrong", "biased_right", "biased_guess"})
 
@@ -246,7 +257,7 @@ class SftSection(TrlSection):
 
     @property
     def length(self) -> str:
-        """How long it trains, in words."""
+        """The length of the training, for messages."""
         return f"{self.max_steps} steps" if self.max_steps > 0 else f"{self.num_train_epochs:g} epochs"
 
 
@@ -265,12 +276,12 @@ class MeasureSection(Section):
 
 
 class EvalSetSection(Section):
-    """An additional evaluation set of a training run, and the protocol by which the judge is evaluated on it."""
+    """Further items that a training run evaluates on, and how the judge is asked about them."""
 
     data: DataSection
     items: Literal["all", "validation", "test"]
     protocol: Literal["listwise", "pairwise", "round_robin"]
-    orders: Annotated[int, Field(ge=1, le=8)]
+    orders: Orders
 
 
 class EvalSection(MeasureSection):
@@ -282,7 +293,7 @@ class EvalSection(MeasureSection):
 
 
 class RunConfig(Recipe):
-    """A training run. This and those below are what a run's `config.yaml` holds."""
+    """The training of a judge."""
 
     run: RunSection
     model: ModelSection
@@ -298,7 +309,7 @@ class RunConfig(Recipe):
 
     @property
     def unread(self) -> dict[str, str]:
-        """Keys that nothing reads, by the setting that they belong to."""
+        """Keys without effect, by the setting that would use them."""
         weights = self.reward.weighted()
         keys = {
             f"reward.weights.{name}": f"reward.{name}" for name in ("criteria_gain", "length") if not weights.get(name)
@@ -316,28 +327,18 @@ class RunConfig(Recipe):
 
     @property
     def sources(self) -> dict[str, DataSection]:
-        """The training sources by name: those of the mix, or the single source."""
+        """The sources of training items: those of a mix by their names, or the only one by its own."""
         return dict(self.data.mix) if isinstance(self.data, MixSection) else {self.data.source: self.data}
 
-    @property
-    def data_sections(self) -> dict[str, DataSection]:
-        """All that is read, trained on or only measured, by key."""
-        data = self.data
-        if isinstance(data, MixSection):
-            own = {f"data.mix.{name}": part for name, part in data.mix.items()}
-        else:
-            own = {"data": data}
-        return own | {f"eval.sets.{name}.data": each.data for name, each in self.eval.sets.items()}
 
-
-# An evaluation: which reward models are evaluated, on what.
+# An evaluation: reward models, and the data.
 
 
 class AskedSection(Section):
     """How a generative reward model is queried."""
 
     protocol: ProtocolKind
-    orders: Annotated[int, Field(ge=1, le=8)]
+    orders: Orders
     convention: Convention
     margins: bool
 
@@ -361,7 +362,7 @@ class LocalModelSection(Section):
 
     @property
     def vllm(self) -> dict[str, Any]:
-        """Return the options that only vLLM reads, without those that it chooses itself."""
+        """The options of vLLM, without those that it chooses itself."""
         given = self.model_dump(include=set(VLLM_OPTIONS), exclude_none=True)
         return {key: value for key, value in given.items() if (key, value) != ("tensor_parallel_size", 1)}
 
@@ -377,50 +378,53 @@ class JudgeSection(AskedSection, LocalModelSection):
     chat_template_kwargs: TemplateKwargs | None
 
 
-class ServerSection(AskedSection):
-    """A generative reward model behind an OpenAI-compatible server."""
+class PolicyServerSection(Section):
+    """A chat model behind an OpenAI-compatible server, whose answers are candidates or edits."""
 
     kind: Literal["server"]
     url: Url
     model: str
     key_variable: str | None
-    prompt: str
-    culture: CultureShown
-    rubric_language: RubricLanguage
-    max_completion_length: PositiveInt
     concurrency: PositiveInt
     deadline_s: PositiveFloat
     timeout_s: PositiveFloat
     fields: dict[str, Any]
 
 
-class ClassifierSection(Section):
+class ServerSection(AskedSection, PolicyServerSection):
+    """A generative reward model behind an OpenAI-compatible server."""
+
+    prompt: str
+    culture: CultureShown
+    rubric_language: RubricLanguage
+    max_completion_length: PositiveInt
+
+
+class ScorerSection(Section):
+    """A model in this process that scores whole responses."""
+
+    path: str
+    revision: str | None
+    dtype: Dtype | None
+    device_map: Literal["auto"] | None
+    chat_template_kwargs: TemplateKwargs
+    batch_size: PositiveInt
+    max_length: PositiveInt | None
+
+
+class ClassifierSection(ScorerSection):
     """A scalar reward model: a classifier head scores each response."""
 
     kind: Literal["classifier"]
-    path: str
-    revision: str | None
-    dtype: Dtype | None
-    device_map: Literal["auto"] | None
-    chat_template_kwargs: TemplateKwargs
-    batch_size: PositiveInt
-    max_length: PositiveInt | None
     new_head_seed: Seed | None
 
 
-class ImplicitSection(Section):
+class ImplicitSection(ScorerSection):
     """The implicit reward of a DPO policy."""
 
     kind: Literal["implicit"]
-    path: str
-    revision: str | None
     reference: str | None
     reference_revision: str | None
-    dtype: Dtype | None
-    device_map: Literal["auto"] | None
-    chat_template_kwargs: TemplateKwargs
-    batch_size: PositiveInt
-    max_length: PositiveInt | None
     beta: PositiveFloat
     per_token: bool
 
@@ -438,12 +442,12 @@ TeacherSection = Annotated[JudgeSection | ServerSection, Field(discriminator="ki
 
 
 class DemonstrationConfig(Recipe):
-    """Completions of a teacher that are right, for a cold start: conf/demonstrate.yaml."""
+    """Right completions of a teacher, for a cold start: conf/demonstrate.yaml."""
 
     run: RunSection
     data: DataSection
     teacher: TeacherSection
-    items: Literal["train", "validation", "test", "all"]
+    items: Side
     tries: PositiveInt
     temperature: PositiveFloat
     both_orders: bool
@@ -457,19 +461,6 @@ class PolicySection(LocalModelSection):
     chat_template_kwargs: TemplateKwargs
 
 
-class PolicyServerSection(Section):
-    """A chat model behind an OpenAI-compatible server, whose answers are candidates or edits."""
-
-    kind: Literal["server"]
-    url: Url
-    model: str
-    key_variable: str | None
-    concurrency: PositiveInt
-    deadline_s: PositiveFloat
-    timeout_s: PositiveFloat
-    fields: dict[str, Any]
-
-
 ChatSection = Annotated[PolicySection | PolicyServerSection, Field(discriminator="kind")]
 
 
@@ -479,7 +470,7 @@ class EditConfig(Recipe):
     run: RunSection
     data: DataSection
     editor: ChatSection
-    items: Literal["train", "validation", "test", "all"]
+    items: Side
     probes: Annotated[list[Literal["CC", "RC", "CL", "RP"]], Field(min_length=1)]
     language: str
     tries: PositiveInt
@@ -488,11 +479,11 @@ class EditConfig(Recipe):
 
 
 class TaskSection(Section):
-    """The questions for a policy, the number of answers to each, and how their quality is measured."""
+    """Prompts for a policy, the number of answers, and what scores them."""
 
     task: Literal["multiple_choice", "short_answers", "prompts"]
     data: DataSection
-    items: Literal["train", "validation", "test", "all"]
+    items: Side
     num_candidates: PositiveInt
     temperature: PositiveFloat
     max_completion_length: PositiveInt
@@ -536,7 +527,7 @@ class PolicyConfig(Recipe):
 
 
 GrpoConfig = RunConfig | PolicyConfig
-"""What trains by GRPO: a judge, or a policy."""
+"""A training by GRPO: of a judge, or of a policy."""
 
 
 class BenchmarkSection(MeasureSection):

@@ -18,9 +18,10 @@ from think_as_locals.config.schema import (
     Share,
     TrlSection,
 )
+from think_as_locals.types import ConfigError
 
 Variant = Literal["full", "filter", "weight", "scpo", "inverse_weight", "filter_inverse_weight", "scpo_tuned"]
-"""Which of a country's pairs are trained on, and their weights; `scpo.select` has the rules."""
+"""How a country's pairs are filtered and weighted (`scpo.select`)."""
 
 
 class ModeSection(Section):
@@ -49,6 +50,27 @@ class GlobalRMSection(TrlSection):
     batch_size: PositiveInt
     max_steps: PositiveInt
 
+    def micro_steps(self, num_processes: int) -> tuple[int, int]:
+        """Return the pairs per process and micro-step, and the micro-steps of an optimizer step.
+
+        A micro-step has at most `per_device_train_batch_size` pairs: 16 pairs with at most 8 are (8, 2) on one
+        process, (8, 1) on two and (4, 1) on four.
+
+        Raises:
+            ConfigError: the batch does not divide among the processes; the message has numbers that do.
+        """
+        share, rest = divmod(size := self.batch_size, num_processes)
+        if rest:
+            near = " or ".join(str(n * num_processes) for n in (share, share + 1) if n)
+            divisors = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+            raise ConfigError(
+                f"got {size} pairs per optimizer step for {num_processes} processes, expected a multiple of "
+                f"{num_processes}: set batch_size to {near}, or start as many processes as divide {size}: {divisors}"
+            )
+        most = min(share, self.per_device_train_batch_size)
+        pairs = next(n for n in range(most, 0, -1) if share % n == 0)
+        return pairs, share // pairs
+
 
 class ScpoSection(GlobalRMSection):
     OURS = frozenset(
@@ -72,7 +94,7 @@ class ScpoSection(GlobalRMSection):
     ddp_timeout: PositiveInt
 
     def tuned(self, variant: str, country: str) -> tuple[float, float]:
-        """Return the filter's threshold and the learning rate with which a variant is trained for a country."""
+        """Return the filter threshold and the learning rate of a variant for a country."""
         if variant != "scpo_tuned":
             return self.filter_threshold, self.learning_rate
         threshold = self.country_filter_thresholds.get(country, self.filter_threshold)

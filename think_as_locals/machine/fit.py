@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from think_as_locals.config.checks import load_config
-from think_as_locals.config.compose import Launch, find_launch, read_launch
+from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import GB
-from think_as_locals.runtime.ranks import current_launch, gpu_bytes, num_gpus
+from think_as_locals.runtime.gpus import gpu_bytes, num_gpus
+from think_as_locals.runtime.ranks import current_launch
 from think_as_locals.types import ConfigError, PreflightError
 
 if TYPE_CHECKING:
@@ -23,18 +24,19 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", RunConfig, PolicyConfig)
 
 TENSOR_PARALLEL = "grpo.vllm_tensor_parallel_size"
-"""Over how many ranks a colocated vLLM's weights are divided."""
+"""The number of ranks among which the weights of a colocated vLLM are divided."""
 
 _MARGIN = 64  # tokens: other orders and protocols of an item have slightly longer prompts
 _STEP = 256  # lengths are multiples of this
 
 
 def fitted(config: Config, longest: Callable[[], int], recipe: str, overrides: Sequence[str]) -> Config:
-    """Return the configuration with the length and the share of memory of a colocated vLLM, where they are null.
+    """Return the configuration with length and memory share of a colocated vLLM filled in where they are null.
 
-    `longest` returns the tokens of the longest sequence, which it may take a tokenizer to count.
+    `longest` returns the tokens of the longest sequence; it is called only if needed, as it may load a tokenizer.
 
-    Raises a PreflightError where sequences as long as the data's make the run too large for its GPUs.
+    Raises:
+        PreflightError: with sequences of that length, the run is too large for its GPUs.
     """
     if config.rollout.backend != "vllm_colocate":
         return config
@@ -56,7 +58,7 @@ def _with_rollout(config: Config, values: Mapping[str, float | None]) -> Config:
 
 
 def longest_sequence(config: RunConfig, data: TrainingData) -> int:
-    """Return the tokens of the longest prompt of a run's items and a whole completion, the model's limit at most."""
+    """Return the tokens of a run's longest prompt and a whole completion, at most the model's limit."""
     from think_as_locals.judging import render
     from think_as_locals.training.grpo import load_chat
 
@@ -73,7 +75,7 @@ def longest_sequence(config: RunConfig, data: TrainingData) -> int:
 
 
 def longest_answer(config: PolicyConfig, prompts: Iterable[str]) -> int:
-    """As `longest_sequence`, for the training prompts and the tasks of a policy."""
+    """As `longest_sequence`, for the prompts of a policy's training and tasks."""
     from think_as_locals.training.grpo import load_chat
 
     asked = [[{"role": "user", "content": prompt}] for prompt in dict.fromkeys(prompts)]
@@ -86,12 +88,12 @@ def _rounded(config: GrpoConfig, tokens: int) -> int:
 
 
 def memory_faults(config: GrpoConfig | ScpoConfig, recipe: str, overrides: Sequence[str]) -> list[str]:
-    """Return that a GPU of this machine is too small for a run as it was launched, and a command that fits."""
+    """Return a fault, with a command that fits, if a GPU of this machine is too small for a run as launched."""
     if (gpu := gpu_bytes()) is None:
         return []
     try:
         counts = memory.count(config)
-    except ConfigError:  # the check of the model says so
+    except ConfigError:  # reported by the check of the model
         return []
     launch = current_launch()
     needed = needed_bytes(config, launch, counts)
@@ -103,16 +105,16 @@ def memory_faults(config: GrpoConfig | ScpoConfig, recipe: str, overrides: Seque
 
 
 def needed_bytes(config: GrpoConfig | ScpoConfig, launch: Launch, counts: memory.Counts) -> float:
-    """Return the bytes that each GPU must have."""
+    """Return the bytes of memory that each GPU must have."""
     return memory.gpu_needed(config, memory.estimate(config, launch, counts), memory.engine(config, counts))
 
 
 def fitting_command(
     config: GrpoConfig | ScpoConfig, recipe: str, overrides: Sequence[str], gpu: float, gpus: int
 ) -> str | None:
-    """Return a command for nodes of so many GPUs of so many bytes, or `None`.
+    """Return a command that fits on nodes with `gpus` GPUs of `gpu` bytes, or `None`.
 
-    First more sharding, then a vLLM that is divided among GPUs, then an adapter.
+    It tries more sharding first, then a vLLM that is divided among GPUs, then an adapter.
     """
     plain = [text for text in overrides if not text.startswith("rollout.gpu_memory_utilization=")]
     files = ("gpu8_zero2", "gpu8_zero3", "nodes_zero3") if gpus > 1 else ("single",)
@@ -124,9 +126,9 @@ def fitting_command(
             tried = load_config(recipe, words := [*plain, *engine, *adapter])
             if not isinstance(tried, RunConfig | PolicyConfig | ScpoConfig):
                 return None
-            counts = counts or memory.count(tried)  # of a large model this takes a second
+            counts = counts or memory.count(tried)  # takes a second for a large model
             for name in files:
-                file = read_launch(find_launch(name))
+                file = read_launch(name)
                 launch = replace(file, processes=gpus * file.machines)
                 if needed_bytes(tried, launch, counts) <= gpu:
                     number = [] if launch.processes == file.processes else ["--num_processes", str(launch.processes)]

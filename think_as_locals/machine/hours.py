@@ -1,8 +1,8 @@
 """Estimate how long a run takes, from the work of its steps and the figures of a GPU.
 
-A step reads T tokens with N parameters: 2 N T operations a pass, twice that for the gradients of activations and again
-as much for those of weights. Sampling reads weights and cached keys and values once for each token of the longest
-completion. How much of its published figures a GPU reaches, and how long completions are, is assumed.
+A forward pass of N parameters over T tokens takes 2 N T operations; gradients of activations and of weights take as
+many each. Sampling reads the weights and the cached keys and values once for each token of the longest completion. The
+share of its published speed that a GPU reaches, and the mean length of completions, are assumed.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from think_as_locals.config.compose import Launch
+from think_as_locals.config.launch import Launch
 from think_as_locals.config.schema import GrpoConfig, RunConfig
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import PROMPT_TOKENS, Counts
 
 MFU, BANDWIDTH = 0.35, 0.6
-"""Shares of a GPU's operations in training, and of its memory's bandwidth in sampling (assumed)."""
+"""Shares of a GPU's peak operations reached in training, and of its memory bandwidth in sampling (assumed)."""
 MEAN_COMPLETION = 0.4
-"""Mean length of a completion as a share of the longest (assumed)."""
+"""Mean length of completions as a share of the maximum (assumed)."""
 ASSUMED = "H100"
-_AT_ONCE = 256  # requests that vLLM works on together in an evaluation
+_AT_ONCE = 256  # requests that vLLM processes together in an evaluation
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A GPU's operations a second in bfloat16, dense, and bytes a second of its memory, as published."""
+    """A GPU's published operations per second (bfloat16, dense), and bytes per second of its memory."""
 
     operations: float
     bandwidth: float
@@ -43,7 +43,7 @@ SPEEDS = {
 
 
 def speed_of(gpu: str) -> tuple[str, Speed]:
-    """Return the name and figures of a GPU, given its name, or those of the one that is assumed instead."""
+    """Return the name and speed of a GPU, or of the one that is assumed instead."""
     known = next((name for name in SPEEDS if name in gpu), ASSUMED)
     return known, SPEEDS[known]
 
@@ -61,20 +61,20 @@ def step_seconds(config: RunConfig, launch: Launch, counts: Counts, speed: Speed
 
 
 def _decoding(counts: Counts, rows: int, longest: int, size: int, speed: Speed) -> float:
-    """Return the seconds in which one GPU samples so many completions at once."""
+    """Return the seconds in which one GPU samples `rows` completions at once."""
     read = size * (counts.parameters + rows * counts.cached * (PROMPT_TOKENS + longest / 2))
     return longest * max(read / (BANDWIDTH * speed.bandwidth), 2 * counts.parameters * rows / (MFU * speed.operations))
 
 
 def evaluation_seconds(config: RunConfig, launch: Launch, counts: Counts, speed: Speed, judgements: int) -> float:
-    """Return the seconds in which all GPUs together judge as often."""
+    """Return the seconds in which all GPUs together make so many judgements."""
     rounds = judgements / (_AT_ONCE * launch.processes)
     longest, size = config.grpo.max_completion_length, memory.element_size(config)
     return rounds * _decoding(counts, _AT_ONCE, round(MEAN_COMPLETION * longest), size, speed)
 
 
 def steps_of(config: GrpoConfig, launch: Launch, items: int) -> int:
-    """Return the optimizer steps of a run on so many training items."""
+    """Return the optimizer steps of a run on `items` training items."""
     grpo = config.grpo
     if grpo.max_steps > 0:
         return grpo.max_steps
@@ -85,7 +85,7 @@ def steps_of(config: GrpoConfig, launch: Launch, items: int) -> int:
 def described(
     config: RunConfig, launch: Launch, counts: Counts, gpus: Sequence[str], items: int, judgements: int
 ) -> str:
-    """Return a line about how long a run on so many training items takes on the first of these GPUs."""
+    """Return a line about the hours of a run on GPUs like the first of these."""
     card, speed = speed_of(gpus[0] if gpus else "")
     parts, steps = step_seconds(config, launch, counts, speed), steps_of(config, launch, items)
     trained, measured = run_hours(config, launch, counts, speed, items, judgements)
@@ -99,7 +99,7 @@ def described(
 def run_hours(
     config: RunConfig, launch: Launch, counts: Counts, speed: Speed, items: int, judgements: int
 ) -> tuple[float, float]:
-    """Return the hours of a run's steps, and of its evaluations of so many judgements each."""
+    """Return the hours of a run's steps, and of its evaluations with `judgements` each."""
     steps = steps_of(config, launch, items)
     evaluations = 2 + steps // config.eval.every_steps
     step = sum(step_seconds(config, launch, counts, speed).values())

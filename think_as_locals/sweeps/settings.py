@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import NonNegativeInt, PositiveInt
 
 from think_as_locals.config.checks import validate_as
-from think_as_locals.config.compose import (
-    ASSETS,
-    find_launch,
-    group_options,
-    nearest,
-    read_launch,
-    read_override,
-    reason,
-)
+from think_as_locals.config.compose import ASSETS, group_options, nearest, read_override, reason
+from think_as_locals.config.launch import find_launch, read_launch
 from think_as_locals.config.schema import Section
 from think_as_locals.types import ConfigError
 

@@ -21,7 +21,6 @@ from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig, SftSection, TrlSection
 from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig
-from think_as_locals.config.trl_fields import micro_batches
 from think_as_locals.engines import Chat
 from think_as_locals.judging import COMPONENTS, Component, render
 from think_as_locals.judging.custom_rewards import load_custom_rewards
@@ -262,7 +261,7 @@ def trl_arguments(config: GrpoConfig | ScpoConfig, section: TrlSection, output_d
     sizes = {}
     if isinstance(section, GlobalRMSection):
         names = "per_device_train_batch_size", "gradient_accumulation_steps"
-        sizes = dict(zip(names, micro_batches(section, current_launch().processes), strict=True))
+        sizes = dict(zip(names, section.micro_steps(current_launch().processes), strict=True))
     return {
         "output_dir": str(output_dir),
         "seed": config.seed,

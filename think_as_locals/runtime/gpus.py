@@ -1,4 +1,4 @@
-"""The GPUs of this machine and their driver, and why torch sees none of them."""
+"""The GPUs of this machine and their driver: how many, how large, and why torch sees none of them."""
 
 from __future__ import annotations
 
@@ -8,32 +8,66 @@ import shutil
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from think_as_locals.runtime.ranks import has_driver, has_gpu
 from think_as_locals.types import PreflightError
 
 DRIVERS = {12: 525, 13: 580}
 """The oldest driver for each major version of CUDA (NVIDIA's table of CUDA compatibility)."""
 
 _VERSION_FILE = Path("/proc/driver/nvidia/version")
+_DRIVERS = (_VERSION_FILE, *map(Path, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")))
+
+
+def has_gpu() -> bool:
+    """Return whether torch sees a GPU."""
+    # Importing torch takes seconds, and is not needed without a driver.
+    if not find_spec("torch") or not has_driver():
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def has_driver() -> bool:
+    """Return whether there is a GPU driver; containers may have it without its programs on PATH."""
+    return any(map(shutil.which, ("nvidia-smi", "rocm-smi"))) or any(path.exists() for path in _DRIVERS)
+
+
+def num_gpus() -> int:
+    """Return how many GPUs torch sees."""
+    if not has_gpu():
+        return 0
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def gpu_bytes() -> int | None:
+    """Return the memory of the smallest GPU that torch sees, or `None` if it sees none."""
+    return min((gpu.total_memory for gpu in _seen_by_torch()), default=None)
+
+
+def _seen_by_torch() -> list[Any]:
+    if not has_gpu():
+        return []
+    import torch
+
+    return list(map(torch.cuda.get_device_properties, range(torch.cuda.device_count())))
 
 
 def gpus() -> list[str]:
-    """Return name, memory and driver of each GPU that `nvidia-smi` lists; without that program, those torch sees."""
+    """Return name, memory and driver of each GPU, as listed by `nvidia-smi` or else seen by torch."""
     names = ("", "of ", "used ", "driver ")
     lines = [line.split(", ") for line in _query("name,memory.total,memory.used,driver_version")]
-    if not lines and has_gpu():
-        import torch
-
-        seen = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-        lines = [[gpu.name, f"{gpu.total_memory / 2**20:.0f} MiB"] for gpu in seen]
+    lines = lines or [[gpu.name, f"{gpu.total_memory / 2**20:.0f} MiB"] for gpu in _seen_by_torch()]
     return [", ".join(f"{name}{value}" for name, value in zip(names, line, strict=False)) for line in lines]
 
 
 def take_own_gpus() -> None:
-    """Leave this process of a launch its equal share of the machine's GPUs; call it before anything asks for one.
+    """Limit this process of a launch to its share of the machine's GPUs; call this before anything uses one.
 
-    With four processes on eight GPUs, the first sees GPUs 0 and 1: for `tensor_parallel_size` or `device_map`.
+    Of four processes on eight GPUs, the first sees GPUs 0 and 1, for `tensor_parallel_size` or `device_map`.
     """
     local, processes = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -61,7 +95,7 @@ def driver() -> str | None:
 
 
 def gpu_fault() -> str | None:
-    """Return why torch sees no GPU, with the remedy if known; `None` if it sees one."""
+    """Return why torch sees no GPU, with a remedy if one is known; `None` if it sees one."""
     if has_gpu():
         return None
     if not has_driver() or not find_spec("torch"):

@@ -1,0 +1,44 @@
+"""The GPUs that a machine has, and the share of them that a process of a launch takes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from think_as_locals.runtime import gpus
+from think_as_locals.types import PreflightError
+
+
+def test_a_gpu_is_listed_with_its_memory_and_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\necho "NVIDIA H200, 143771 MiB, 4 MiB, 570.86"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert gpus.gpus() == ["NVIDIA H200, of 143771 MiB, used 4 MiB, driver 570.86"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "local", "processes", "expected"),
+    [
+        ("0,1,2,3,4,5,6,7", 1, 4, "2,3"),
+        ("GPU-a,GPU-b", 1, 2, "GPU-b"),
+        ("4,5,6", 0, 2, "4"),
+        ("2,3", 0, 1, "2,3"),
+        ("", 1, 2, ""),
+        ("0", 0, 2, None),
+    ],
+)
+def test_processes_of_a_launch_have_gpus_of_their_own(
+    visible: str, local: int, processes: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    if expected is None:
+        with pytest.raises(PreflightError, match="2 processes were started here, for 1 GPUs"):
+            gpus.take_own_gpus()
+        return
+    gpus.take_own_gpus()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
