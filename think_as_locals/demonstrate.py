@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 
 from think_as_locals.config.schema import DemonstrationConfig, ServerSection
@@ -28,8 +27,8 @@ from think_as_locals.judging.prompt import hint, shuffled_order
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.load import load_judge
 from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
-from think_as_locals.runtime.files import read_json, write_json
-from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.files import new_file, read_json, write_json
+from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, DataError, Demonstration, Item, is_text
 
@@ -63,10 +62,10 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
                 f"no completion about {len(items)} items was right ({why}): look at {folder.journal('try-1')}; raise "
                 "tries or teacher.max_completion_length, or choose another teacher"
             )
-        with jsonl.new_file(folder.demonstrations) as file:
+        with new_file(folder.demonstrations) as file:
             for row in sorted(rows, key=lambda row: tally.place(row["item"]["id"])):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    Console(markup=False, highlight=False).print(table(read_json(folder.yields)).terminal())
+    print_result(table(read_json(folder.yields)).terminal())
     print(f"demonstrations  {folder.demonstrations}")
 
 

@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 
 from think_as_locals.config.schema import EditConfig
@@ -28,7 +27,6 @@ from think_as_locals.data.edit_rules import (
 from think_as_locals.data.edits import Edit
 from think_as_locals.data.languages import language_tag
 from think_as_locals.data.load import load_side
-from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.evaluation.breakdowns import language_name
 from think_as_locals.evaluation.candidates import load_policy
@@ -37,8 +35,8 @@ from think_as_locals.evaluation.tables import Cell, Table
 from think_as_locals.evaluation.tries import Sampler, Tally, advance, yield_table
 from think_as_locals.judging.prompt import break_tokens, culture_name
 from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
-from think_as_locals.runtime.files import read_json, write_json
-from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.files import new_file, read_json, write_json
+from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import ConfigError, DataError, Item
 
@@ -77,9 +75,7 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
             )
         with new_file(folder.edits) as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    shown = Console(markup=False, highlight=False)
-    for table in tables(read_json(folder.yields)):
-        shown.print(table.terminal())
+    print_result(*(table.terminal() for table in tables(read_json(folder.yields))))
     print(f"edits  {folder.edits}")
 
 

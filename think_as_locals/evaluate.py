@@ -15,7 +15,7 @@ from rich.console import Console
 
 from think_as_locals.config.schema import AskedSection, EvaluationConfig
 from think_as_locals.data import read
-from think_as_locals.data.edited import of_items, read_edits
+from think_as_locals.data.edit_files import of_items, read_edits
 from think_as_locals.data.edits import Edits, Pair, edited_pairs, why_not
 from think_as_locals.data.load import Candidates, load_side, read_candidates
 from think_as_locals.data.splits import select
@@ -43,7 +43,7 @@ from think_as_locals.machine.preflight import reward_model_faults
 from think_as_locals.reward_models.load import load_reward_model, trained_hashes
 from think_as_locals.reward_models.reward_model import RewardModel
 from think_as_locals.runtime.files import DISK_FAULTS, file_fault, read_json, write_json
-from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import DataError, Item, PreflightError, ThinkAsLocalsError
@@ -146,7 +146,7 @@ def _validity(folder: RunFolder, errors: Console) -> None:
     found = read_json(folder.path / "validity.json")
     if found["warning"]:
         errors.print(f"warning: {found['warning']}", markup=False)
-    Console(markup=False, highlight=False).print(*(table.terminal() for table in tables(found)))
+    print_result(*(table.terminal() for table in tables(found)))
     print(f"validity     {drawn}")
 
 

@@ -29,7 +29,7 @@ from think_as_locals.integrations.trl_reward import judge_reward
 from think_as_locals.reward_models.group import question, response
 from think_as_locals.reward_models.load import load_reward_model
 from think_as_locals.runtime.files import read_json
-from think_as_locals.runtime.output import progress_console, quiet_transformers
+from think_as_locals.runtime.output import print_result, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, unsharded
 from think_as_locals.training.grpo import GroupTrainer, RewardFunction, load_chat, train_grpo
@@ -79,9 +79,7 @@ def run(config: PolicyConfig, data: PolicyData, folder: RunFolder) -> None:
     if is_main:
         if not folder.policy_results.is_file():
             write_results(config, data.questions, folder)
-        Console(markup=False, highlight=False).print(
-            table(read_json(folder.policy_results)).terminal(config.run.name, CAPTION)
-        )
+        print_result(table(read_json(folder.policy_results)).terminal(config.run.name, CAPTION))
         print(f"model       {folder.model}\nresults     {folder.path / 'policy.md'}")
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from think_as_locals.config.schema import SampleConfig
 from think_as_locals.evaluation.candidates import draw, table
 from think_as_locals.evaluation.tasks import Question
 from think_as_locals.runtime.files import read_json
-from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
+from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 
 
@@ -21,5 +19,5 @@ def run(config: SampleConfig, questions: Sequence[Question], folder: RunFolder) 
     console.print(f"{config.run.name}: {len(questions):,} prompts ({config.sample.task})", highlight=False)
     with progress_bar(console) as bar:
         draw(config.sample, config.seed, questions, folder, bar)
-    Console(markup=False, highlight=False).print(table(read_json(folder.candidates_summary)).terminal())
+    print_result(table(read_json(folder.candidates_summary)).terminal())
     print(f"candidates  {folder.candidates}")

@@ -7,7 +7,8 @@ source row -> Item -> messages -> Rollout -> Judgement -> RewardBreakdown -> adv
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal
@@ -24,7 +25,7 @@ DataSource = Literal[
 """The sources of items; `data` reads them."""
 
 VALIDATION, TEST = "validation", "test"
-"""A run's own held-out items: the first choose its best checkpoint, the others are reported."""
+"""The sets of a run's own held-out items: one chooses the best checkpoint, the other is reported."""
 
 RewardName = Literal["correctness", "criteria_gain", "structure", "rubric_quality", "consistency", "length"]
 """The reward components that come with the package; `judging.rewards` computes them."""
@@ -33,25 +34,25 @@ GRAMMAR_PROMPTS = ("listwise", "compact", "listwise_responses_first", "compact_r
 """The prompts that ask for our grammar."""
 
 VERDICT_PROMPTS = ("rewardbench2", "rewardbench2_responses_first", "rm_r1")
-"""Other people's prompts that ask for a verdict: a judge can be trained with them, without rewards of its rubric."""
+"""Other people's prompts that ask for a verdict: a judge can be trained with them, but its rubric is not rewarded."""
 
 RATING_PROMPTS = ("rewardbench2_ratings",)
 """The prompts that ask for a rating of a single response."""
 
 CultureShown = Literal["stated", "inferred", "hidden"]
-"""Whether a prompt names the culture, says that the question tells it, or says nothing of it."""
+"""Whether a prompt names the culture, asks the judge to infer it from the question, or does not mention it."""
 
 RubricLanguage = Literal["item", "en", "any"]
-"""The language in which a prompt asks for the rubric, and a reward expects it: that of the item, English or any."""
+"""The language of the rubric that a prompt asks for and a reward expects: the item's, English, or any."""
 
 ProtocolKind = Literal["listwise", "pairwise", "round_robin", "pointwise"]
 """Which responses of an item a judge sees together; `reward_models.protocols` turns its judgements into scores."""
 
 Convention = Literal["strict", "rewardbench2"]
-"""How verdicts are parsed and what a parse failure is worth: ours, or as in RewardBench 2 (arXiv 2506.01937)."""
+"""How verdicts are parsed and how a parse failure counts: our way, or that of RewardBench 2 (arXiv 2506.01937)."""
 
 TooLong = Literal["error", "exclude", "wrong"]
-"""What becomes of the items that are longer than a reward model takes."""
+"""What to do with items that are longer than a reward model takes."""
 
 
 _SHORT, _LONGEST = reprlib.Repr(), 200  # characters; its own bounds multiply where lists hold lists
@@ -60,7 +61,7 @@ _LINE = 1_500  # characters of a message; ours, which list what is available, ha
 
 
 def shown(value: object) -> str:
-    """Return a value as messages show it: short and encodable, whatever was given."""
+    """Return the text of a value for a message: short, and encodable as UTF-8."""
     try:
         return cut(_SHORT.repr(value).encode(errors="backslashreplace").decode(), _LONGEST)
     except ValueError:  # Python writes no whole number of more than 4,300 digits
@@ -68,14 +69,21 @@ def shown(value: object) -> str:
 
 
 def cut(text: str, longest: int = _LONGEST) -> str:
-    """Return a text, or its beginning and its length if it is too long to read."""
+    """Return a text, or if it is long its beginning and its length."""
     return text if len(text) <= longest else f"{text[:longest]} ... ({len(text):,} characters)"
+
+
+def first_of(names: Iterable[str], most: int, between: str = ", ") -> str:
+    """Return the first of some names, and how many more there are: `a, b and 7 more`."""
+    names = list(names)
+    more = f"{between.lstrip(',')}and {len(names) - most:,} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
 
 
 class ThinkAsLocalsError(Exception):
     """Base of all errors that this package raises on purpose; the message names a remedy.
 
-    No line of it is long, even where it echoes a key, a path or another library's message.
+    Long lines are cut: a message may echo a key, a path or the message of another library.
     """
 
     def __str__(self) -> str:
@@ -83,11 +91,11 @@ class ThinkAsLocalsError(Exception):
 
 
 class DataError(ThinkAsLocalsError, ValueError):
-    """A fault in data: the message names the file and row, or the item."""
+    """An error in the data: the message names the file and row, or the item."""
 
 
 class TooLongError(DataError):
-    """Prompts are longer than a model takes; `places` are their indices among those that it was given."""
+    """Some prompts are longer than the model takes; `places` are their indices in the list that it was given."""
 
     def __init__(self, message: str, places: Sequence[int]) -> None:
         super().__init__(message)
@@ -95,27 +103,37 @@ class TooLongError(DataError):
 
 
 class DataWarning(UserWarning):
-    """Something in the data that is left out or not read."""
+    """Part of the data is left out or not read."""
 
 
 class TrainingWarning(UserWarning):
-    """Training goes on, but hardly as it was meant to."""
+    """Training goes on, but probably not as intended."""
 
 
 class ConfigError(ThinkAsLocalsError, ValueError):
-    """A fault in a recipe or its overrides."""
+    """An error in a recipe or its overrides."""
 
 
 class PreflightError(ThinkAsLocalsError, RuntimeError):
     """This machine lacks something that a recipe needs."""
 
 
+@contextmanager
+def requiring(user: str) -> Iterator[None]:
+    """Raise a `PreflightError` if an import in the block fails: `user`, e.g. "FILE: read by", needs the package."""
+    try:
+        yield
+    except ImportError as error:
+        remedy = "which is not installed: pip install 'think-as-locals[train]'"
+        raise PreflightError(f"{user} {error.name}, {remedy}") from error
+
+
 class ServerError(ThinkAsLocalsError, RuntimeError):
-    """A completion server is unreachable, does not answer, or is not the one that is needed."""
+    """A completion server is unreachable, does not answer, or serves something else."""
 
 
 class ModelError(ThinkAsLocalsError, RuntimeError):
-    """A model is of the wrong kind, or computes no valid score."""
+    """A model is of the wrong kind, or its scores are not finite."""
 
 
 class TrainingError(ThinkAsLocalsError, RuntimeError):
@@ -123,11 +141,11 @@ class TrainingError(ThinkAsLocalsError, RuntimeError):
 
 
 class FileError(ThinkAsLocalsError):
-    """A file cannot be written; the message names the remedy and how to continue."""
+    """A file cannot be written; the message says how to fix that and continue the run."""
 
 
 class RunStoppedError(ThinkAsLocalsError):
-    """A signal stopped the run, which has saved what it needs to continue."""
+    """A signal stopped a run, which has saved what it needs to continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +162,10 @@ class Item:
         domain: E.g. `commonsense`, `value`, `safety`, `linguistic`.
         group: Question group: items that ask the same question across cultures and languages.
         source: Name of the data set.
-        origins: For each response the culture it is true of, if the source knows it; else empty.
+        origins: The culture that each response is true of; empty if the source does not say.
 
     Raises:
-        DataError: a field breaks these rules; the message names the item.
+        DataError: a field is invalid; the message names the item.
 
     Example:
         >>> item = Item(id="th-1", prompt="How do people greet an elder?", responses=("With a bow.", "With a wai."),
@@ -205,7 +223,7 @@ _ITEM = tuple(field.name for field in fields(Item))
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A completion to train on, about an item's responses in the order in which its writer saw them."""
+    """A completion to train on, and the order in which its writer saw the item's responses."""
 
     item: Item
     order: tuple[int, ...]  # indices of the item's responses
@@ -213,12 +231,12 @@ class Demonstration:
 
     @property
     def presented(self) -> tuple[str, ...]:
-        """The responses as they are labelled A, B, ... in the completion."""
+        """The responses that the completion calls A, B, ..."""
         return tuple(self.item.responses[i] for i in self.order)
 
 
 def reorder_responses(item: Item, order: Sequence[int]) -> Item:
-    """Return the item with `responses[order[0]]` first, and so on; `best` and `origins` move along."""
+    """Return the item with its responses, `best` and `origins` in another order: `responses[order[0]]` comes first."""
     moved = {
         "responses": tuple(item.responses[i] for i in order),
         "best": order.index(item.best),
@@ -226,14 +244,14 @@ def reorder_responses(item: Item, order: Sequence[int]) -> Item:
     }
     if len(order) != len(item.responses) or len(set(order)) != len(order):
         return replace(item, **moved)  # type: ignore[arg-type]
-    reordered = object.__new__(Item)  # its texts were checked, which takes most of the time that an item takes
+    reordered = object.__new__(Item)  # without the checks of its texts, which take most of the time
     for name in _ITEM:
         object.__setattr__(reordered, name, moved.get(name, getattr(item, name)))
     return reordered
 
 
 def is_text(value: object) -> bool:
-    """Return whether a value is a non-blank string that can be encoded (half of a surrogate pair cannot)."""
+    """Return whether a value is a non-blank string that UTF-8 can encode, without lone surrogates."""
     if not isinstance(value, str) or not value or value.isspace():
         return False
     if value.isascii():
@@ -263,19 +281,19 @@ class Rubric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What the parser makes of a completion.
+    """A parsed completion of a judge.
 
     Args:
-        verdict: Index of the chosen response; `None` unless the completion follows the whole grammar. With `order` it
-            counts the responses as they were given to `Judge.judge`; without, as they stand in the prompt: A is 0.
+        verdict: Index of the chosen response; `None` unless the completion follows the whole grammar. If `order` is
+            set it is an index of the responses as given to `Judge.judge`, otherwise of those in the prompt (A is 0).
         rubric: The criteria, if the rubric section could be parsed.
         analysis: The text between rubric and verdict, if any.
         issues: Names of the grammar's rules that the completion breaks.
-        completion: The text itself.
-        rating: The rating of a single response, where one was asked for and could be parsed.
-        margin: Log-odds of the verdict's label against the others on offer, where they were measured.
-        verdict_only: Index of the response in the last well-formed verdict tag, whatever else is wrong; counted as
-            `verdict` is, which it equals where that is not `None`.
+        completion: The completion itself.
+        rating: The rating of a single response, if one was asked for and could be parsed.
+        margin: Log-odds of the verdict's label against the other labels, if measured.
+        verdict_only: Index of the response in the last well-formed verdict tag, whatever else is wrong with the
+            completion; equals `verdict` if that is not `None`.
         order: Indices of the given responses in the order in which the judge saw them: the first is its A. Rubric and
             analysis use these labels.
     """
@@ -292,7 +310,7 @@ class Judgement:
 
     @property
     def label(self) -> str | None:
-        """The judge's name for the chosen response."""
+        """The label of the chosen response in the prompt."""
         if self.verdict is None:
             return None
         return LABELS[self.verdict if self.order is None else self.order.index(self.verdict)]
@@ -325,10 +343,10 @@ class RewardBreakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """A completion with its token ids and how it ended."""
+    """A sampled completion, with its token ids and the reason why it ended."""
 
     text: str  # without the tokenizer's special tokens
-    token_ids: tuple[int, ...] = ()  # empty from a server that gives none
-    prompt_tokens: int = 0  # how many the prompt had; 0 from a server
-    finish_reason: str  # `stop` if it ended by itself; anything else (`length`, a server's own words): no verdict
-    label_log_probs: Mapping[str, float] = field(default_factory=dict)  # in the place of the verdict; may be empty
+    token_ids: tuple[int, ...] = ()  # empty from a server that returns none
+    prompt_tokens: int = 0  # length of the prompt; 0 from a server
+    finish_reason: str  # `stop` if it ended by itself; with any other reason (`length`, ...) it has no verdict
+    label_log_probs: Mapping[str, float] = field(default_factory=dict)  # at the position of the verdict; may be empty

@@ -24,7 +24,7 @@ _ENVIRONMENT = {
     # Idle threads sleep instead of spinning: several times faster on a machine with few or busy cores.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
-"""Set before torch is imported, where the environment does not set them already."""
+"""Set before torch is imported, unless the environment has them already."""
 
 _PYTHONS = warnings.formatwarning
 _UNREAD = 141  # as a shell says of a program that SIGPIPE ended
@@ -35,9 +35,9 @@ _STOPPED = 75
 def main(recipe: str | None = None) -> None:
     """Run the command line, or the recipe that was launched as a script.
 
-    Ends the process with status 2 and one message where the recipe, the data, a disk or the machine is at fault or an
-    extra is not installed, with 75 where a signal stopped a run (saved, can be continued), with 130 where Ctrl-C ended
-    anything else, or came twice.
+    Ends the process with status 2 and a message if the recipe, the data, a disk or the machine is at fault or an extra
+    is not installed, with 75 if a signal stopped a run, which can be resumed, and with 130 if Ctrl-C ended anything
+    else or came twice.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -73,7 +73,7 @@ def _is_unread() -> bool:
 
 
 def _on_terminal(message: str) -> str:
-    """Return a message with its control characters escaped: names in it are other people's, from recipes and files."""
+    """Return a message with its control characters escaped: it may contain names from recipes and files."""
     from think_as_locals.data.rows import printable
 
     return "\n".join(map(printable, message.split("\n")))
@@ -82,14 +82,14 @@ def _on_terminal(message: str) -> str:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return a warning about data or training as one line: the code that gave it tells a user nothing."""
+    """Format a warning about data or training as one line, without the code that gave it."""
     if issubclass(category, DataWarning | TrainingWarning):
         return f"tal: warning: {_on_terminal(str(message))}\n"
     return _PYTHONS(message, category, filename, lineno, line)
 
 
 def _ending(error: BaseException) -> tuple[int, str | None]:
-    """Return the exit status and the message of an error; no message where it is a bug."""
+    """Return the exit status and the message of an error; no message if it is a bug."""
     if isinstance(error, RunStoppedError):
         if file := os.environ.get("TAL_STOPPED"):  # for launch/node.sh: accelerate returns 1 for any status
             Path(file).write_text(f"{error}\n", encoding="utf-8")
@@ -128,7 +128,7 @@ def _parser() -> ArgumentParser:
 
 
 def _parse(words: list[str]) -> Namespace:
-    """Parse a command; key=value may stand behind options too, where argparse would no longer take them."""
+    """Parse a command; key=value may also come after options, where argparse does not accept it."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
     if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
@@ -168,7 +168,7 @@ def _parsers(parser: ArgumentParser) -> Iterator[ArgumentParser]:
 
 
 def _add_output(parser: ArgumentParser) -> None:
-    """Add -q and -v to a parser and to those of its commands, so that they may stand before or behind a command."""
+    """Add -q and -v to all parsers, so that they may come before or after a command."""
     for each in list(_parsers(parser)):
         both = each.add_mutually_exclusive_group()
         for short, level, shows in (
@@ -180,5 +180,5 @@ def _add_output(parser: ArgumentParser) -> None:
             )
 
 
-if "__mp_main__" in sys.modules:  # what multiprocessing calls the main module in processes that vLLM spawns
+if "__mp_main__" in sys.modules:  # in a process that vLLM spawned, multiprocessing names the main module so
     set_output(None)

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def add_asking(commands: Any, name: str, does: str) -> ArgumentParser:
-    """Add the parser of a command that has a model write something, by conf/NAME.yaml; return it."""
+    """Add the parser of a command that is configured by conf/NAME.yaml, and return it."""
     again = "To continue a killed run, add run.name=NAME run.resume=auto."
     parser: ArgumentParser = commands.add_parser(name, help=does, epilog=again)
     example = f"key=value of conf/{name}.yaml, e.g. {_EXAMPLES[name]}"

@@ -10,7 +10,7 @@ from typing import Any
 from think_as_locals.cli.ask import add_asking
 from think_as_locals.types import ConfigError
 
-_EDITS = "edits"  # what `--source` calls rows of `tal data edit`, which are no items
+_EDITS = "edits"  # the `--source` of rows written by `tal data edit`
 
 
 def add(commands: Any) -> None:
@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     validate.add_argument("path", help="file, folder, or owner/name[@revision][:config[:split]] on the Hub")
     validate.add_argument("--source", help="format of the rows; default: detected from their fields")
     validate.add_argument("--strict", action="store_true", help="stop at the first row with a fault")
-    validate.add_argument("--quarantine", help="a new file for the rows that cannot be imported, with the reasons")
+    validate.add_argument("--quarantine", help="new file for rows that cannot be imported, with the reasons")
     validate.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     validate.set_defaults(command=_validate)
     add_asking(data, "edit", "have a model edit items for the probes (eval.probes); keep edits that follow the rules")
@@ -52,7 +52,7 @@ def _build(arguments: Namespace) -> None:
 def _validate(arguments: Namespace) -> None:
     from think_as_locals.config.checks import load_items
     from think_as_locals.config.compose import quoted
-    from think_as_locals.data.edited import are_edits
+    from think_as_locals.data.edit_files import are_edits
     from think_as_locals.data.sources import SOURCES, recognise
     from think_as_locals.data.validate import show, validate, validate_edits
 

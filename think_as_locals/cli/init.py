@@ -12,10 +12,9 @@ from collections import Counter
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from tempfile import mkdtemp
 from typing import Any
 
-from think_as_locals.types import ConfigError, DataError
+from think_as_locals.types import ConfigError, DataError, first_of
 
 _SAMPLE = "pairs.csv"
 _SAMPLED = ["data=quickstart_cards", "data.languages=[own]", "data.num_responses=2", "data.max_items=300"]
@@ -46,7 +45,8 @@ def _init(arguments: Namespace) -> None:
         raise DataError(f"{path}: its name has unprintable characters, which a recipe cannot hold: rename it")
     if rows is not None and not rows.is_file():
         raise DataError(f"{rows}: no such file")
-    made = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # the folder appears as a whole, or not at all
+    made = folder.with_name(f".{folder.name}.{os.getpid()}")  # renamed at the end: it appears as a whole, or not at all
+    made.mkdir()
     try:
         if rows is None:
             _write_sample(made / _SAMPLE)
@@ -57,7 +57,6 @@ def _init(arguments: Namespace) -> None:
         for template in files(__package__).joinpath("starter").iterdir():
             text = Template(template.read_text(encoding="utf-8")).substitute(values)
             (made / template.name.removesuffix(".template")).write_text(text, encoding="utf-8")
-        made.chmod(0o777 & ~_umask())
         made.rename(folder)
     except BaseException:
         shutil.rmtree(made)
@@ -67,13 +66,8 @@ def _init(arguments: Namespace) -> None:
     print("  tal run judge.yaml run.name=first  # README.md has the commands in order")
 
 
-def _umask() -> int:
-    os.umask(mask := os.umask(0))
-    return mask
-
-
 def _write_sample(path: Path) -> None:
-    """Write pairs about ten countries, each in its language, as somebody who collects them would."""
+    """Write pairs about ten countries, each in its own language."""
     from think_as_locals.config.checks import load_items
     from think_as_locals.data import read
 
@@ -87,7 +81,7 @@ def _write_sample(path: Path) -> None:
 
 
 def _found(source: str, path: Path) -> str:
-    """Return what a file of rows holds: rows and faults, cultures and languages."""
+    """Return a summary of a file: rows and faults, cultures and languages."""
     from think_as_locals.config.checks import load_items
     from think_as_locals.config.compose import quoted
     from think_as_locals.data.rows import Defect
@@ -109,5 +103,4 @@ def _found(source: str, path: Path) -> str:
 
 
 def _counted(counts: Counter[str]) -> str:
-    more = f" and {len(counts) - _SHOWN:,} more" if len(counts) > _SHOWN else ""
-    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common(_SHOWN)) + more
+    return first_of((f"{name} {count:,}" for name, count in counts.most_common()), _SHOWN)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     Read = Callable[[Sequence[Item]], list[tuple[RenderableType, dict[str, Any]]]]
-    """Items -> for each, what a person sees and what `--json` prints."""
+    """A function from items to what is printed for each, in a table and with `--json`."""
 
 _CHUNK = 64  # items between two updates of the progress bar
 
@@ -90,48 +90,41 @@ def _items(arguments: Namespace) -> list[Item]:
     one = arguments.prompt is not None or bool(arguments.response)
     if one == (arguments.items is not None):
         raise ConfigError("give a file of items, or --prompt TEXT with --response TEXT, 2 to 8 times")
+    from think_as_locals.config.checks import load_items
+    from think_as_locals.config.compose import quoted
+    from think_as_locals.data import read
     from think_as_locals.data.languages import culture_fault
-
-    if arguments.culture is not None and (fault := culture_fault(arguments.culture)):
-        raise ConfigError(f"--culture: got {arguments.culture!r}, {fault}")
     from think_as_locals.data.rows import Row, mark_repeats, read_rows, valid_items
     from think_as_locals.data.sources import jsonl
 
-    defaults = {"language": arguments.language}
-    if arguments.culture is not None:
-        defaults["culture"] = arguments.culture
+    path, culture = arguments.items, arguments.culture
+    if culture is not None and (fault := culture_fault(culture)):
+        raise ConfigError(f"--culture: got {culture!r}, {fault}")
+    defaults = {"language": arguments.language, **({"culture": culture} if culture else {})}
     if one:
         asked = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
         rows: Iterable[Row] = [Row("your item", 1, asked | defaults, "")]
-    elif (source := _source_of(arguments.items)) is not None:
-        return [replace(i, culture=i.culture or arguments.culture) for i in _trainable(arguments.items, source)]
+    elif (source := _source_of(path)) is not None:
+        config = load_items([f"data={source}", f"data.path={quoted(path)}"])
+        return [replace(item, culture=item.culture or culture) for item in read(config.data, config.seed)]
     else:
-        rows = (replace(row, defaults=defaults) for row in read_rows(arguments.items))
+        rows = (replace(row, defaults=defaults) for row in read_rows(path))
     return list(valid_items(mark_repeats(map(jsonl.asked, rows))))
 
 
 def _source_of(path: str) -> str | None:
-    """Return the format of rows that can be trained on; `None` where they say what to ask, with `responses`."""
+    """Return the source of rows in a training format; `None` for rows with `responses`, or that are not recognised."""
     from think_as_locals.data.rows import read_rows
     from think_as_locals.data.sources import recognise
 
-    if Path(path).is_fifo():  # is read only once
+    if Path(path).is_fifo():  # can be read only once
         return None
     first = next(iter(read_rows(path)), None)
     if first is None or not isinstance(first.value, Mapping) or "responses" in first.value:
         return None
-    with suppress(DataError):  # what is asked names what its rows lack
+    with suppress(DataError):  # reading the rows as they are says what they lack
         return recognise(path)
     return None
-
-
-def _trainable(path: str, source: str) -> Sequence[Item]:
-    from think_as_locals.config.checks import load_items
-    from think_as_locals.config.compose import quoted
-    from think_as_locals.data import read
-
-    config = load_items([f"data={source}", f"data.path={quoted(path)}"])
-    return read(config.data, config.seed)
 
 
 @contextmanager

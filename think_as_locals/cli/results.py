@@ -6,12 +6,12 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from think_as_locals.runtime.output import print_result
 from think_as_locals.types import ConfigError
 
 
@@ -71,7 +71,7 @@ def _compare(arguments: Namespace) -> None:
         named = {name: str(run) for name, run in zip("ab", runs.values(), strict=True)}
         print(json.dumps({**named, "warnings": warnings, "comparisons": [as_dict(each) for each in found]}))
         return
-    _print([table(found, trained).terminal(f"A: {arguments.a}\nB: {arguments.b}", "\n".join([CAPTION, *warnings]))])
+    print_result(table(found, trained).terminal(f"A: {arguments.a}\nB: {arguments.b}", "\n".join([CAPTION, *warnings])))
 
 
 def _leaderboard(arguments: Namespace) -> None:
@@ -82,7 +82,7 @@ def _leaderboard(arguments: Namespace) -> None:
     if arguments.json:
         sys.stdout.write((folder / "leaderboard.json").read_text(encoding="utf-8"))
         return
-    _print(on_terminal(folder))
+    print_result(*on_terminal(folder))
     print(page)
 
 
@@ -98,18 +98,12 @@ def _validity(arguments: Namespace) -> None:
     if arguments.json:
         sys.stdout.write(written)
         return
-    _print(table.terminal() for table in tables(found))
+    print_result(*(table.terminal() for table in tables(found)))
     print(plot)
 
 
-def _print(tables: Iterable[Any]) -> None:
-    from rich.console import Console
-
-    Console(markup=False, highlight=False).print(*tables)
-
-
 def _out_folder(out: str) -> Path:
-    """Make the folder for results, and check that it can be written to before anything is computed."""
+    """Create the folder for results, and check that it can be written to."""
     folder = Path(out)
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from babel import Locale
 
 from think_as_locals.judging.rubric import script
-from think_as_locals.types import DataError, Item
+from think_as_locals.types import DataError, Item, first_of
 
 UNKNOWN = "unknown"
 
@@ -114,5 +114,4 @@ def macro_warning(macro: Mapping[str, Any]) -> str:
     """Return a line about the missing cells in the result of `macro_cells`; empty if none is missing."""
     if not (missing := macro["missing"]):
         return ""
-    more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-    return f"macro over {macro['cells']} of {macro['of']} cells; missing: {', '.join(missing[:8])}{more}"
+    return f"macro over {macro['cells']} of {macro['of']} cells; missing: {first_of(missing, 8)}"

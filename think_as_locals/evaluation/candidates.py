@@ -12,7 +12,6 @@ from typing import Any
 from rich.progress import Progress
 
 from think_as_locals.config.schema import PolicySection, PolicyServerSection, SampleSection, TaskSection
-from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.engines.engine import load_engine
@@ -25,7 +24,7 @@ from think_as_locals.evaluation.tries import Sampler, advance
 from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, PolicyRow, clean
 from think_as_locals.reward_models.load import load_reward_model
 from think_as_locals.reward_models.reward_model import Answer, Request, identify_weights
-from think_as_locals.runtime.files import write_json
+from think_as_locals.runtime.files import new_file, write_json
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import Item

@@ -24,7 +24,6 @@ from scipy import stats
 from think_as_locals.data.fields import Number, RowModel, Text
 from think_as_locals.data.load import Candidates
 from think_as_locals.data.rows import Defect, read_rows
-from think_as_locals.data.sources.jsonl import new_file
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.breakdowns import macro_warning
@@ -32,7 +31,7 @@ from think_as_locals.evaluation.pages import axis, spread, templates
 from think_as_locals.evaluation.probes import Scorer, scored
 from think_as_locals.evaluation.statistics import estimate_mean
 from think_as_locals.evaluation.tables import Cell, Figure, Table
-from think_as_locals.runtime.files import read_json, write_json, write_text
+from think_as_locals.runtime.files import new_file, read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, ConfigError, DataError, Item
 

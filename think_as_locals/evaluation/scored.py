@@ -16,7 +16,7 @@ from think_as_locals.evaluation.statistics import Difference, Estimate, accuracy
 from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import read_parquet, write_parquet
-from think_as_locals.types import LABELS, DataError, Item, Judgement
+from think_as_locals.types import LABELS, DataError, Item, Judgement, first_of
 
 Outcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
 """The outcome of a judgement; in a tie the best response shares the highest score with others."""
@@ -128,8 +128,7 @@ def outcome(scored: ScoredItem) -> Outcome:
 def too_long_note(how: str, ids: Sequence[str]) -> str:
     """Return how many items are too long, how they count (`exclude` or `wrong`), and the first of their ids."""
     counted = {"exclude": "left out", "wrong": "counted as wrong"}[how]
-    more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
-    return f"{len(ids)} items too long for it, {counted}: {', '.join(ids[:5])}{more}"
+    return f"{len(ids)} items too long for it, {counted}: {first_of(ids, 5)}"
 
 
 def item_credits(scored: Sequence[ScoredItem]) -> list[ItemCredit]:

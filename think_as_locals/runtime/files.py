@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from think_as_locals.types import DataError
 
@@ -25,7 +25,7 @@ DISK_FAULTS = {
     errno.EIO: "check the disk, or choose another",
     errno.EROFS: "choose a folder that can be written to (of runs: run.dir)",
 }
-"""The errors of a disk that takes nothing more, and what mends each."""
+"""Errors of a disk that cannot be written to, and their remedies."""
 
 _ACCESS = "have access granted, or choose another folder (of runs: run.dir)"
 _KIND = "a file is where a folder is needed, or a folder where a file is: move it away, or choose another path"
@@ -37,17 +37,17 @@ _PATH_FAULTS = {
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 _PROBE_BYTES = 1_000_000
-_ROW_GROUP = 10_000  # rows of a table that are in memory at once
+_ROW_GROUP = 10_000  # rows of a table in memory at once
 
 
 def file_fault(error: BaseException | None) -> OSError | None:
-    """Return the fault of a disk or a path behind an error, whatever library raised it, or `None`."""
+    """Return the error of a disk or a path that caused an error of any library, or `None`."""
     while error is not None:
-        # Libraries in Rust (safetensors, tokenizers) have errors of their own, with the number in their text.
+        # Libraries in Rust (safetensors, tokenizers) have their own errors, with the number in the text.
         in_rust = re.search(r"\(os error (\d+)\)", str(error))
         fault = OSError(int(in_rust[1]), os.strerror(int(in_rust[1]))) if in_rust else error
         if isinstance(fault, OSError) and (
-            # Without a name it may be a connection that is not permitted.
+            # Without a file name it may be a connection that is not permitted.
             fault.errno in DISK_FAULTS or (fault.errno in _PATH_FAULTS and (in_rust or fault.filename))
         ):
             return fault
@@ -56,22 +56,22 @@ def file_fault(error: BaseException | None) -> OSError | None:
 
 
 def explain(fault: OSError) -> str:
-    """Return the path, its fault and the remedy."""
+    """Return a message with the path, what is wrong with it, and the remedy."""
     remedy = {**DISK_FAULTS, **_PATH_FAULTS}[fault.errno or 0]
     return f"{f'{fault.filename}: ' if fault.filename else ''}{fault.strerror}: {remedy}"
 
 
 def probe(folder: Path) -> None:
-    """Raise the OSError of a folder that takes no more: some libraries, torch among them, lose the reason."""
+    """Raise the OSError of a folder that cannot be written to; some libraries, such as torch, hide the reason."""
     with naming(folder), TemporaryFile(dir=folder, buffering=0) as file:
         file.write(bytes(_PROBE_BYTES))
-        file.write(b"1")  # on a disk that was nearly full, the first one was cut short
+        file.write(b"1")  # on a nearly full disk the first write is cut short without an error
         os.fsync(file.fileno())
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have an OSError name the file: those of open files do not."""
+    """Add the file name to an OSError; those of open files have none."""
     try:
         yield
     except OSError as error:
@@ -82,7 +82,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def written_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to be written (temporary file, fsync, rename): a reader sees the old one or the new, never a part."""
+    """Open a file for writing (temporary file, fsync, rename): readers see the old or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with naming(path), temporary.open("wb") as file:
@@ -92,6 +92,39 @@ def written_atomically(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
+    """Open a new file for lines of JSON, which appears as a whole at the end, or not at all.
+
+    Raises:
+        DataError: the file exists, cannot be written, or is named like another kind of file.
+    """
+    exists = DataError(f"{path} already exists; choose another name or move it away")
+    if path.suffix.lower() in (".gz", ".json", ".parquet", ".csv"):
+        raise DataError(f"{path}: one JSON object a line is written: expected a name such as {path.stem}.jsonl")
+    try:
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        lines = partial.open("w", encoding="utf-8")  # replaces what a killed process with the same id left
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+    try:
+        with lines as file:
+            if path.exists():
+                raise exists
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if not keep_empty and not partial.stat().st_size:
+            return
+        try:
+            path.touch(exist_ok=False)  # claims the name, so that the rename overwrites nothing written meanwhile
+        except FileExistsError as error:
+            raise exists from error
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -106,7 +139,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically; NaN is refused, since JSON has none."""
+    """Write a value as indented JSON, atomically; a ValueError for NaN, which JSON does not have."""
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
 
 
@@ -126,7 +159,7 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
 
 
 def write_parquet(path: Path, rows: Iterable[dict[str, Any]], schema: pyarrow.Schema) -> None:
-    """Write rows as a Parquet table, atomically; few are in memory at a time."""
+    """Write rows as a Parquet table, atomically and with few rows in memory."""
     import pyarrow.parquet
 
     with written_atomically(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
@@ -136,7 +169,7 @@ def write_parquet(path: Path, rows: Iterable[dict[str, Any]], schema: pyarrow.Sc
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table; a `DataError` names a file that cannot be read."""
+    """Yield the rows of a Parquet table; a `DataError` if it cannot be read."""
     import pyarrow.parquet
 
     try:
@@ -148,7 +181,7 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; a `DataError` names one that cannot be read or holds something else."""
+    """Return the JSON object in a file; a `DataError` if it cannot be read or holds something else."""
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:

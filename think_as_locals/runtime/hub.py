@@ -6,7 +6,7 @@ _TIMEOUT = 5.0  # seconds
 
 
 def unreachable() -> str | None:
-    """Return why the Hub does not answer a request; `None` if it answers, whatever the status."""
+    """Return why the Hub does not answer a request; `None` if it answers, whatever the answer."""
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2
 

@@ -11,33 +11,33 @@ import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import Progress
 
-_LEVEL = "TAL_OUTPUT"  # in the environment: ranks and jobs are as quiet as what started them
+_LEVEL = "TAL_OUTPUT"  # in the environment, so that ranks and jobs inherit it
 
 _QUIETER = {"TRANSFORMERS_VERBOSITY": "error", "VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""Set without `-v`, where the environment does not set them already."""
+"""Environment variables that are set without `-v`, unless they are set already."""
 
 _NOISE = [
-    # Names that torch 2.13 deprecates: DeepSpeed 0.19 calls them, vLLM 0.31 looks at every attribute of the module. No
-    # issue is known in either.
+    # Names deprecated by torch 2.13: DeepSpeed 0.19 calls them, vLLM 0.31 inspects every attribute of the module. We
+    # know of no issue about it in either.
     ("`torch.distributed", FutureWarning),
-    # Names that transformers 5.23 deprecates and TRL 1.16 and PEFT 0.21 use, whatever is configured. No issue is known.
+    # Names deprecated by transformers 5.23: TRL 1.16 and PEFT 0.21 always use them. We know of no issue about it.
     ("`(is_)?gradient_checkpointing", FutureWarning),
 ]
-"""Warnings of libraries about their own code, which no user can change: shown with `-v` alone."""
+"""Warnings of libraries about their own code, which users cannot change: shown only with `-v`."""
 
 
 def set_output(level: str | None) -> None:
-    """Show less (`quiet`) or more (`verbose`); call it before libraries are imported. `None` keeps what is set."""
+    """Set the level, `quiet` or `verbose` (`None`: keep it); call this before libraries are imported."""
     if level is not None:
         os.environ[_LEVEL] = level
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    logging.getLogger("DeepSpeed").addFilter(_to_stderr)  # its own handler writes to stdout
+    logging.getLogger("DeepSpeed").addFilter(_to_stderr)  # instead of its own handler, which writes to stdout
     if is_verbose():
         return
-    logging.getLogger("vllm").setLevel("ERROR")  # until it sets its own level: what it logs as it is imported
+    logging.getLogger("vllm").setLevel("ERROR")  # for what it logs during its import, before it sets its own level
     for name, value in _QUIETER.items():
         os.environ.setdefault(name, value)
     for message, category in _NOISE:
@@ -50,14 +50,21 @@ def is_verbose() -> bool:
 
 
 def progress_console(*, is_main: bool = True) -> Console:
-    """Return the console for progress and logs of a run: stderr, on the main process."""
+    """Return the console for progress and logs of a run: stderr, of the main process only."""
     from rich.console import Console
 
     return Console(stderr=True, quiet=not is_main or os.environ.get(_LEVEL) == "quiet")
 
 
+def print_result(*parts: RenderableType) -> None:
+    """Print results on stdout: texts in them are no markup."""
+    from rich.console import Console
+
+    Console(markup=False, highlight=False, emoji=False).print(*parts)
+
+
 def progress_bar(console: Console) -> Progress:
-    """Return a progress bar for a known amount of work, with the remaining time."""
+    """Return a progress bar with counts and the remaining time."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -65,7 +72,7 @@ def progress_bar(console: Console) -> Progress:
 
 
 def quiet_transformers() -> None:
-    """Hide what transformers prints about each file of weights; downloads keep their progress bars."""
+    """Hide the logs of transformers and its progress bars for loading weights, but not those of downloads."""
     if is_verbose():
         return
     from huggingface_hub.utils.tqdm import enable_progress_bars

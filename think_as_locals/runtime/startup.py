@@ -11,19 +11,19 @@ from contextlib import contextmanager
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Keep the garbage collector out of imports and data: searching them over and over is a quarter of a start."""
+    """Disable garbage collection for imports and data, which takes a quarter of the time of a start."""
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         gc.enable()
-        atexit.register(gc.unfreeze)  # else extension modules complain of leaks at the end
+        atexit.register(gc.unfreeze)  # otherwise extension modules report leaks at exit
 
 
 @contextmanager
 def hidden(*packages: str) -> Iterator[None]:
-    """Hide packages, where not imported yet, from libraries that import them merely because they are installed."""
+    """Hide packages that are not imported yet from libraries that import them only because they are installed."""
     absent = [name for name in packages if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
     try:
