@@ -16,11 +16,11 @@ from think_as_locals.runtime.files import write_text
 from think_as_locals.types import ConfigError, Item, Judgement
 
 OwnReward = Callable[[Judgement, Item], float]
-"""A user's function of a judgement and its item as presented."""
+"""A function of a judgement and its item as presented."""
 
 
 def load_custom_rewards(references: Mapping[str, str]) -> dict[str, Component]:
-    """Import custom components by name, or raise a ConfigError; each process of a run does so for itself."""
+    """Import custom components by name, or raise a ConfigError; called in each process of a run."""
 
     def as_component(function: OwnReward) -> Component:
         def component(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
@@ -32,7 +32,7 @@ def load_custom_rewards(references: Mapping[str, str]) -> dict[str, Component]:
 
 
 def keep_sources(references: Mapping[str, str], folder: Path) -> None:
-    """Copy the files that define custom components to `folder/NAME.py`; a ConfigError if a resumed run's differ."""
+    """Copy the files of custom components to `folder/NAME.py`; raise a ConfigError if those of a resumed run differ."""
     for name, reference in references.items():
         kept = folder / f"{name}.py"
         source = Path(inspect.getfile(_load(name, reference))).read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def _from_file(name: str, path: Path, attribute: str) -> Any:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be imported")
     module = module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look a class's module up there
+    sys.modules[module_name] = module  # where dataclasses look up the module of a class
     spec.loader.exec_module(module)
     if attribute not in vars(module):
         functions = [known for known, value in vars(module).items() if inspect.isfunction(value)]

@@ -1,7 +1,7 @@
-"""What a judge writes and how it is read: our grammar, and the verdict formats of other people's judges.
+"""Formats of a judge's completion, to write and to parse: our grammar, and those of other people's judges.
 
-The prompt describes the grammar (`prompts/grammar.txt`), `parse` reads it; `FORMATS` says in which format the answer to
-each prompt is read. Every reader is total and takes time linear in the text.
+`prompts/grammar.txt` describes our grammar to the judge, `parse` parses it; `FORMATS` has the format of each prompt.
+Every parser is total and runs in linear time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Convention, Criterion
 SECTIONS = ("rubric", "analysis", "verdict")
 MIN_CRITERIA, MAX_CRITERIA = 3, 7
 WEIGHT_TOTAL = 100
-_BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # letters and symbols that are drawn as nothing
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # letters and symbols that look blank
 
 RULES: Mapping[str, str] = {
     "finished": "the completion has to end by itself, not at the token limit",
@@ -34,11 +34,11 @@ RULES: Mapping[str, str] = {
 
 
 class UnknownPromptError(ThinkAsLocalsError, LookupError):
-    """No prompt template of that name."""
+    """There is no prompt template of that name."""
 
 
 def write(rubric: Rubric, analysis: str, verdict: int) -> str:
-    """Return a completion that the parser accepts; a ValueError for "|" or a line end in a name or description."""
+    """Return a completion that `parse` accepts; raise a ValueError for "|" or a line end in a name or description."""
     for criterion in rubric.criteria:
         for cell in (criterion.name, criterion.description):
             if "|" in cell or "\n" in cell:
@@ -48,7 +48,7 @@ def write(rubric: Rubric, analysis: str, verdict: int) -> str:
 
 
 def forced_verdict(verdict: int, rubric: str = "") -> str:
-    """Return the verdict right behind a rubric (from `rubric_span`; closed if it was cut off), or without any."""
+    """Return the verdict as a continuation of a rubric (from `rubric_span`, which may be cut off) or of no rubric."""
     closing = "" if not rubric or rubric.endswith("</rubric>") else "</rubric>"
     return f"{closing}\n<verdict>{LABELS[verdict]}</verdict>"
 
@@ -59,20 +59,20 @@ def parse(text: str, num_responses: int, finish_reason: str | None = "stop") -> 
     Args:
         text: The completion, without the tokenizer's special tokens.
         num_responses: N, the number of labels on offer (2 to 8).
-        finish_reason: How the completion ended. Anything but `"stop"` is an issue: a text cut off inside a quotation
-            could end in somebody else's verdict.
+        finish_reason: How the completion ended. Anything but `"stop"` is an issue: a text that is cut off inside a
+            quotation could end with the verdict of a response.
 
     Returns:
         A Judgement whose `verdict` is the index of the chosen response as presented, or `None` if there are `issues`.
 
     Raises:
-        ValueError: `num_responses` is not from 2 to 8 (the caller's mistake; model text never raises).
+        ValueError: `num_responses` is not from 2 to 8. The text itself never raises.
 
     Example:
         >>> parse("The answer is B.", num_responses=2).verdict is None
         True
     """
-    # Only `find`, `split` and `count` touch the text: a backtracking expression takes seconds on repeated tags.
+    # Only `find`, `split` and `count` read the text: a backtracking expression takes seconds on repeated tags.
     offered = _labels(num_responses)
     broken: set[str] = set()
     if finish_reason != "stop":
@@ -98,10 +98,9 @@ _VERDICT_TAG = re.compile(rf"<verdict>\s*+([{LABELS}])\s*+</verdict>")
 
 
 def last_marked(mark: re.Pattern[str], text: str, num_responses: int) -> int | None:
-    """Return the index of the label in the last mark that holds one on offer; all other text is ignored.
+    """Return the index of the last label on offer in a well-formed mark; all other text is ignored.
 
-    The rule of verdict-only accuracy. A mark is well-formed with one label, and in tags white space around it; what is
-    not (`<verdict>A or B</verdict>`, a label that is not on offer, a tag cut off) is passed over.
+    This is the rule of verdict-only accuracy. Malformed marks (`<verdict>A or B</verdict>`, a tag cut off) are skipped.
     """
     label = None
     for found in mark.finditer(text):
@@ -116,7 +115,7 @@ def _labels(num_responses: int) -> str:
 
 
 def _sections(text: str, broken: set[str]) -> dict[str, str | None]:
-    """Return the body of each section that occurs exactly once; note repeated, missing and misplaced sections."""
+    """Return the body of each section that occurs exactly once; add rules for all others to `broken`."""
     bodies: dict[str, str | None] = {}
     outside, end = [], 0
     for name in SECTIONS:
@@ -154,7 +153,7 @@ def _rubric(body: str | None, broken: set[str]) -> Rubric | None:
 
 
 def _criterion(line: str) -> Criterion | None:
-    """Parse `- weight | name | description`; `None` if it is not, weight 0 for what is no positive integer (`40%`)."""
+    """Parse `- weight | name | description`, or return `None`; the weight is 0 if it is no positive integer (`40%`)."""
     parts = [part.strip() for part in line.strip().removeprefix("- ").split("|")]
     if not line.strip().startswith("- ") or len(parts) != 3 or not all(map(_visible, parts)):
         return None
@@ -165,40 +164,39 @@ def _criterion(line: str) -> Criterion | None:
 
 
 def _visible(text: str) -> str:
-    """Return a text without the characters that show nothing; white space and marks alone are nothing to see."""
+    """Return a text without invisible characters; empty if only white space and marks are left."""
     shown = "".join(c for c in text if unicodedata.category(c)[0] != "C" and c not in _BLANK).strip()
     return shown if any(unicodedata.category(c)[0] not in "ZM" for c in shown) else ""
 
 
-# Other people's formats: `[[A]]` and a closing rating of RewardBench 2 (arXiv 2506.01937, its generative judges) and
-# `<answer>[[A]]</answer>` of RM-R1 (arXiv 2505.02387). They are read by one of two conventions:
+# Other people's formats: `[[A]]`, or a rating at the end, of RewardBench 2's generative judges (arXiv 2506.01937), and
+# `<answer>[[A]]</answer>` of RM-R1 (arXiv 2505.02387). They are parsed by one of two conventions:
 #
-# `strict`, ours: the verdict is the last thing written, there is no other one, and the completion ended by itself.
+# `strict`, ours: the verdict comes last, there is only one, and the completion ended by itself.
 #
-# `rewardbench2`, as its published code reads (RM-R1's evaluation code does the same with two labels): the first label
-# in alphabetical order whose brackets occur anywhere in the text, however it ended. A judge that mentions [[A]] has
-# chosen A. It exists to compare numbers with.
+# `rewardbench2`, as in its published code (and RM-R1's, for two labels): the first label in alphabetical order whose
+# brackets occur anywhere in the text, however it ended. It makes our numbers comparable with published ones.
 
 RATINGS = tuple(range(1, 11))
-"""The ratings of a response."""
+"""The possible ratings of a response."""
 
 
 class Format:
-    """How the answer to a prompt is read and written; this one is our grammar, which is always read strictly."""
+    """How to parse and write the answer to a prompt; the base class is our grammar, which is always parsed strictly."""
 
-    label_opening = "<verdict>"  # the text right before the verdict's label; empty without labels
-    reserved_marks: tuple[str, ...] = ()  # what a verdict is read by, beyond the tags that are always neutralised
+    label_opening = "<verdict>"  # the text just before the verdict's label; empty without labels
+    reserved_marks: tuple[str, ...] = ()  # marks of a verdict, besides the tags that are always neutralised
     asks_for_rating = False  # whether a single response is presented, to be rated
-    rules: tuple[str, ...] = tuple(RULES)  # that its issues name
+    rules: tuple[str, ...] = tuple(RULES)  # the possible issues
 
     def read(
         self, text: str, num_responses: int, finish_reason: str | None, convention: Convention = "strict"
     ) -> Judgement:
-        """Parse a completion; arguments as for `parse`, and the convention for other people's formats."""
+        """Parse a completion, as `parse` does; the convention is for other people's formats."""
         return parse(text, num_responses, finish_reason)
 
     def write(self, rubric: Rubric, analysis: str, verdict: int) -> str:
-        """Return a completion that `read` accepts, with as much of a rubric and an analysis as the format has."""
+        """Return a completion that `read` accepts, with rubric and analysis as far as the format has them."""
         return write(rubric, analysis, verdict)
 
 
@@ -233,7 +231,7 @@ class Brackets(Format):
         return f"{analysis}\n[[{LABELS[verdict]}]]"
 
     def _label(self, text: str) -> str | None:
-        """Return the only label in brackets, if nothing but punctuation follows its last occurrence."""
+        """Return the label in brackets, if there is only one and at most punctuation follows it."""
         found = [label for label in LABELS if f"[[{label}]]" in text]
         if len(found) != 1:
             return None
@@ -254,7 +252,7 @@ class AnswerTag(Brackets):
         return f"{written}\n<answer>[[{LABELS[verdict]}]]</answer>"
 
     def _label(self, text: str) -> str | None:
-        """Return the label in the only answer, if nothing follows it."""
+        """Return the label of the answer, if there is only one and nothing follows it."""
         before, _, answer = text.rstrip().partition("<answer>")
         if "</answer>" in before or not answer.endswith("</answer>"):
             return None
@@ -263,7 +261,7 @@ class AnswerTag(Brackets):
 
 
 class Rating(Format):
-    """RewardBench 2's rating of one response: strictly the last word, in its convention the last digits (of "9/10")."""
+    """RewardBench 2's rating of one response: the last word; in its convention the last number ("9/10" is 10)."""
 
     label_opening = ""
     asks_for_rating = True
@@ -286,18 +284,18 @@ FORMATS: Mapping[str, Format] = {
     "rewardbench2_ratings": Rating(),
     "rm_r1": AnswerTag(),
 }
-"""Prompt -> the format of the answer that it asks for."""
+"""The format of the answer that each prompt asks for."""
 
 
 def prompt_format(prompt: str) -> Format:
-    """Return the format of the answer that a prompt asks for; an UnknownPromptError lists the prompts there are."""
+    """Return the format of the answer that a prompt asks for; an UnknownPromptError lists the known prompts."""
     if prompt not in FORMATS:
         raise UnknownPromptError(f"no format for prompt {prompt!r}; available: {', '.join(FORMATS)}")
     return FORMATS[prompt]
 
 
 def label_place(text: str) -> int | None:
-    """Return the position of the last verdict's label in a completion, in our grammar or in brackets."""
+    """Return the position of the label of the last verdict in a completion, in our grammar or in brackets."""
     for opening, closing in (("<verdict>", "</verdict>"), ("[[", "]]")):
         start = text.rfind(opening)
         place = start + len(opening)

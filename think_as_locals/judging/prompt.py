@@ -1,4 +1,4 @@
-"""Item -> chat messages: untrusted text is neutralised, then inserted into text templates in one pass."""
+"""Render an item as chat messages: untrusted text is neutralised, then inserted into templates in one pass."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ CHAT_TOKENS: tuple[str, ...] = (
     *("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),  # Phi, GLM, ours
     *("<|start|>", "<|channel|>", "<|message|>", "<|return|>"),  # gpt-oss
 )
-"""Control tokens of widely used chat formats, neutralised where the judge's tokenizer is not known."""
+"""Control tokens of common chat formats, neutralised if the judge's tokenizer is not known."""
 
-# Possessive, so that they stay linear.
+# Possessive quantifiers keep these linear.
 _TAG_START = rf"\s*+/?\s*+(?:{'|'.join(RESERVED)})\b"
 _RESERVED_TAG = re.compile(rf"<({_TAG_START}[^<>]*+)>", re.IGNORECASE)
 _RESERVED_OPENING = re.compile(rf"<(?={_TAG_START})", re.IGNORECASE)
 _SUBDIVISION = re.compile("[A-Z]{2}-[A-Z0-9]{1,3}")  # a code of ISO 3166-2
-_ENGLISH = {"ID-JB": "West Java"}  # of a region of BLEnD; ISO 3166-2 has names in the region's own language
-_BREAK = " "  # in special tokens: BERT's normaliser removes what cannot be seen
-# What some normalisers read as spaces and others remove: controls, and what cannot be seen.
+_ENGLISH = {"ID-JB": "West Java"}  # for BLEnD; ISO 3166-2 has names in the region's own language
+_BREAK = " "  # breaks special tokens: BERT's normaliser removes invisible characters
+# Control and invisible characters: some normalisers read them as spaces, others remove them.
 _SPACE_OR_NOTHING = ("\x0b\x0c\x1c\x1d\x1e\x1f\x85", "\u200b\u200c\u200d\u200e\u200f\ufeff\ufffd")
-_TONE_MARKS = "\u1cf2\u1cf3"  # letters since Unicode 12, marks to tokenizers that know older ones
+_TONE_MARKS = "\u1cf2\u1cf3"  # letters since Unicode 12, marks to older tokenizers
 _RESPONSES_FIRST = "_responses_first"
 _SHARED = ("grammar.txt", "unknown_culture.txt", *(f"rubric_language_{each}.txt" for each in get_args(RubricLanguage)))
 
 
 def prompt_names() -> list[str]:
-    """Return the names of the prompt templates; those in `NAME_responses_first` put the question last."""
+    """Return the names of the prompt templates; those called `NAME_responses_first` put the question last."""
     return sorted(entry.name for entry in files(__package__).joinpath("prompts").iterdir() if entry.is_dir())
 
 
 def prompt_digest(prompt: str) -> str:
-    """Return the SHA-256 of all texts of a prompt, which identifies their wording."""
+    """Return the SHA-256 of all texts of a prompt, which identifies its wording."""
     return hashlib.sha256(json.dumps(prompt_texts(prompt), sort_keys=True).encode()).hexdigest()
 
 
 def prompt_texts(prompt: str) -> dict[str, str]:
-    """Return all texts of a prompt by name; an UnknownPromptError lists the prompts there are."""
+    """Return all texts of a prompt by name; an UnknownPromptError lists the known prompts."""
     parts = {name: template.template for name, template in _templates(prompt).items()}
     return parts | {name: _text(name) for name in _SHARED}
 
@@ -71,19 +71,19 @@ def render(
     culture: CultureShown = "stated",
     rubric_language: RubricLanguage = "item",
 ) -> list[dict[str, str]]:
-    """Return the chat messages that ask a judge about an item; `shuffle_responses` decides the order of A, B, ...
+    """Return the chat messages that ask a judge about an item, its responses shuffled and labelled A, B, ...
 
     Args:
         item: The item to judge.
         prompt: Name of the template: a folder of `judging/prompts`.
-        seed: Decides the order of responses, together with their texts.
+        seed: Determines the order of responses, together with their texts (`shuffle_responses`).
         special_tokens: The tokenizer's special tokens, to be neutralised in untrusted text.
-        reverse: Whether to present the responses in the reverse order.
-        culture: Whether the prompt names the item's culture, leaves it to be inferred or says nothing of it.
-        rubric_language: The language in which it asks for the rubric; of the compact prompts, which do not, any.
+        reverse: Whether to present the responses in reverse order.
+        culture: Whether the prompt names the item's culture, asks to infer it, or does not mention it.
+        rubric_language: The language of the rubric that the prompt asks for; compact prompts do not ask for one.
 
     Raises:
-        UnknownPromptError: the message lists the templates there are.
+        UnknownPromptError: no such template; the message lists the known ones.
 
     Example:
         >>> item = Item(id="1", prompt="Breakfast?", responses=("Rice.", "Toast."), best=0, culture="JP", language="en",
@@ -103,13 +103,15 @@ def render_presented(
     culture: CultureShown = "stated",
     rubric_language: RubricLanguage = "item",
 ) -> list[dict[str, str]]:
-    """Return the chat messages that ask about one to eight responses of an item, labelled in the order given."""
+    """Return the chat messages that ask about one to eight responses, labelled in the given order."""
     templates = _templates(prompt)
     untrusted = (*special_tokens, *prompt_format(prompt).reserved_marks)
     responses = "\n".join(
         templates["response"].substitute(label=label, response=neutralise(response, untrusted))
         for label, response in zip(LABELS, presented, strict=False)
     )
+    language = "en" if rubric_language == "en" else item.language.partition("-")[0]
+    example = templates.get(f"example_{language}") or templates.get("example_en")
     values = {
         "culture": neutralise(culture_name(item.culture if culture == "stated" else None), untrusted),
         "question": neutralise(item.prompt, untrusted),
@@ -117,7 +119,7 @@ def render_presented(
         "labels": ", ".join(LABELS[: len(presented)]),
         "grammar": _text("grammar.txt"),
         "rubric_language": _text(f"rubric_language_{rubric_language}.txt"),
-        "example": _example(templates, "en" if rubric_language == "en" else item.language),
+        "example": example.template if example else "",
     }
     roles = {role: templates[role] for role in ("system", "user") if role in templates}
     if culture == "hidden":
@@ -125,25 +127,19 @@ def render_presented(
     return [{"role": role, "content": template.substitute(values)} for role, template in roles.items()]
 
 
-def _example(templates: Mapping[str, Template], language: str) -> str:
-    """Return a prompt's worked example in a language, in English where there is none, or nothing."""
-    found = templates.get(f"example_{language.partition('-')[0]}") or templates.get("example_en")
-    return found.template if found else ""
-
-
 def hint(label: str) -> str:
-    """Return what shows a teacher the best response, given its label, at the end of a prompt."""
+    """Return the end of a prompt that tells a teacher the label of the best response."""
     return Template(_text("hint.txt")).substitute(label=label)
 
 
 def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
-    """Return untrusted text with guillemets around reserved tags and a space in special tokens.
+    """Return untrusted text with guillemets instead of angle brackets in reserved tags, and spaces in special tokens.
 
-    Both are found as any tokenizer's normaliser may read them: `＜ＶＥＲＤＩＣＴ＞` is a tag.
+    Both are found in any form that a tokenizer's normaliser may map to them, such as `＜ＶＥＲＤＩＣＴ＞`.
     """
     characters = list(text)
     for read, places in _readings(text):
-        # Whole tags first; then what is left of tags inside tags, or never closed.
+        # Whole tags first, then tags that are nested or never closed.
         closed = [place for tag in _RESERVED_TAG.finditer(read) for place in (tag.start(), tag.end() - 1)]
         marks = dict(zip(closed, cycle("‹›"), strict=False))
         marks |= {tag.start(): "‹" for tag in _RESERVED_OPENING.finditer(read)}
@@ -153,8 +149,8 @@ def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
 
 
 def break_tokens(text: str, special_tokens: Iterable[str]) -> str:
-    """Break the special tokens in untrusted text, and leave tags as they are."""
-    # Tokens may overlap one another: every occurrence is broken, not only those that a scan from the left would take.
+    """Break only the special tokens in untrusted text."""
+    # Tokens may overlap: every occurrence is broken, not only those that a scan from the left finds.
     cuts: set[int] = set()
     tokens = _tokens_as_read(tuple(special_tokens))
     for read, places in _readings(text):
@@ -173,7 +169,7 @@ def _tokens_as_read(special_tokens: tuple[str, ...]) -> list[str]:
 
 
 def _readings(text: str) -> Iterator[tuple[str, Sequence[int]]]:
-    """Yield a text as normalising tokenizers may read it, and for each of its characters the place it comes from."""
+    """Yield a text in the forms that tokenizers may normalise it to, with the original position of each character."""
     kinds = [("", " ") if not set(kind).isdisjoint(text) else ("",) for kind in _SPACE_OR_NOTHING]
     for chosen in product(*kinds):
         instead = {c: form for kind, form in zip(_SPACE_OR_NOTHING, chosen, strict=True) for c in kind}
@@ -190,11 +186,11 @@ def _as_read(text: str, instead: Mapping[str, str]) -> tuple[str, Sequence[int]]
 
 @lru_cache(maxsize=10_000)
 def _character_as_read(character: str) -> str:
-    """Return what is left of a character by all that normalisers do: compatible forms, no case, accents or controls.
+    """Return a character after all common normalisations: compatible forms, no case, accents or controls.
 
-    For DeBERTa full-width `［ＳＥＰ］` is `[SEP]`, for BERT also `[sép]` and one with a control character inside.
+    DeBERTa reads full-width `［ＳＥＰ］` as `[SEP]`; BERT also `[sép]`, and one with a control character inside.
     """
-    if character.isspace() or character == "▁":  # which stands for a space in Unigram and Llama's tokens
+    if character.isspace() or character == "▁":  # a space in the tokens of Unigram and Llama
         return " "
     plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).lower())
     return "".join(c for c in plain if c not in _TONE_MARKS and unicodedata.category(c)[0] not in "CM")
@@ -202,22 +198,22 @@ def _character_as_read(character: str) -> str:
 
 @cache
 def culture_name(code: str | None) -> str:
-    """Return the name of a culture: `TH` -> `Thailand`, `CA-QC` -> `Quebec (Canada)`; a free name is unchanged."""
+    """Return the name of a culture: `Thailand` for `TH`, `Quebec (Canada)` for `CA-QC`; a free name is its own."""
     if code is None:
         return _text("unknown_culture.txt")
     countries = Locale("en").territories
     if _SUBDIVISION.fullmatch(code):
-        import pycountry  # its tables are read only where they are needed
+        import pycountry  # loads its tables
 
         if region := pycountry.subdivisions.get(code=code):
-            # Some names have a second one behind them: `Catalunya [Cataluña]`.
+            # Some have a second name in brackets: `Catalunya [Cataluña]`.
             return f"{_ENGLISH.get(code, region.name.partition(' [')[0])} ({countries[code[:2]]})"
     return str(countries.get(code, code))
 
 
 @cache
 def _templates(prompt: str) -> dict[str, Template]:
-    """Return texts by name; `NAME_responses_first` takes what its folder lacks from `NAME`."""
+    """Return the texts of a prompt by name; `NAME_responses_first` inherits those of `NAME`."""
     if prompt not in prompt_names():
         raise UnknownPromptError(f"no prompt template {prompt!r}; available: {', '.join(prompt_names())}")
     entries = (
@@ -234,18 +230,18 @@ def _text(*path: str) -> str:
 
 
 def shuffle_responses(item: Item, seed: int = 0, reverse: bool = False) -> Item:
-    """Return the item as presented to a judge: its responses in an order that only `seed` and their texts decide.
+    """Return the item as presented to a judge, its responses in an order that depends only on `seed` and their texts.
 
-    Each response is placed by a hash of the seed, the set of all responses and its own text. So a slot says nothing
-    about the answer; the order in which a data set stores responses does not matter (order-equivariance is exact); and
-    the items of a flip set, which share their responses, are presented alike, so that a judge blind to the culture
-    scores exactly 1/N. With `reverse` the last of that order comes first: with two responses that is the swap.
+    Responses are sorted by a hash of the seed, the set of all responses and their own text. So the position says
+    nothing about the answer, and the order in a data set does not matter (order-equivariance is exact). The items of a
+    flip set, which share their responses, are presented in the same order, so that a judge that ignores the culture
+    scores exactly 1/N. `reverse` reverses the order, which swaps two responses.
     """
     return reorder_responses(item, shuffled_order(item.responses, seed, reverse))
 
 
 def shuffled_order(responses: Sequence[str], seed: int, reverse: bool = False) -> list[int]:
-    """Return the indices of responses in the order of `shuffle_responses`."""
+    """Return the indices of responses in the order in which `shuffle_responses` presents them."""
     together = _digest(str(seed), *sorted(responses))
     places = [_digest(together, response) for response in responses]
     return sorted(range(len(responses)), key=places.__getitem__, reverse=reverse)

@@ -1,6 +1,6 @@
 """Verifiable rewards: pure functions of a judgement, the item as presented, and further evidence.
 
-A policy's fault (a parse failure, a completion cut off) is a penalty, never an excuse: no component abstains.
+A parse failure or a completion that is cut off is penalised: no component leaves it without a reward.
 """
 
 from __future__ import annotations
@@ -31,33 +31,34 @@ from think_as_locals.types import (
     reorder_responses,
 )
 
-_UNUSED = 0.6  # of `rubric_quality` where the analysis mentions no criterion
+_UNUSED = 0.6  # factor of `rubric_quality` if the analysis mentions no criterion
 
 T = TypeVar("T")
 
 
 class UnknownRewardError(ThinkAsLocalsError, LookupError):
-    """No reward component of that name."""
+    """There is no reward component of that name."""
 
 
 class MissingEvidenceError(ThinkAsLocalsError, ValueError):
-    """A reward component lacks the evidence it needs."""
+    """A reward component lacks the evidence that it needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Evidence that components may need in addition to a judgement and its item; `None` if unknown.
+    """What components may need besides a judgement and its item; `None` if unknown.
 
     Args:
-        log_probabilities: For `criteria_gain`: of the right verdict after the completion's `rubric_span`, and without a
-            rubric, in nats.
+        log_probabilities: For `criteria_gain`: log-probabilities of the right verdict after the completion's
+            `rubric_span` and without a rubric, in nats.
         gain_clip: For `criteria_gain`: its lowest and highest value, in nats.
-        rubric_language: For `rubric_quality`: that of the prompt.
-        partner_right: For `consistency`: whether the verdict for the other order is right.
+        rubric_language: For `rubric_quality`: the language that the prompt asks for.
+        partner_right: For `consistency`: whether the verdict in the other order of responses is right.
         num_tokens: For `length`: tokens of the completion.
-        length_share: For `length`: the share of the maximum length, at its end, over which the penalty grows.
-        max_completion_length: For `length`: the length of the full penalty, in tokens.
-        num_rules: For `structure`: how many rules the prompt's format has (`Format.rules`); our grammar's by default.
+        length_share: For `length`: the last part of the maximum length, in which the penalty grows, as a share.
+        max_completion_length: For `length`: the maximum length in tokens, from which the penalty is full.
+        num_rules: For `structure`: number of rules of the prompt's format (`Format.rules`); that of our grammar by
+            default.
     """
 
     log_probabilities: tuple[float, float] | None = None
@@ -71,19 +72,19 @@ class Evidence:
 
 
 Component = Callable[[Judgement, Item, Evidence], float]
-"""A reward component: judgement, item as presented, evidence -> value."""
+"""A reward component: a function of a judgement, the item as presented, and evidence."""
 
 
 def correctness(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-    """+1 if the verdict is the best response, else -1; no verdict is -1 (R_corr of arXiv 2509.21798)."""
+    """+1 if the verdict is the best response, -1 if it is another one or missing (R_corr of arXiv 2509.21798)."""
     return 1.0 if judgement.verdict == presented.best else -1.0
 
 
 def criteria_gain(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
     """How much the rubric raises the log-probability of the right verdict: log pi(j | q, y, z) - log pi(j | q, y).
 
-    R_appr of arXiv 2509.21798; that it is clipped, and only `rubric_span` scored, is ours. In nats; the lowest value
-    without a rubric to score, NaN if a log-probability is not finite.
+    R_appr of arXiv 2509.21798, in nats; clipping it and scoring only `rubric_span` are ours. Without a rubric to score
+    it has its lowest value; if a log-probability is not finite it is NaN.
     """
     low, high = _needed("criteria_gain", "gain_clip", evidence.gain_clip)
     if rubric_span(judgement, len(presented.responses)) is None:
@@ -94,15 +95,16 @@ def criteria_gain(judgement: Judgement, presented: Item, evidence: Evidence) -> 
 
 
 def structure(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-    """Share of the format's rules that the completion follows; 1 if its reader finds no issue. Ours."""
+    """Share of the format's rules that the completion follows. Ours."""
     return 1.0 - len(judgement.issues) / evidence.num_rules
 
 
 def rubric_quality(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-    """Criteria that say something x responses that the analysis weighs x use of the criteria x script. Ours.
+    """Product of four factors, from 0 to 1. Ours.
 
-    Shares, but for use: an analysis that mentions no criterion has 0.6 of the rest, one that mentions all the whole.
-    The script is that of the language that the prompt asks for. 0 without a rubric of three to seven criteria.
+    The share of criteria that say something; the share of responses that the analysis weighs; the use of the criteria,
+    from 0.6 if the analysis mentions none to 1 if it mentions all; and the share of letters in the script of the
+    language that the prompt asks for. 0 without a rubric of three to seven criteria.
     """
     rubric, analysis = judgement.rubric, judgement.analysis
     if rubric is None or analysis is None or "criterion_count" in judgement.issues:
@@ -116,7 +118,7 @@ def rubric_quality(judgement: Judgement, presented: Item, evidence: Evidence) ->
 
 
 def consistency(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
-    """1 if the verdict is right in both orders of the responses, so that they agree, else 0 (J1, arXiv 2505.10320)."""
+    """1 if the verdicts in both orders of the responses are right, else 0 (J1, arXiv 2505.10320)."""
     partner_right = _needed("consistency", "partner_right", evidence.partner_right)
     return 1.0 if judgement.verdict == presented.best and partner_right else 0.0
 
@@ -125,7 +127,7 @@ def length(judgement: Judgement, presented: Item, evidence: Evidence) -> float:
     """Soft overlong penalty (DAPO, arXiv 2503.14476, eq. 13).
 
     0 up to `(1 - length_share) * max_completion_length` tokens, then falling linearly to -1 at `max_completion_length`;
-    -1 beyond and for a completion that was cut off.
+    -1 for a completion that was cut off.
     """
     tokens = _needed("length", "num_tokens", evidence.num_tokens)
     share = _needed("length", "length_share", evidence.length_share)
@@ -149,14 +151,14 @@ def score(
     """Score a judgement of an item.
 
     Args:
-        judgement: As parsed from a completion of `render(item, seed=seed)`, or as `Judge.judge` gave it.
-        item: The item as its source gave it.
-        seed: The seed it was rendered with; a judgement of `Judge.judge` knows the order itself.
-        components: Which parts to compute; by default those that need no evidence.
+        judgement: A parsed completion of `render(item, seed=seed)`, or the result of `Judge.judge`.
+        item: The item in the order of its source.
+        seed: The seed that it was rendered with; the result of `Judge.judge` has the order itself.
+        components: The parts to compute; by default those that need no evidence.
         evidence: What the other components need.
 
     Raises:
-        UnknownRewardError: the message lists the components there are.
+        UnknownRewardError: no such component; the message lists the known ones.
         MissingEvidenceError: the message says what to pass.
 
     Example:

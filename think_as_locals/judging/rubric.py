@@ -19,22 +19,22 @@ from think_as_locals.judging.formats import SECTIONS
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.types import LABELS, DataError, Item, Judgement, Rubric
 
-_GRAM = 3  # characters: works alike with and without spaces between words
-_OVERLAP = 0.5
-_QUOTED = 0.7  # of a criterion's trigrams in the prompt or one response: it repeats them
-_COPIED = 0.8  # of a text in long pieces of the item, whichever they are, forwards or backwards: it is made of them
-_KNOWN = 0.25  # of the words of a text in another script than the item's: the least that its language is known by
-_LETTERS, _DISTINCT_LETTERS = 10, 5  # of the shortest criterion; an ideograph or a syllable counts as three letters
-_WORD = 3  # letters of the shortest word that says something
-_PHRASE = 200  # characters of a name or description that are looked for in an analysis
+_GRAM = 3  # characters: suits scripts with and without spaces between words
+_OVERLAP = 0.5  # share of trigrams in an earlier criterion from which a criterion repeats it
+_QUOTED = 0.7  # share of trigrams in the prompt or one response from which a text repeats it
+_COPIED = 0.8  # share of letters in long pieces of the item, read in either direction, from which a text is copied
+_KNOWN = 0.25  # share of known words from which a text in another script than the item's is in a real language
+_LETTERS, _DISTINCT_LETTERS = 10, 5  # minimum of a criterion; an ideograph or a syllable counts as three letters
+_WORD = 3  # minimum letters of a content word
+_PHRASE = 200  # characters of a name or description that are searched for in an analysis
 _INDIC = ("Deva", "Beng", "Gujr", "Guru", "Knda", "Mlym", "Orya", "Sinh", "Taml", "Telu")
 _SPACELESS = ("Hans", "Hant", "Jpan", "Thai", "Khmr", "Laoo", "Mymr")
 _WORD_PIECE = dict.fromkeys((*_SPACELESS, *_INDIC), 3) | dict.fromkeys(
     ("Hans", "Hant", "Jpan", "Kore"), 2
 )  # letters; elsewhere 4
-_LONG_PIECE = dict.fromkeys((*_SPACELESS, "Kore"), 5)  # letters that stand in two texts hardly by chance; elsewhere 9
+_LONG_PIECE = dict.fromkeys((*_SPACELESS, "Kore"), 5)  # letters that two texts do not share by chance; elsewhere 9
 _OPENING, _CLOSING = "<rubric>", "</rubric>"
-_SPELLED = {  # in English, and in the spelling alphabet
+_SPELLED = {  # names of letters in English, and in the spelling alphabet
     **dict.fromkeys(("ay", "alpha", "alfa"), "A"),
     **dict.fromkeys(("bee", "bravo"), "B"),
     **dict.fromkeys(("cee", "charlie"), "C"),
@@ -45,9 +45,9 @@ _SPELLED = {  # in English, and in the spelling alphabet
     **dict.fromkeys(("aitch", "haitch", "hotel"), "H"),
 }
 _LATIN_NAME = re.compile(r"(?:LATIN|INDICATOR|MODIFIER).* LETTER (?:SMALL |CAPITAL )*([A-Z])(?: WITH .*)?$")
-_ONE_LETTER_WORDS = "aàáâãeéèêавсηή"  # that look like labels: English, Romance and Slavic languages, Greek
+_ONE_LETTER_WORDS = "aàáâãeéèêавсηή"  # that look like labels: in English, Romance and Slavic languages, Greek
 _APOSTROPHES = ("'", "’", "ʼ")
-_SCRIPTS = {  # first words of Unicode's names, where the script's English name is another
+_SCRIPTS = {  # prefixes of Unicode names of letters, if not the English name of the script
     "Hans": ("CJK", "IDEOGRAPHIC"),
     "Hant": ("CJK", "IDEOGRAPHIC"),
     "Jpan": ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA"),
@@ -58,15 +58,15 @@ _SCRIPTS = {  # first words of Unicode's names, where the script's English name 
 
 
 def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
-    """Return the part of a completion that `criteria_gain` may score: its beginning, through `</rubric>`.
+    """Return the part of a completion that `criteria_gain` may score: from its beginning through `</rubric>`.
 
-    It ends before the first line that names a response: that contains a tag of the grammar or one of the labels on
-    offer as a word of its own, in either case (so the article "A" ends it as well), also with digits or marks on it, in
-    a letter of any script that looks like it, doubled, or spelled out in English. Words of one letter are read as such
-    where another word follows ("a bow", Russian "В Таиланде"). So no rubric can raise the probability of a verdict by
-    naming it so; other references ("the second one", a code of the policy's own) are not detected.
+    It ends before the first line that names a response, so that no rubric raises the probability of a verdict by naming
+    it. Such a line contains a tag of the grammar, or one of the labels as a word of its own: in either case (also the
+    article "A"), with digits or marks, as a look-alike letter of any script, doubled, or spelled out in English. Words
+    of one letter do not count if another word follows ("a bow", Russian "В Таиланде"). Other references ("the second
+    one", a code of the policy's own) are not detected.
 
-    `None` if there is nothing to score: no parsed rubric, text before it, or a response named in the first criterion.
+    Returns `None` if there is no parsed rubric, text before it, or a response named in the first criterion.
     """
     text = judgement.completion
     start = text.find(_OPENING)
@@ -83,11 +83,10 @@ def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
 
 
 def criteria_share(rubric: Rubric, item: Item, language: str) -> float:
-    """Return the share of the criteria that say something, in words of their own.
+    """Return the share of the criteria that say something in words of their own.
 
-    One of stop words alone (joined ones too), or of less than about three words, says nothing; nor does one that
-    repeats the prompt or a response, is put together from pieces of them, or has half of the trigrams of a criterion
-    before it.
+    A criterion says nothing if it has less than about three words, or only stop words (even joined ones), or if it
+    repeats the prompt, a response, or an earlier criterion, or consists of pieces of them.
     """
     prompt = _grams(item.prompt, language)
     quotable = [prompt | _grams(text, language) for text in item.responses]
@@ -108,13 +107,12 @@ def criteria_share(rubric: Rubric, item: Item, language: str) -> float:
 
 
 def weighed_share(analysis: str | None, item: Item, language: str, rubric: Rubric | None = None) -> float:
-    """Return the share of the responses about which an analysis says something, under their labels.
+    """Return the share of the responses about which an analysis says something, after their labels.
 
-    That is more than stop words, or a quotation of the prompt, a response or the rubric. The same remark counts once,
-    whatever digits, letters and stop words are added to it, and so does what is the same of all beside quotations;
-    stop words alone beside them ("no", "yes") count for two at most, and for nothing behind a whole response. An
-    analysis in the script of the item whose words share nothing with it, or in another script and no language that is
-    known, is about something else: 0.
+    Stop words, and quotations of the prompt, a response or the rubric, say nothing. The same remark counts once, even
+    with other digits, letters and stop words, and so does a text that is repeated between quotations. Stop words
+    between quotations ("no", "yes") count for two responses at most, and not at all after a whole response. The result
+    is 0 if the analysis shares no words with the item, or if it is in another script and in no known language.
     """
     texts = " ".join((item.prompt, *item.responses))
     remarks = [" ".join(_words(remark)) for remark in _remarks(analysis or "", len(item.responses))]
@@ -128,8 +126,8 @@ def weighed_share(analysis: str | None, item: Item, language: str, rubric: Rubri
         and not _grams(remark, language) <= quoted
         and not any(_repeats(remark, response, language) for response in item.responses)
     ]
-    own: dict[frozenset[str], set[frozenset[str]]] = defaultdict(set)  # beside quotations -> the remarks that say it
-    short = set[str]()  # stop words beside quotations
+    own: dict[frozenset[str], set[frozenset[str]]] = defaultdict(set)  # words outside of quotations -> their remarks
+    short = set[str]()  # stop words outside of quotations
     for remark in weighing:
         beside = " ".join(word for word in remark.split() if word not in words)
         if said := _said(beside, language):
@@ -148,7 +146,7 @@ def weighed_share(analysis: str | None, item: Item, language: str, rubric: Rubri
 
 
 def _copied(text: str, sources: Iterable[str], language: str) -> float:
-    """Return the share of a text's letters in pieces of some length that stand in a source, forwards or backwards."""
+    """Return the share of a text's letters in long pieces that occur in a source, read in either direction."""
     joint = "" if _writing(language) in _SPACELESS else " "
     whole, size = joint.join(_words(text)), _LONG_PIECE.get(_writing(language), 9)
     held = "\n".join(joint.join(_words(source)) for source in sources)
@@ -161,7 +159,7 @@ def _copied(text: str, sources: Iterable[str], language: str) -> float:
 
 
 def _repeats(remark: str, response: str, language: str) -> bool:
-    """Return whether a remark is a response, forwards or backwards, with only stop words and letters beside it."""
+    """Return whether a remark repeats a response, in either direction, and adds only stop words and letters."""
     said, ways = _grams(remark, language), [" ".join(_words(text)) for text in (response, response[::-1])]
     held = " ".join(ways).split()
     beside = [word for word in remark.split() if word not in held and _size("".join({*word})) >= _WORD]
@@ -171,10 +169,11 @@ def _repeats(remark: str, response: str, language: str) -> bool:
 
 
 def used_share(rubric: Rubric, analysis: str, item: Item, language: str) -> float:
-    """Return the share of the criteria that an analysis mentions: half the words of a name, or of a description.
+    """Return the share of the criteria of which an analysis mentions the name or the description: half of its words.
 
-    Words count in any form, by their beginnings (Arabic: without the article, behind any prefix); where words are not
-    spaced, half of the name in one piece. Quotations of the item mention nothing. `language` is that of the rubric.
+    Words are compared by their beginnings, in any form (Arabic: without the article, after any prefix); in scripts
+    without spaces half of the name has to occur in one piece. Quotations of the item are ignored. `language` is that of
+    the rubric.
     """
     text = f" {' '.join(_words(analysis))} "
     for quoted in (item.prompt, *item.responses):
@@ -196,7 +195,7 @@ def _mentions(text: str, phrase: str, language: str) -> bool:
 
 
 def _stem(word: str, size: int, writing: str) -> str:
-    """Return what is looked for: a short word with the spaces around it, the beginning of a longer one."""
+    """Return the text to search for: a short word between spaces, or the beginning of a longer one."""
     if writing == "Arab":  # prefixes are written together with their word
         bare = word.removeprefix("ال")
         return bare[: max(3, -(-6 * len(bare) // 10))]
@@ -209,7 +208,7 @@ def rubric_text(rubric: Rubric) -> str:
 
 
 def language_of(text: str, item: Item) -> str:
-    """Return the language that a text about an item is read in: the item's, or English if its letters are Latin."""
+    """Return the language of a text about an item: the item's, or English if its letters are Latin instead."""
     if not _writing(item.language):
         return item.language
     letters = [character for character in text if character.isalpha()]
@@ -218,7 +217,7 @@ def language_of(text: str, item: Item) -> str:
 
 
 def judges_nothing(judgement: Judgement, item: Item) -> bool:
-    """Return whether a completion has no verdict, no criterion that says something, or no response weighed."""
+    """Return whether a completion has no verdict, no criterion that says something, or weighs no response."""
     if judgement.verdict is None or judgement.rubric is None:
         return True
     rubric, analysis = judgement.rubric, judgement.analysis or ""
@@ -227,7 +226,7 @@ def judges_nothing(judgement: Judgement, item: Item) -> bool:
 
 
 def script_share(rubric: Rubric, language: str) -> float:
-    """Return the share of a rubric's letters in the script of a language; it tells Thai from English, not German."""
+    """Return the share of a rubric's letters in the script of a language (which German and English share)."""
     expected = scripts(language)
     letters = [character for character in rubric_text(rubric) if character.isalpha()]
     return sum(unicodedata.name(letter, "").startswith(expected) for letter in letters) / max(1, len(letters))
@@ -242,12 +241,12 @@ def scripts(language: str) -> tuple[str, ...]:
 
 @cache
 def script(language: str) -> str:
-    """Return the ISO 15924 code of a language's script, `Hant` of `zh-TW`; a DataError if CLDR knows none."""
+    """Return the ISO 15924 code of a language's script, such as `Hant` for `zh-TW`; a DataError if it is unknown."""
     try:
         name, territory, code, *_ = parse_locale(language, sep="-")
         likely = get_global("likely_subtags")
         code = code or parse_locale(likely.get(f"{name}_{territory}") or likely[name])[2]
-        Locale("en").scripts[code]  # a script without a name in CLDR cannot be checked
+        Locale("en").scripts[code]  # KeyError if CLDR has no name for it
         return str(code)
     except (ValueError, TypeError, KeyError, AttributeError, UnknownLocaleError):
         raise DataError(
@@ -256,7 +255,7 @@ def script(language: str) -> str:
 
 
 def check_languages(items: Iterable[Item]) -> None:
-    """Raise a DataError, before training, for an item in a language whose script is not known."""
+    """Raise a DataError for an item in a language whose script is unknown."""
     for item in items:
         try:
             scripts(item.language)
@@ -265,7 +264,7 @@ def check_languages(items: Iterable[Item]) -> None:
 
 
 def fold(text: str) -> str:
-    """Return a text without case, and with single spaces."""
+    """Return a text in lower case with single spaces."""
     return " ".join(text.casefold().split())
 
 
@@ -280,7 +279,7 @@ def _names_response(line: str, labels: str) -> bool:
 
 
 def _names_label(line: str, place: int, labels: str) -> bool:
-    """Return whether a character stands for a label, and for no word or part of a word."""
+    """Return whether a character is a label, rather than a word or a part of one."""
     character = line[place]
     letter = _latin(character)
     if not letter or letter.upper() not in labels:
@@ -302,7 +301,7 @@ def _names_label(line: str, place: int, labels: str) -> bool:
 
 @lru_cache(4096)
 def _latin(character: str) -> str:
-    """Return the Latin letter that a character is, is made of or looks like; empty if none."""
+    """Return the Latin letter that a character is, contains or looks like; empty if there is none."""
     if character.isascii():
         return character if character.isalpha() else ""
     if found := _lookalikes().get(character):
@@ -317,7 +316,7 @@ def _latin(character: str) -> str:
 @cache
 def _lookalikes() -> dict[str, str]:
     """Return the characters that Unicode lists as confusable with a label, in either case."""
-    from confusable_homoglyphs.confusables import is_confusable  # its table is read only where it is needed
+    from confusable_homoglyphs.confusables import is_confusable  # loads its table
 
     found: dict[str, str] = {}
     for shape in (*LABELS.lower(), *LABELS):
@@ -328,19 +327,19 @@ def _lookalikes() -> dict[str, str]:
 
 
 def _joins(neighbour: str) -> bool:
-    """Return whether a character is part of a neighbouring letter's word; not in scripts without case (and spaces)."""
+    """Return whether a character belongs to the word of a neighbouring letter; never in scripts without case."""
     return neighbour.isdigit() or neighbour.lower() != neighbour.upper() or unicodedata.combining(neighbour) > 0
 
 
 def _remarks(analysis: str, num_responses: int) -> list[str]:
-    """Return what an analysis says of each response: after its label, up to the next one."""
+    """Return the text about each response: from its label up to the next one."""
     remarks = dict.fromkeys(LABELS[:num_responses], "")
     current, start = "", 0
     for place, character in enumerate(analysis):
         around = analysis[max(0, place - 1) : place] + analysis[place + 1 : place + 2]
         if character in remarks and not any(map(_joins, around)):
             said = analysis[start:place]
-            if not current or any(c.isalpha() for c in said):  # "B: A bow": an article, right behind a label
+            if not current or any(c.isalpha() for c in said):  # else an article directly after a label: "B: A bow"
                 remarks |= {current: f"{remarks[current]} {said}"} if current else {}
                 current, start = character, place + 1
     if current:
@@ -349,17 +348,17 @@ def _remarks(analysis: str, num_responses: int) -> list[str]:
 
 
 def _content(text: str, language: str) -> list[str]:
-    """Return the words of a text that are no stop words; without spaces, all if there is more than stop words."""
+    """Return the content words of a text; in scripts without spaces all words, if any is one."""
     words, stop = _words(text), _stop_words(language)
     if _writing(language) in _SPACELESS:
         rest = _stop_words_pattern(language).sub("", "".join(words)) if stop else "".join(words)
         return words if _size(rest) >= _WORD else []
-    many = (word for word in words if word not in stop and (len({*word}) > 1 or word > "\u3040"))  # not "aaa"
+    many = (word for word in words if word not in stop and (len({*word}) > 1 or word > "\u3040"))  # but not "aaa"
     return [word for word in many if _size(word) >= _WORD]
 
 
 def _said(text: str, language: str) -> frozenset[str]:
-    """Return what tells a remark from another: its words, or without spaces letters, that are no stop words."""
+    """Return the content of a remark as a set, to compare remarks: words, or letters in scripts without spaces."""
     words = _content(text, language)
     if _writing(language) not in _SPACELESS:
         return frozenset(word for word in words if not _joined_stop_words(language).fullmatch(word))
@@ -367,7 +366,7 @@ def _said(text: str, language: str) -> frozenset[str]:
 
 
 def _writing(language: str) -> str:
-    """Return the script of a language, "" where CLDR knows none: those are read as words between spaces."""
+    """Return the script of a language, or "" if it is unknown: then words are separated by spaces."""
     try:
         return script(language)
     except DataError:
@@ -381,7 +380,7 @@ def _stop_words_pattern(language: str) -> re.Pattern[str]:
 
 @cache
 def _known_words(language: str) -> frozenset[str]:
-    """Return stop words, and the words in the names of countries and languages."""
+    """Return the stop words of a language, and the words in its names of countries and languages."""
     try:
         names = Locale.parse(language, sep="-")
     except (UnknownLocaleError, ValueError):
@@ -392,7 +391,7 @@ def _known_words(language: str) -> frozenset[str]:
 
 @cache
 def _joined_stop_words(language: str) -> re.Pattern[str]:
-    """Return what two or more stop words written as one word match; letters and, in Latin, codes are none of these."""
+    """Return a pattern of two or more stop words written as one; in Latin script only words of three letters."""
     least = 3 if _writing(language) == "Latn" else 2
     words = sorted((word for word in _stop_words(language) if _size(word) >= least), key=len, reverse=True)
     return re.compile(f"(?:{'|'.join(map(re.escape, words))}){{2,}}" if words else "(?!)")
@@ -400,17 +399,17 @@ def _joined_stop_words(language: str) -> re.Pattern[str]:
 
 @cache
 def _stop_words(language: str) -> frozenset[str]:
-    import stopwordsiso  # reads all its words, so only where they are needed
+    import stopwordsiso  # loads the words of all languages
 
     return frozenset(word.casefold() for word in stopwordsiso.stopwords(language.partition("-")[0]))
 
 
 def _size(text: str) -> int:
-    """Return the number of letters and vowel signs; an ideograph counts as three, a syllable of Hangul as two."""
+    """Return the number of letters and vowel signs; an ideograph counts as three, a Hangul syllable as two."""
     return sum(
         2 if "\uac00" <= c <= "\ud7a3" else 3 if "\u3040" <= c <= "\ud7ff" or c > "\uffff" else 1
         for c in text
-        if c.isalpha() or "VOWEL SIGN" in unicodedata.name(c, "")  # a letter of its own in Hindi, a mark to Unicode
+        if c.isalpha() or "VOWEL SIGN" in unicodedata.name(c, "")  # a letter in Hindi, but a mark in Unicode
     )
 
 
@@ -419,13 +418,13 @@ def _letter_kinds(text: str) -> set[str]:
 
 
 def _words(text: str) -> list[str]:
-    # Letters, marks (vowels in Thai or Hindi) and numbers; what cannot be seen parts no words.
+    # Letters, marks (vowels in Thai or Hindi) and numbers; invisible characters do not separate words.
     kinds = ((c, unicodedata.category(c)) for c in _composed(text).casefold())
     return "".join(c if kind[0] in "LMN" else " " for c, kind in kinds if kind != "Cf").split()
 
 
 def _composed(text: str) -> str:
-    """Return a text in NFKC; in parts, since a text of marks alone would take quadratic time."""
+    """Return a text in NFKC; in parts, since only marks in a row take quadratic time."""
     return "".join(unicodedata.normalize("NFKC", text[i : i + 500]) for i in range(0, len(text), 500))
 
 
