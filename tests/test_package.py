@@ -59,7 +59,7 @@ def test_the_core_renders_parses_scores_and_validates(tmp_path: Path) -> None:
     done = run_with((), TAL, "data", "validate", "rows.jsonl", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "1 rows = 1 imported (1 items) + 0 set aside\n"
-    assert done.stderr.strip().startswith("tal: whether texts are in the language that rows say was not checked: pip")
+    assert done.stderr.strip().startswith("tal: languages of texts were not checked: pip")
     code = (
         "import think_as_locals as tal\n"
         "item = tal.Item(id='1', prompt='?', responses=('a', 'b'), best=0, culture='TH', language='en', domain='d', "

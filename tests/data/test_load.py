@@ -210,7 +210,7 @@ def test_a_fault_names_file_and_row(tmp_path: Path, change: dict[str, Any], mess
 
 def test_a_message_names_ten_faults(tmp_path: Path) -> None:
     file = write(tmp_path / "c.jsonl", [candidates(id=str(i), prompt="") for i in range(13)])
-    with pytest.raises(DataError, match="and 3 more faults") as error:
+    with pytest.raises(DataError, match="and 3 more") as error:
         read_candidates(file)
     assert len(str(error.value).splitlines()) == 11
 

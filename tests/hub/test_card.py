@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -22,13 +22,13 @@ from reward_models.tiny import ITEMS
 from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.evaluation.baselines import NAMES
-from think_as_locals.hub.card import _DATA, model_card
+from think_as_locals.hub.card import model_card
 from think_as_locals.hub.push import prepare
 from think_as_locals.hub.source_run import JudgeRun, SteeredRun, read_judge_run
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.scpo.results import VariantResult, VariantSpec
-from think_as_locals.types import DataError, DataSource
+from think_as_locals.types import DataError
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 
@@ -215,10 +215,6 @@ def test_no_item_is_published(run: Path) -> None:
     texts = b"".join(text for path, text in content.items() if path.startswith(("README", "carb/", "prompt/")))
     for item in ITEMS:
         assert item.prompt.encode() not in texts
-
-
-def test_every_source_of_data_has_a_description() -> None:
-    assert set(_DATA) == set(get_args(DataSource))
 
 
 def test_results_for_the_hub_name_a_dataset_on_the_hub(run: Path, tmp_path: Path) -> None:

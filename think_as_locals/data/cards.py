@@ -42,17 +42,17 @@ class Card:
 
     @property
     def name(self) -> str:
-        """The beginning of its items' ids."""
+        """The prefix of its items' ids."""
         return f"{self.domain}/{self.group}"
 
     def others(self, culture: str) -> list[str]:
-        """Return the cultures whose fact does not hold for this one."""
+        """Return the cultures whose facts do not hold for this one."""
         return [other for other in self.facts if other != culture and culture not in self.also.get(other, ())]
 
 
 @cache
 def cultures() -> dict[str, dict[str, Any]]:
-    """Return, by culture code, its language and, per language, the words for "in that place"."""
+    """Return by culture code its language and, in every language, the words for "in that place"."""
     return read_json(_CARDS / "cultures.json")
 
 
@@ -67,7 +67,7 @@ def cards() -> tuple[Card, ...]:
 
 
 def read_culture_cards(data: DataSection, seed: int) -> Iterator[Item]:
-    """Yield the items of the culture cards, by flip set; the language `own` is that of the culture asked about."""
+    """Yield the items of the culture cards, one flip set after the other; `own` is the language of the culture."""
     known, chosen = cards()[0].question, _chosen_cards(data.groups)
     languages = dict.fromkeys(known if data.languages is None else data.languages)
     _check_known("language", [*languages], {"own", *known})
@@ -87,7 +87,7 @@ def read_culture_cards(data: DataSection, seed: int) -> Iterator[Item]:
 
 
 def in_language(item: Item, language: str | None) -> Item | None:
-    """Return an item of the cards in a language or (`None`) its culture's own; `None` for items of other sources."""
+    """Return a culture card's item in a language (`None`: that of its culture); `None` for items of other sources."""
     card = next((card for card in cards() if card.name == f"{item.domain}/{item.group}"), None)
     if item.source != "culture_cards" or card is None or item.culture is None or item.culture not in card.facts:
         return None
@@ -95,15 +95,15 @@ def in_language(item: Item, language: str | None) -> Item | None:
 
 
 def _own_items(chosen: Sequence[Card], culture: str, data: DataSection, seed: int) -> Iterator[Item]:
-    """Yield items about one culture in its own language, not in flip sets: every culture is asked in another one."""
-    # A language has shorter words for its own culture's things than for others', so over all cards the right answer
-    # takes every rank of length equally often, and length tells nothing.
+    """Yield items about one culture in its own language; they form no flip sets, as each culture has another one."""
+    # A language has shorter words for things of its own culture. So that length tells nothing, the right answer has
+    # every rank of length equally often, over all cards.
     language = cultures()[culture]["language"]
     by_rank = zip(*(_rivals_by_rank(card, culture, language, size_of(data), seed) for card in chosen), strict=True)
-    # Within a rank the cards take turns, so that none crowds out the others.
+    # Within a rank the cards take turns.
     ranks = [[pick for turn in zip_longest(*of_cards) for pick in turn if pick] for of_cards in by_rank]
     wanted = min(map(len, ranks))
-    if data.sets_per_group is not None:  # as many as there are in flip sets
+    if data.sets_per_group is not None:  # as many items as in that many flip sets
         wanted = min(wanted, data.sets_per_group * len(chosen) // len(cultures()))
     for rank in ranks:
         for card, wrong in rank[:wanted]:
@@ -113,7 +113,7 @@ def _own_items(chosen: Sequence[Card], culture: str, data: DataSection, seed: in
 def _rivals_by_rank(
     card: Card, culture: str, language: str, size: int, seed: int
 ) -> list[list[tuple[Card, tuple[str, ...]]]]:
-    """Return, by rank (how many wrong answers are shorter than the right one), sets of other cultures, shuffled."""
+    """Return shuffled sets of other cultures by rank: how many wrong answers are shorter than the right one."""
     lengths = {c: len(fact[language]) for c, fact in card.facts.items()}
     rivals = [c for c in card.others(culture) if lengths[c] != lengths[culture]]
     ranks: list[list[tuple[Card, tuple[str, ...]]]] = [[] for _ in range(size)]
@@ -141,7 +141,7 @@ def _item(card: Card, culture: str, language: str, chosen: tuple[str, ...]) -> I
 
 
 def _chosen_cards(groups: Sequence[str] | None) -> list[Card]:
-    """Return the cards of certain question groups; `None` for all."""
+    """Return the cards of some question groups, or of all (`None`)."""
     _check_known("question group", groups or (), {card.group for card in cards()})
     return [card for card in cards() if groups is None or card.group in groups]
 
@@ -155,13 +155,13 @@ def _check_known(what: str, asked: Sequence[str], known: set[str]) -> None:
 # --- Opinion cards ---
 
 PEOPLE = 40  # of each country
-PAIRS = 24  # that each person compares
-OWN_SHARE = 0.5  # of pairs, in which one custom is of the person's own country
-POPULARITY, OWN = 1.5, 2.0  # worth in log-odds: the factor of a standard normal draw, the bonus for one's own custom
+PAIRS = 24  # compared by each person
+OWN_SHARE = 0.5  # of pairs with a custom of the person's own country
+POPULARITY, OWN = 1.5, 2.0  # worth in log-odds: the factor of a standard normal draw, the bonus for one's own country
 
 
 def read_opinion_cards(data: DataSection, seed: int) -> Iterator[Item]:
-    """Yield the pairs of every person: the first response is preferred, `group` is the person."""
+    """Yield the pairs of every person: the first response is the preferred one, `group` is the person."""
     chosen = _chosen_cards(data.groups)
     for culture, number in product(cultures(), range(PEOPLE)):
         person = f"{culture}-{number:02}"

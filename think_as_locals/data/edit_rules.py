@@ -3,10 +3,10 @@
     CC  only the best response changes, to another concept; nearly all of its words stay, and whoever it names
     RC  names of the culture are cut from prompt and responses; texts that do not name it stay as they are
     CL  the responses are in another language; the prompt stays
-    RP  prompt and responses in other words of their language
+    RP  prompt and responses are in other words of their language
 
-Numbers in digits (but for CC), links, line breaks, lists and bold text stay, and a text is neither much longer nor much
-shorter; in CL and RP the same countries are named. What a text means is not checked: read a sample of the edits.
+Numbers in digits (except in CC), links, line breaks, lists and bold text stay, and no text becomes much longer or
+shorter; CL and RP keep the countries that are named. The meaning is not checked: read a sample of the edits.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from think_as_locals.types import Item, is_text
 
 RULES = {
     "complete": "the answer is complete, not cut off",
-    "format": "it is one JSON object with the requested texts",
-    "changed": "what is to change has changed",
+    "format": "it is one JSON object with the texts that were asked for",
+    "changed": "the edited texts have changed",
     "distinct": "no two responses are the same text",
     "name_removed": "no known name of the culture is left",
     "rest_kept": "the other words stay as they were",
-    "language": "every text is in the required language",
-    "numbers": "the same numbers are written in digits",
-    "places": "the same countries are named, and the culture in the same texts",
+    "language": "every text is in the language that it should be in",
+    "numbers": "the same numbers stand in digits",
+    "places": "the same countries are named, and the culture where it was",
     "structure": "links, line breaks, lists and bold text are the same",
     "length": "no text is much longer or shorter",
 }
-"""The rules for an edit, in the order in which they are checked; the first two make it readable at all."""
+"""The rules for an edit, in the order in which they are checked; without the first two it cannot be read."""
 
 _SPACELESS = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff]")  # Thai, kana, Han
 _WORD = re.compile(rf"{_SPACELESS.pattern}|(?:(?!{_SPACELESS.pattern})[^\W_])+")
-_CHARACTERS = 4  # that count as a word where words are not parted by spaces
+_CHARACTERS = 4  # that count as a word in scripts without spaces
 _SEPARATED = re.compile("(?<=\\d)[.,'’\u00a0\u202f](?=\\d)")
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
 _LINK = re.compile(r"https?://[^\s<>()\[\]]+")
 _SIZES = ((re.compile("[\u4e00-\u9fff]"), 3), (re.compile("[\u3040-\u30ff\uac00-\ud7af]"), 2))
-_SLACK = 20  # letters by which a text may always be longer or shorter
-_FACTOR = {"CL": 3.0}  # of 9,900 sentences of the cards' ten languages none is beyond it beside its English one
+_SLACK = 20  # letters by which a text may always become longer or shorter
+_FACTOR = {"CL": 3.0}  # no translation among the 9,900 sentences of the cards is beyond it
 _SAME_LANGUAGE = 2.0
-_PER_NAME = 4  # words that go, or come, with each name of the culture
-_CONCEPT_WORDS, _CONCEPT_SHARE = 8, 1 / 3  # of the best response that CC may change, whichever is more
-_MUST_DIFFER = 5  # words from which a response can be said in other words
+_PER_NAME = 4  # words removed or added with each name of the culture
+_CONCEPT_WORDS, _CONCEPT_SHARE = 8, 1 / 3  # CC may change so many words of the best response, whichever is more
+_MUST_DIFFER = 5  # words; RP need not rephrase shorter responses
 
 
 class Texts(NamedTuple):
@@ -66,7 +66,7 @@ class Texts(NamedTuple):
 
 
 def target_language(item: Item, language: str) -> str | None:
-    """Return the language into which CL puts an item's responses: this one, or where they are in it the culture's."""
+    """Return the language into which CL puts an item's responses: `language`, or if they are in it the culture's."""
     spoken = "en" if item.source == "blend" else item.language.partition("-")[0]  # as in `edits.rephrase`
     if spoken != language:
         return language
@@ -75,7 +75,7 @@ def target_language(item: Item, language: str) -> str | None:
 
 
 def why_not_asked(probe: Edit, item: Item, language: str) -> str | None:
-    """Return why no edit of this kind is requested for an item, or `None`; `language` is that of the settings."""
+    """Return why a probe does not apply to an item, or `None`; `language` is the one in the settings."""
     if probe in ("CC", "RC") and item.culture is None:
         return "it has no culture"
     if probe == "RC" and not any(count_names(text, item.language, item.culture or "") for text in _texts(item)):
@@ -86,7 +86,7 @@ def why_not_asked(probe: Edit, item: Item, language: str) -> str | None:
 
 
 def request_text(probe: Edit, item: Item, culture: str, language: str) -> str:
-    """Return the request to a model; `culture` and `language` are English names."""
+    """Return the request for an edit; `culture` and `language` are English names."""
     best = item.responses[item.best]
     materials: dict[Edit, dict[str, Any]] = {
         "CC": {"question": item.prompt, "culture": culture, "response": best},
@@ -105,7 +105,7 @@ def prompt_text(probe: Edit) -> str:
 
 
 def read_answer(probe: Edit, item: Item, answer: str) -> Texts | None:
-    """Return the edited texts of an answer: a JSON object, whatever stands around it; `None` if there is none."""
+    """Return the edited texts in an answer, a JSON object with any text around it; `None` if there is none."""
     try:
         found = json.loads(answer[answer.index("{") : answer.rindex("}") + 1], strict=False)
     except (ValueError, RecursionError):
@@ -121,7 +121,7 @@ def read_answer(probe: Edit, item: Item, answer: str) -> Texts | None:
 
 
 def broken_rules(probe: Edit, item: Item, after: Texts, language: str | None) -> list[str]:
-    """Return the rules that an edit breaks; `language` is what CL's responses are to be in."""
+    """Return the rules that an edit breaks; `language` is the one that CL asked for."""
     pairs = list(zip(_texts(item), (after.prompt, *after.responses), strict=True))
     edited = [pair for pair in pairs if pair[0] != pair[1]]
     held = {
@@ -143,7 +143,7 @@ def _texts(item: Item) -> tuple[str, ...]:
 
 
 def _is_changed(probe: Edit, item: Item, after: Texts) -> bool:
-    """Whether an edit changes words of what it is to change: for RP the prompt, and each response of several words."""
+    """Whether an edit changes words; for RP of the prompt and of each response that is not very short."""
     if probe != "RP":
         pairs = zip(_texts(item), (after.prompt, *after.responses), strict=True)
         return any(_words(a) != _words(b) for a, b in pairs)
@@ -153,7 +153,7 @@ def _is_changed(probe: Edit, item: Item, after: Texts) -> bool:
 
 
 def _rest_kept(probe: Edit, item: Item, before: str, after: str) -> bool:
-    """Whether CC and RC leave the other words of a text, both in words."""
+    """Whether CC and RC change few enough words of a text."""
     if probe == "CC":
         most = max(_CONCEPT_WORDS, _CONCEPT_SHARE * _count(_words(before)))
     elif probe == "RC":
@@ -164,7 +164,7 @@ def _rest_kept(probe: Edit, item: Item, before: str, after: str) -> bool:
 
 
 def _moved(before: str, after: str) -> float:
-    """Return how many words went, or came, whichever are more."""
+    """Return the number of words removed or added, whichever is more."""
     gone, come = list[str](), list[str]()
     for old, new in _lines(before, after):
         for tag, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -175,7 +175,7 @@ def _moved(before: str, after: str) -> float:
 
 
 def _lines(before: str, after: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the words of each line of two texts, or of both as wholes where they have not the same number of lines."""
+    """Yield the words of two texts line by line, or as a whole if they differ in their number of lines."""
     old, new = ([_words(line) for line in text.splitlines()] for text in (before, after))
     if len(old) == len(new):
         yield from zip(old, new, strict=True)
@@ -184,7 +184,7 @@ def _lines(before: str, after: str) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text, in a script without spaces its characters, whatever their case."""
+    """Return the words of a text without case, in scripts without spaces its characters."""
     return _WORD.findall(unicodedata.normalize("NFC", text).casefold())
 
 
@@ -195,22 +195,22 @@ def _count(words: list[str]) -> float:
 def _in_language(item: Item, before: str, after: str, language: str | None) -> bool:
     if language is not None:
         return other_language(after, language) is None and in_script(after, language)
-    # What was in another language than the row says may stay so.
+    # A text that was in another language already may stay so.
     return other_language(after, item.language) in (None, other_language(before, item.language))
 
 
 def _numbers(text: str) -> Counter[int]:
-    """Return the numbers in digits, whatever parts thousands and decimals."""
+    """Return the numbers in digits, without separators of thousands and decimals."""
     return Counter(int(digits) for digits in re.findall(r"\d{1,1000}", _SEPARATED.sub("", text)))
 
 
 def _same_places(item: Item, before: str, after: str, language: str) -> bool:
-    """Whether two texts can name the same countries, and within a language both or neither the item's culture."""
+    """Whether two texts can name the same countries and, in one language, both or neither name the item's culture."""
     sides = [(before, item.language), (after, language)]
     for (one, spoken), (other, tongue) in (sides, sides[::-1]):
         if not all(count_names(other, tongue, code) for code in countries_named(one, spoken)):
             return False
-    if item.culture is None or item.language != language:  # other languages have other words for the people
+    if item.culture is None or item.language != language:  # another language may name the people differently
         return True
     first, second = (bool(count_names(text, spoken, item.culture)) for text, spoken in sides)
     return first == second
@@ -227,5 +227,5 @@ def _similar_length(before: str, after: str, factor: float) -> bool:
 
 
 def _size(text: str) -> int:
-    """Return the length of a text in letters; one that stands for a syllable counts twice, for a word three times."""
+    """Return the length of a text in letters; syllables (kana, Hangul) count twice, ideographs three times."""
     return len(text) + sum((weight - 1) * len(letters.findall(text)) for letters, weight in _SIZES)

@@ -1,10 +1,10 @@
 """Our own edits for CARB's spurious-feature probes: changes that should, or should not, move a score.
 
-The paper (arXiv 2509.21798) measures how far the chosen response's score moves when one thing changes: CC, its core
-cultural concept, should move it; RC, the explicit label of the culture, CL, the language of the responses, and RP, the
-phrasing, should not. Its edits are made by people and models; those here are deterministic string edits, and so are
-narrower (`edit_rules.py` is about those of a chat model). Whatever a docstring does not name stays the same; the id is
-marked (`...#CC`).
+The paper (arXiv 2509.21798) measures how far the score of the chosen response moves when one thing changes. Changing
+CC, its core cultural concept, should move it; changing RC, the explicit label of the culture, CL, the language of the
+responses, or RP, the phrasing, should not. The paper's edits are made by people and models (`edit_rules.py` has those
+of a chat model); the deterministic string edits here are narrower. An edit changes only what its docstring says; the
+id is marked (`...#CC`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from think_as_locals.data.splits import hash_fraction
 from think_as_locals.runtime.files import read_json
 from think_as_locals.types import Item
 
-_FOLDER = Path(__file__).parent  # of `frames.json`, and of `labels.json`: phrases, names and traces of places
+_FOLDER = Path(__file__).parent  # has `frames.json`, and `labels.json` with phrases and names of places
 _read_once = cache(read_json)
 
 Edit = Literal["CC", "RC", "CL", "RP"]
 
 
 class Pair(NamedTuple):
-    """An item before and after an edit, and the language that its responses have then."""
+    """An item before and after an edit, and the language of its responses afterwards."""
 
     before: Item
     after: Item
@@ -37,12 +37,12 @@ class Pair(NamedTuple):
 
 
 Edits = Mapping[Edit, Sequence[Pair]]
-# (source, group, language, culture) -> another culture -> its answer, known to be wrong for this one
+# (source, group, language, culture) -> another culture -> its answer, which is wrong for this one
 Concepts = Mapping[tuple[str, ...], Mapping[str, str]]
 
 
 def edited_pairs(items: Sequence[Item], known: Sequence[Item] = ()) -> dict[Edit, list[Pair]]:
-    """Return, by edit, the items that it applies to before and after, in the order of the items.
+    """Return by edit the items that it applies to, before and after, in the order of the items.
 
     Other cultures' answers (CC) are also taken from `known` items of the same data.
     """
@@ -60,7 +60,7 @@ def _pair(before: Item, after: Item) -> Pair:
 
 
 def other_concepts(items: Sequence[Item]) -> Concepts:
-    """Return other cultures' answers that some item with the same question has as wrong; others may be true too."""
+    """Return the answers of other cultures that are wrong responses of an item with the same question."""
     found: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     for item in items:
         for origin, response in zip(item.origins, item.responses, strict=False):  # none where there are no origins
@@ -70,7 +70,7 @@ def other_concepts(items: Sequence[Item]) -> Concepts:
 
 
 def change_concept(item: Item, concepts: Concepts) -> Item | None:
-    """CC: put another culture's answer, known to be wrong, in the place of the best response, at the same index."""
+    """CC: replace the best response by the answer of another culture that is known to be wrong."""
     others = {
         culture: text
         for culture, text in concepts.get(_asked(item), {}).items()
@@ -78,7 +78,7 @@ def change_concept(item: Item, concepts: Concepts) -> Item | None:
     }
     if not others or not item.origins:
         return None
-    # Drawn by a hash: the most similar one would be longer than short answers and shorter than long ones.
+    # Drawn by a hash: the most similar one would tend towards the mean length.
     culture = min(others, key=lambda culture: hash_fraction(f"{item.id}:{culture}"))
     return replace(
         item,
@@ -91,11 +91,11 @@ def change_concept(item: Item, concepts: Concepts) -> Item | None:
 def remove_label(item: Item) -> Item | None:
     """RC: remove the words that name the place from the prompt ("in Indonesia"), and set `culture` to `None`.
 
-    It applies to phrases of BLEnD's prompts and of the cards, unless a trace of the name would stay ("Algeria's"). In
-    the culture's own language a score that moves depended on the label; in English nothing else tells the culture.
+    It knows the phrases of BLEnD's prompts and of the cards, and does not apply if a trace of the name would stay
+    ("Algeria's"). In English nothing else may tell the culture; in the culture's own language the language does.
     """
     cut, labels = item.prompt, _read_once(_FOLDER / "labels.json").get(item.language, {"places": {}})
-    # With what names the place goes the blank or particle that would be left over.
+    # The blank or particle around the name goes with it.
     if item.culture in labels["places"]:
         cut = re.sub(labels["phrase"].replace("{place}", labels["places"][item.culture]), "", cut)
     if place := culture_cards.cultures().get(item.culture or "", {}).get("place", {}).get(item.language):
@@ -109,13 +109,13 @@ def remove_label(item: Item) -> Item | None:
 
 
 def rephrase(item: Item) -> Item | None:
-    """RP: put a frame around the prompt and every response: no paraphrase, so a lower bound of what rephrasing does."""
+    """RP: put a frame around the prompt and every response; no paraphrase, so its effect is a lower bound."""
     frames = _read_once(_FOLDER / "frames.json")
     # BLEnD's responses are in English, see sources/blend.py.
     prompts, responses = frames.get(item.language), frames.get("en" if item.source == "blend" else item.language)
     if prompts is None or responses is None:
         return None
-    draw = hash_fraction(item.group)  # of the group alone, so flip sets stay flip sets
+    draw = hash_fraction(item.group)  # the same for a whole flip set
     prompt, response = (kind[int(draw * len(kind))] for kind in (prompts["prompt"], responses["response"]))
     return replace(
         item,
@@ -126,9 +126,9 @@ def rephrase(item: Item) -> Item | None:
 
 
 def language_pairs(items: Sequence[Item]) -> list[Pair]:
-    """CL: give each item the responses of the item that asks the same in another language; the prompt stays.
+    """CL: give each item the responses of an item that asks the same in another language; the prompt stays.
 
-    The other side of a culture card (English, or the language of the culture) is read from the card.
+    For a culture card that is the card in English, or in the language of the culture.
     """
     asking: dict[tuple[str, ...], list[Item]] = defaultdict(list)
     for item in items:
@@ -136,7 +136,8 @@ def language_pairs(items: Sequence[Item]) -> list[Pair]:
     pairs = []
     for item in items:
         side = culture_cards.in_language(item, None if item.language == "en" else "en")
-        others = [other for other in (*asking[_same_question(item)], *filter(None, [side])) if _differs(other, item)]
+        others = [*asking[_same_question(item)], *filter(None, [side])]
+        others = [o for o in others if o.language != item.language and {*o.responses} != {*item.responses}]
         if other := min(others, key=lambda other: (other.language != "en", other.language), default=None):
             mine, theirs = (each.origins or each.responses for each in (item, other))
             responses = tuple(other.responses[theirs.index(name)] for name in mine)
@@ -144,12 +145,8 @@ def language_pairs(items: Sequence[Item]) -> list[Pair]:
     return pairs
 
 
-def _differs(other: Item, item: Item) -> bool:
-    return other.language != item.language and {*other.responses} != {*item.responses}
-
-
 def why_not(edit: Edit, item: Item) -> str:
-    """Return why an edit does not apply to an item that it was not applied to."""
+    """Return why an edit does not apply to an item."""
     if edit == "CC":
         return "no other culture's answer is known to be wrong" if item.origins else "its responses name no cultures"
     if edit == "RC":

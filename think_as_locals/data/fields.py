@@ -1,4 +1,4 @@
-"""Row models: the schema of a data set's rows as a pydantic model that names every fault of a row instead of raising.
+"""Row models: pydantic models of a data set's rows that collect every fault of a row instead of raising.
 
 Fields without a default are required; null counts as missing.
 """
@@ -20,11 +20,11 @@ from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable
 from think_as_locals.types import LABELS, Item, is_text, shown
 
 _ROLES = ("system", "user", "assistant")
-_UNPARSED_LIST = ("['", '["')  # begin a list of texts as numpy prints it, or truncated JSON, which stayed one text
+_UNPARSED_LIST = ("['", '["')  # the beginning of a list that could not be parsed: printed by numpy, or truncated JSON
 
 
 def field(check: Callable[[str, Any, list[Fault]], Any], empty: Any) -> PlainValidator:
-    """Return a validator that reads values by `check(name, value, faults)`; a missing one is a fault and empty."""
+    """Return a validator that calls `check(name, value, faults)`; a missing value is a fault and reads as `empty`."""
 
     def validate(value: Any, info: ValidationInfo) -> Any:
         names, faults = info.context  # type: ignore[misc]
@@ -38,7 +38,7 @@ def field(check: Callable[[str, Any, list[Fault]], Any], empty: Any) -> PlainVal
 
 
 def check_text(name: str, value: Any, faults: list[Fault], blank: Defect = Defect.EMPTY_FIELD) -> str:
-    """Read a text; any other value leaves a fault and reads as an empty text."""
+    """Read a text; anything else is a fault and reads as an empty text."""
     if is_text(value):
         return str(value)
     if isinstance(value, str) and value.strip():
@@ -60,7 +60,7 @@ def check_texts(name: str, value: Any, faults: list[Fault]) -> tuple[str, ...]:
 
 
 def check_number(name: str, value: Any, faults: list[Fault]) -> float:
-    """Read a number, or a text that holds one (CSV); anything else leaves a fault and reads as NaN."""
+    """Read a number, or a text that holds one (CSV); anything else is a fault and reads as NaN."""
     with suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, bool) and math.isfinite(number := float(value)):
             return number
@@ -91,7 +91,7 @@ def _check_language(name: str, value: Any, faults: list[Fault]) -> str:
 
 
 def check_country(name: str, value: Any, faults: list[Fault]) -> str | None:
-    """Read the name of a country or of its people, or its code, as its ISO 3166 code."""
+    """Read the name of a country or of its people, or an ISO 3166 code, as the code."""
     given = check_text(name, value, faults)
     code = culture_code(given) if given else None
     if given and code is None:
@@ -102,7 +102,7 @@ def check_country(name: str, value: Any, faults: list[Fault]) -> str | None:
 
 
 def check_culture(name: str, value: Any, faults: list[Fault], names: bool = False) -> str | None:
-    """Read the code of a country or region, or a free name; with `names`, that of a country as its code."""
+    """Read the code of a country or region, or a free name; with `names`, read a country's name as its code."""
     given = check_text(name, value, faults)
     if names and len(given) > 2 and (code := culture_code(given)):
         return code
@@ -112,7 +112,7 @@ def check_culture(name: str, value: Any, faults: list[Fault], names: bool = Fals
 
 
 def check_conversation(name: str, value: Any, faults: list[Fault]) -> str:
-    """Read a conversation as a prompt: the text of a single message, else every turn after its role."""
+    """Read a conversation as a prompt: the text of a single message, or every turn with its role before it."""
     turns: list[tuple[str, str]] = []
     for i, message in enumerate(value if isinstance(value, list) else [value]):
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -137,8 +137,7 @@ Number = Annotated[float, field(check_number, math.nan)]
 Identifier = Annotated[str, field(_check_identifier, "")]  # a text or a whole number
 Language = Annotated[str, field(_check_language, "")]  # an English name or a tag, read as a BCP-47 tag
 Country = Annotated[str | None, field(check_country, None)]  # a name or a code, read as an ISO 3166 code
-
-Culture = Annotated[str | None, field(partial(check_culture, names=True), None)]  # or a region, or a free name
+Culture = Annotated[str | None, field(partial(check_culture, names=True), None)]  # the same, or a region or a free name
 
 
 class RowModel(BaseModel):
@@ -148,9 +147,9 @@ class RowModel(BaseModel):
 
     FIELDS: ClassVar[tuple[str, ...]] = ()  # by which rows of this schema are recognised
     EXACT: ClassVar[bool] = False
-    """Whether absent required fields are named in one fault, and unknown fields are a fault; else these are ignored."""
+    """Whether unknown fields are a fault instead of ignored, and missing ones are named in one fault."""
     DEFAULTS: ClassVar[tuple[str, ...]] = ()  # fields that `data.culture`, `data.language`, `data.domain` can fill in
-    UNREAD: ClassVar[tuple[str, ...] | None] = None  # columns that are known to be ignored, if others are to be named
+    UNREAD: ClassVar[tuple[str, ...] | None] = None  # columns ignored on purpose; if set, others are named in a warning
 
     _row: Row = PrivateAttr()
     _values: Mapping[str, Any] = PrivateAttr()
@@ -158,7 +157,7 @@ class RowModel(BaseModel):
 
     @classmethod
     def read(cls, row: Row) -> Self:
-        """Read the fields of a row; of one that could not be parsed or is no object, every field is empty."""
+        """Read the fields of a row; every field is empty if the row could not be parsed or is not an object."""
         values = row.value if isinstance(row.value, Mapping) else {}
         names = {
             name: next((choice for choice in choices if values.get(choice) is not None), choices[-1])
@@ -184,7 +183,6 @@ class RowModel(BaseModel):
         if absent:
             fields.add(Defect.MISSING_FIELD, f"missing {', '.join(absent)}; fields: {expected}")
         if cls.EXACT and (unknown := sorted(set(values) - set(cls.FIELDS))):
-            # A name that cannot be printed, or is long, is shown as a value would be.
             printed = (name if name.isprintable() and len(name) < 60 else shown(name) for name in unknown)
             fields.add(Defect.UNKNOWN_FIELD, f"unknown {', '.join(printed)}; fields: {expected}")
         known = {f"missing {name}" for name in absent}
@@ -203,13 +201,13 @@ class RowModel(BaseModel):
 
     @classmethod
     def columns(cls) -> set[str]:
-        """The columns that are read, or known to be ignored."""
+        """Return the columns that are read, and those ignored on purpose."""
         return {*chain.from_iterable(cls._choices().values()), *(cls.UNREAD or ())}
 
     @classmethod
     @cache
     def _choices(cls) -> dict[str, list[str]]:
-        """Return the columns that each field may stand in, the preferred first."""
+        """Return the possible columns of each field, the preferred one first."""
         aliases = {name: field.validation_alias or name for name, field in cls.model_fields.items()}
         return {
             name: [str(each) for each in (alias.choices if isinstance(alias, AliasChoices) else [alias])]
@@ -226,11 +224,11 @@ class RowModel(BaseModel):
         self._faults.append(Fault(defect, detail))
 
     def outcome(self, *items: Item) -> Outcome:
-        """Return the outcome of the row: these items, or none if a fault rules them out."""
+        """Return the outcome of the row: these items, or none unless all faults are warnings."""
         return Outcome(self._row, items).with_faults(*dict.fromkeys(self._faults))
 
     def best_first(self, chosen: str, rejected: Sequence[str], **rest: Any) -> tuple[Item, ...]:
-        """Return the item, its first response the best, or nothing; but for `rest` it has the row's own fields."""
+        """Return an item, the chosen response first, or nothing after a fault; `rest` replaces fields of the row."""
         responses = (chosen, *rejected)
         if importable(self._faults):
             self.check_count(responses)
@@ -251,20 +249,20 @@ class RowModel(BaseModel):
         """Record a fault for responses with the same text."""
         seen: dict[str, int] = {}
         for number, text in enumerate(responses):
-            if text and text in seen:  # a text that could not be read is empty
+            if text and text in seen:  # a faulty text is empty
                 message = f"responses must be distinct: numbers {seen[text]} and {number} are the same text"
                 self.add(Defect.IDENTICAL_RESPONSES, message)
             seen.setdefault(text, number)
 
     def count_texts(self, name: str) -> int | None:
-        """Return how many texts a field of the row holds; `None` if it is no list of texts."""
+        """Return how many texts a field of the row holds; `None` if it is not a list."""
         value = self._values.get(name)
         if isinstance(value, str):
             return None if value.startswith(_UNPARSED_LIST) else 1
         return len(value) if isinstance(value, list) else None
 
     def check_counts(self, **counted: Sequence[str]) -> None:
-        """Record a fault where a field (the keyword) differs from how many texts other fields hold."""
+        """Record a fault if a count in the row (the keyword) differs from the number of texts in some fields."""
         for name, fields in counted.items():
             lengths = [self.count_texts(field) for field in fields]
             total = sum(filter(None, lengths))
@@ -277,6 +275,6 @@ class RowModel(BaseModel):
 
 
 def question_group(prompt: str) -> str:
-    """Return the question group of a prompt in a data set without groups: the same words, the same group."""
+    """Return the question group of a prompt in a data set without groups: the same for the same words."""
     folded = " ".join(prompt.casefold().split())
     return f"prompt-{hashlib.sha256(folded.encode()).hexdigest()[:16]}"

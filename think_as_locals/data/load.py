@@ -1,4 +1,4 @@
-"""What a run reads: the items of a data configuration, split without leaks, and prompts with many candidates."""
+"""Load the items of a data configuration, split without leaks, and prompts with many candidates."""
 
 from __future__ import annotations
 
@@ -28,16 +28,26 @@ from think_as_locals.data.rows import Defect, Fault, mark_repeats, read_rows, va
 from think_as_locals.data.selection import choose
 from think_as_locals.data.sources import SOURCES, check_settings, row_outcomes
 from think_as_locals.data.splits import Splits, mix, select, split_items
-from think_as_locals.types import TEST, VALIDATION, DataError, DataWarning, Demonstration, Item, ProtocolKind, shown
+from think_as_locals.types import (
+    TEST,
+    VALIDATION,
+    DataError,
+    DataWarning,
+    Demonstration,
+    Item,
+    ProtocolKind,
+    first_of,
+    shown,
+)
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection, RunConfig
 
 
 def load(data: DataSection, seed: int = 0) -> Splits:
-    """Read a source and split it; a `DataError` names a fault in the data, or a split of which one side is empty."""
+    """Load and split a source; raise a `DataError` for a fault in the data, or for a split with an empty side."""
     if data.source == "culture_cards" and data.split == "pairing" and "own" in (data.languages or ()):
-        # Every Thai item is about Thailand: with its facts seen in training, the question need not be read.
+        # Every Thai item is about Thailand: a judge that has seen its facts need not read the question.
         raise DataError("data.split=pairing with data.languages=own measures memory alone: use en, or data.split=group")
     items = tuple(read(data, seed))
     splits = split_items(items, data.split, data.test_share, data.validation_share)
@@ -54,27 +64,27 @@ def load(data: DataSection, seed: int = 0) -> Splits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSet:
-    """The items of an evaluation set of a training run, and the judge's protocol for them."""
+    """Items that a training run evaluates on, and how the judge is asked about them."""
 
     items: tuple[Item, ...]
-    dataset: str  # their source, or sources
-    split: str  # by which they were held out; `all` if they were not
+    dataset: str  # their source or sources
+    split: str  # how they were held out; `all` if they were not
     protocol: ProtocolKind
     orders: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """What a run trains on, and the sets that it measures by name: its own held-out items and those of `eval.sets`."""
+    """The training items of a run, and by name the sets it evaluates on: its held-out items and `eval.sets`."""
 
     train: tuple[Item, ...]
-    sources: tuple[str, ...]  # of each training item, by its name in the mix
+    sources: tuple[str, ...]  # of each training item, as named in the mix
     sets: Mapping[str, EvalSet]
     demonstrations: tuple[Demonstration, ...] = ()  # of sft.data
 
 
 def load_side(data: DataSection, seed: int, side: Literal["train", "validation", "test", "all"]) -> tuple[Item, ...]:
-    """Read a source, and return one side of its split, or `all` items."""
+    """Load one side of a source's split, or `all` its items."""
     if side == "all":
         return tuple(read(data, seed))
     items: tuple[Item, ...] = getattr(load(data, seed), side)
@@ -82,9 +92,9 @@ def load_side(data: DataSection, seed: int, side: Literal["train", "validation",
 
 
 def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> TrainingData:
-    """Read and split the sources of a run, mix their training items, and read the sets that it measures.
+    """Load and split the sources of a run, mix their training items, and load the sets that it evaluates on.
 
-    Where `eval.max_items` takes a part of a set, it takes as many items from each `cell`.
+    `eval.max_items` limits each set, with equally many items from each `cell`.
     """
     splits = {name: load(data, config.seed) for name, data in config.sources.items()}
     weights = config.data.weights if config.data.source == "mix" else None
@@ -112,9 +122,9 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
 
 
 def check_leaks(config: RunConfig, data: TrainingData) -> None:
-    """Refuse measured items that are training items too, or warn of them, as `eval.leaks` says.
+    """Raise or warn, as `eval.leaks` says, if items to evaluate on are training items too.
 
-    A run's own items share questions with its training items where their source is split by pairing.
+    With a split by pairing, a run's held-out items share questions with its training items by design.
     """
     from think_as_locals.data.overlap import check_overlaps, find_overlaps
 
@@ -128,21 +138,21 @@ def check_leaks(config: RunConfig, data: TrainingData) -> None:
 
 
 def read(data: DataSection, seed: int = 0) -> Sequence[Item]:
-    """Return the items of a source that the selection keys ask for."""
+    """Load the items of a source, limited by the selection keys of its configuration."""
     check_settings(data)
     source = SOURCES[data.source]
     items = source.items(data, seed) if source.items else valid_items(mark_repeats(row_outcomes(data, seed)))
     return choose(items, data, source.applies, seed)
 
 
-# --- Candidates: prompts with any number of responses for a reward model to choose from ---
+# --- Candidates: prompts with any number of responses, of which a reward model selects one ---
 
-_MAX_FAULTS = 10  # that a message names
+_MAX_FAULTS = 10  # in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """A prompt and any number of responses to choose from; `qualities` says how good each is, on any scale."""
+    """A prompt and any number of candidate responses; `qualities` says how good each is, on any scale."""
 
     id: str
     prompt: str
@@ -150,11 +160,11 @@ class Candidates:
     language: str
     texts: tuple[str, ...]
     qualities: tuple[float, ...] | None = None
-    group: str = ""  # the question group; empty for that of the prompt
+    group: str = ""  # the question group; empty to derive it from the prompt
 
     @property
     def question_group(self) -> str:
-        """The unit of intervals: prompts that ask the same question."""
+        """The unit of the bootstrap: prompts that ask the same question."""
         return self.group or question_group(self.prompt)
 
 
@@ -181,7 +191,7 @@ class CandidatesRow(RowModel):
 
 
 def read_candidates(path: Path) -> list[Candidates]:
-    """Read rows of `id`, `prompt`, `culture` (or null), `language`, `candidates` and, if known, `qualities`."""
+    """Load rows of `id`, `prompt`, `culture` (or null), `language`, `candidates` and, optionally, `qualities`."""
     found: dict[str, Candidates] = {}
     faults: list[str] = []
     with_qualities: dict[bool, str] = {}
@@ -202,8 +212,7 @@ def read_candidates(path: Path) -> list[Candidates]:
     if len(with_qualities) > 1:
         faults.append(f"{with_qualities[True]} has qualities and {with_qualities[False]} has none; give all or none")
     if faults:
-        more = len(faults) - _MAX_FAULTS
-        raise DataError("\n".join(faults[:_MAX_FAULTS] + ([f"and {more} more faults"] if more > 0 else [])))
+        raise DataError(first_of(faults, _MAX_FAULTS, "\n"))
     if not found:
         names = ", ".join(CandidatesRow.FIELDS)
         raise DataError(f"{path}: no rows; expected {names} (the last three may be left out)")

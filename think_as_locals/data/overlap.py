@@ -3,8 +3,8 @@
 Benchmarks are full of prompts that differ in one word and are different questions ("What is the most popular fruit in
 Thailand?", "... in Japan?"), so similar prompts alone prove little. By text, two items are the same question if
 
-- the prompts are the same but for case, punctuation, markup and Unicode forms, and so is the culture or every response;
-- or culture, responses and the best of them are the same, and most words of the shorter prompt are in the longer one;
+- the prompts are the same up to case, punctuation, markup and Unicode forms, and so is the culture or every response;
+- or culture, responses and the best response are the same, and the longer prompt has most words of the shorter one;
 - or the culture is the same and the prompts share `NEAR` of their shingles, and are long or have the same best response
   and half of the others; `NEAR_ALONE` is enough by itself. Text that many questions share (a template) hardly
   counts.
@@ -24,33 +24,30 @@ from itertools import islice
 from typing import Any, Literal
 
 from think_as_locals.data.rows import SUFFIXES
-from think_as_locals.types import DataError, Item, PreflightError
+from think_as_locals.types import DataError, Item, first_of, requiring
 
-try:
+with requiring("near-duplicates of training items are found by"):
     import numpy as np
     from datasketch import MinHash, MinHashLSH
     from numpy.typing import NDArray
-except ImportError as error:
-    missing = "near-duplicates of training items are found by datasketch, which is not installed"
-    raise PreflightError(f"{missing}: pip install 'think-as-locals[train]'") from error
 
 NEAR, NEAR_ALONE = 0.5, 0.7
-"""Similarity of prompts from which they are near-duplicates: of long ones or beside the same responses, and of any."""
+"""Similarity of near-duplicates: of prompts that are long or have the same responses, and of any others."""
 
-_CONTAINED = 0.65  # of the shorter prompt's words
-_LONG = 20  # words, of scripts without spaces characters
-_FEW = 4  # different words: fewer ("yes", "no") tell nothing of a question
-_COMMON = 4  # question groups of one side: what more have tells nothing of a question
-_TEMPLATE = 2  # prompts of one side: a shingle of more counts for less
-_RARE = 30  # prompts of one side: a shingle of more finds no candidates
-_BANDS, _ROWS = 42, 3  # of the MinHash index: it misses 4 in 1,000 pairs with a similarity of 0.5, none of 0.8
-_UNRELATED = 0.2  # prompts less alike than this share a number as an id by chance
-_KEPT = 2**14  # texts whose words are remembered: many items share some
-_CHUNK, _BLOCK = 2**13, 2**22  # prompts and shingles that are worked on at once
-_SHOWN = 5  # pairs that a message names
+_CONTAINED = 0.65  # share of the shorter prompt's words that the longer one has
+_LONG = 20  # words of a long prompt (characters in scripts without spaces)
+_FEW = 4  # distinct words of responses: fewer ("yes", "no") do not identify a question
+_COMMON = 4  # question groups on one side: a text that more of them have does not identify a question
+_TEMPLATE = 2  # prompts on one side: a shingle that more of them have counts for less
+_RARE = 30  # prompts on one side: a shingle that more of them have finds no candidates
+_BANDS, _ROWS = 42, 3  # of the MinHash index: it misses 4 in 1,000 pairs of similarity 0.5, none of 0.8
+_UNRELATED = 0.2  # similarity of prompts below which the same numeric id is a coincidence
+_KEPT = 2**14  # cached texts: many items share some
+_CHUNK, _BLOCK = 2**13, 2**22  # prompts and shingles processed at once
+_SHOWN = 5  # pairs in a message
 
 _NUMBERED = re.compile(rf"(?:^|/)\d+$|(?:{'|'.join(map(re.escape, SUFFIXES))}|:\w+)-\d+$")
-"""An id that is a mere number, or the row of a file: two sets may share it by chance."""
+"""An id that is only a number, or the row of a file: two data sets may share it by chance."""
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # an odd number with bits everywhere: products of it are hashes
 
@@ -62,29 +59,29 @@ _NONE = np.array([], dtype=np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """An item of a measured set, and a training item that is the same question."""
+    """A test item and a training item that are the same question."""
 
-    set: str  # name of the measured set
-    kind: Kind  # what it was found by
+    set: str  # name of the test set
+    kind: Kind  # how it was found
     item: Item
     train: Item
-    similarity: float  # of their prompts, from 0 to 1: Jaccard's, over shingles
+    similarity: float  # of their prompts: Jaccard's, over shingles
 
 
 def find_overlaps(
     train: Sequence[Item], sets: Mapping[str, Sequence[Item]], *, pairing: Collection[str] = ()
 ) -> list[Overlap]:
-    """Return the items of measured sets that training gives away, each with the first training item that does.
+    """Return the items of `sets` that are training items too, each with the first such training item.
 
-    Sets named in `pairing` are sides of a split by pairing: within one source they share questions with the training
-    items by design, and only the same id, or the same prompt, culture and responses, is an overlap.
+    Sets named in `pairing` are sides of a split by pairing. Within one source they share questions with the training
+    items by design: only the same id, or the same prompt, culture and responses, is an overlap.
 
     Raises:
         PreflightError: datasketch, which finds near-duplicates, is not installed.
     """
     if not any(sets.values()):
         return []
-    words = lru_cache(_KEPT)(normalise)  # of texts, which many items share
+    words = lru_cache(_KEPT)(normalise)
     measured = {name: [_Text.of(item, words) for item in items] for name, items in sets.items()}
     index = _Index(train, [text for texts in measured.values() for text in texts], words)
     found = []
@@ -100,10 +97,10 @@ def find_overlaps(
 
 
 def check_overlaps(overlaps: Sequence[Overlap], *, refuse: bool) -> str:
-    """Return a message about overlaps, empty if there are none: how many by set and kind, and the first pairs.
+    """Return a message with the number of overlaps by set and kind and the first pairs; empty without overlaps.
 
     Raises:
-        DataError: there are overlaps, and `refuse` forbids them.
+        DataError: there are overlaps, and `refuse` is set.
     """
     if not overlaps:
         return ""
@@ -115,20 +112,20 @@ def check_overlaps(overlaps: Sequence[Overlap], *, refuse: bool) -> str:
         f"({', '.join(f'{count:,} by {kind}' for kind, count in of_set.items())})"
         for name, of_set in counts.items()
     ]
-    # Where the very items may be in both, naming some says nothing more.
-    named = [each for each in overlaps if refuse or each.kind != "id"]
-    for each in named[:_SHOWN]:
-        start = " ".join(each.item.prompt[:60].split())
-        lines.append(f"  {each.set} {each.item.id!r} is training item {each.train.id!r} by {each.kind}: {start}")
-    if (more := len(named) - _SHOWN) > 0:
-        lines.append(f"  and {more:,} more")
+    pairs = [
+        f"{each.set} {each.item.id!r} is training item {each.train.id!r} by {each.kind}: "
+        + " ".join(each.item.prompt[:60].split())
+        for each in overlaps
+        if refuse or each.kind != "id"  # the same id in a warning: the very items may be in both sets
+    ]
+    lines += ["  " + first_of(pairs, _SHOWN, between="\n  ")] if pairs else []
     if refuse:
         remedy = "leave them out of one side (another source, split or share), or measure as it is: eval.leaks=report"
         raise DataError("\n".join([*lines, remedy]))
     return "\n".join(lines)
 
 
-# --- Texts, as far as they say what is asked and answered ---
+# --- Normalised texts ---
 
 _LABEL = re.compile(  # before a prompt, e.g. `**Question 3:**`
     r"\W*(?:question|prompt|user|q|frage|pregunta|pergunta|pertanyaan|domanda|soru|вопрос|câu hỏi|سؤال|السؤال|پرسش"
@@ -140,14 +137,14 @@ _UNSPACED = re.compile(  # scripts without spaces between words: Thai, Lao, Burm
 
 
 class _Characters(dict[int, str]):
-    """What remains of each character: letters, their marks, digits and pictures."""
+    """The normalised form of each character: letters, their marks, digits and symbols are kept."""
 
     def __missing__(self, code: int) -> str:
         character, category = chr(code), unicodedata.category(chr(code))
         if category == "Nd":
             kept = str(unicodedata.decimal(character))
         elif category == "Cf" or (category == "Mn" and code < 0x900) or character in "'’\u0640\ufe0e\ufe0f":
-            kept = ""  # joiners, vowel points that a text may lack, apostrophes
+            kept = ""  # joiners, optional vowel points, apostrophes
         elif category == "So" or _UNSPACED.match(character):
             kept = f" {character} "
         else:
@@ -155,11 +152,11 @@ class _Characters(dict[int, str]):
         return self.setdefault(code, kept)
 
 
-_CHARACTERS = _Characters({ord("ı"): "i"})  # whose capital is that of i
+_CHARACTERS = _Characters({ord("ı"): "i"})  # both have the capital I
 
 
 def normalise(text: str) -> str:
-    """Return a text's words (of scripts without spaces: characters), without case, punctuation and markup."""
+    """Return the words of a text (characters in scripts without spaces), without case, punctuation and markup."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     label = _LABEL.match(folded)
     words = folded[label.end() :] if label else folded
@@ -168,15 +165,15 @@ def normalise(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """An item, and its texts as they are compared."""
+    """An item and its normalised texts."""
 
     item: Item
     prompt: str
     best: str
     responses: frozenset[str]
     words: frozenset[str]  # of the prompt
-    numbers: frozenset[str]  # in it
-    keys: Mapping[str, _Key]  # by which others are found
+    numbers: frozenset[str]  # in the prompt
+    keys: Mapping[str, _Key]  # that the same question may share
 
     @classmethod
     def of(cls, item: Item, words: Callable[[str], str]) -> _Text:
@@ -194,33 +191,33 @@ class _Text:
 
     @property
     def is_long(self) -> bool:
-        """Whether the prompt is so long that no other question shares half of it by chance."""
+        """Whether the prompt is too long for another question to share half of it by chance."""
         return self.prompt.count(" ") >= _LONG - 1
 
     def same(self, other: _Text) -> bool:
-        """Return whether prompt, responses and culture are the same, letter by letter: grades differ in a sign."""
+        """Return whether prompt, responses and culture are identical, signs included."""
         mine, theirs = ((i.prompt, i.culture, frozenset(i.responses)) for i in (self.item, other.item))
         return mine == theirs
 
     def may_ask(self, other: _Text) -> bool:
-        """Return whether neither culture nor numbers make it another question than the other item's."""
+        """Return whether cultures and numbers allow that both items ask the same question."""
         cultures = {self.item.culture, other.item.culture} - {None}
         return len(cultures) < 2 and (self.numbers <= other.numbers or other.numbers <= self.numbers)
 
     def asks_alike(self, other: _Text) -> bool:
-        """Return whether most of the shorter prompt is in the longer one, and the responses are informative."""
+        """Return whether the longer prompt has most of the shorter one, and the responses identify the question."""
         shared = len(self.words & other.words)
         telling = {word for response in self.responses for word in response.split()}
         return shared >= _CONTAINED * min(len(self.words), len(other.words)) and len(telling) >= _FEW
 
     def answers_as(self, other: _Text) -> bool:
-        """Return whether the best response is the same, and half of the fewer other responses."""
+        """Return whether both have the same best response and share half of the other responses."""
         wrong, others = self.responses - {self.best}, other.responses - {other.best}
         return self.best == other.best and 2 * len(wrong & others) >= min(len(wrong), len(others))
 
 
 class _Index:
-    """Training items by everything that may give a measured item away; those that give none away are not kept."""
+    """The training items that may be the question of a test item, by their keys."""
 
     def __init__(self, train: Sequence[Item], measured: Sequence[_Text], words: Callable[[str], str]) -> None:
         wanted, bests = {key for text in measured for key in text.keys.values()}, {text.best for text in measured}
@@ -254,7 +251,7 @@ class _Index:
         self._near = self.prompts.near_index(dict.fromkeys(texts[place].prompt for place in near))
 
     def matches(self, text: _Text) -> Iterator[tuple[Kind, _Text]]:
-        """Yield the training items that give an item away, the surest first."""
+        """Yield the training items that are the same question, the most certain first."""
         named: tuple[tuple[Kind, str], ...] = (("id", text.item.id), ("group", text.item.group))
         for kind, name in named:
             for match in self._training.get(text.keys[kind], ()):
@@ -275,13 +272,13 @@ class _Index:
 
 
 class _Prompts:
-    """Distinct prompts as sets of shingles (three words in a row), and how many prompts each shingle is in.
+    """Distinct prompts as sets of shingles (three words in a row), with the number of prompts of each shingle.
 
-    Of many training prompts those alone are looked at closely that share enough with any measured one.
+    `candidates` are the training prompts that share enough shingles with a test prompt for a closer look.
     """
 
     def __init__(self, training: Mapping[str, int], measured: Collection[str]) -> None:
-        """Take the distinct prompts of two sides, of the training side with their numbers from 0."""
+        """Take the distinct prompts of both sides, those of the training side with numbers from 0."""
         words: dict[str, int] = defaultdict(lambda: len(words) + 1)
         rest = iter(training)
         parts = [_shingles(some, words) for some in iter(lambda: list(islice(rest, _CHUNK)), [])]
@@ -297,7 +294,7 @@ class _Prompts:
         )
 
     def _may_be_near(self) -> NDArray[np.bool_]:
-        """Return which training prompts share a rare shingle, and as many as `NEAR` takes, with measured ones."""
+        """Return which training prompts share a rare shingle, and enough of them for `NEAR`, with test prompts."""
         shared, rare = (np.zeros(len(self._ends), dtype=np.int64) for _ in range(2))
         for start, block in zip(range(0, len(self._flat), _BLOCK), _blocks(self._flat), strict=True):
             places, found = _among(self._known, block)
@@ -310,7 +307,7 @@ class _Prompts:
         return (rare > 0) & (shared * (1 + NEAR) >= NEAR * sizes)
 
     def _count(self, shingles: _Shingles) -> tuple[_Shingles, NDArray[np.int64]]:
-        """Return the shingles, sorted, and in how many prompts each is; the side with more of it counts."""
+        """Return the distinct shingles, sorted, and how many prompts of one side have each, whichever side has more."""
         known = np.unique(shingles)
         of_measured, of_training = np.zeros(len(known), dtype=np.int64), np.zeros(len(known), dtype=np.int64)
         for each in self._measured.values():
@@ -330,12 +327,12 @@ class _Prompts:
         return self._of_number(self._numbers[prompt]) if found is None else found
 
     def jaccard(self, a: str, b: str) -> float:
-        """Return the share of two prompts' shingles that both have."""
+        """Return the Jaccard similarity of two prompts."""
         shared = len(self._shared(a, b))
         return shared / (self._size(a, b) - shared)
 
     def near_index(self, prompts: Iterable[str]) -> Callable[[str], list[tuple[str, float]]]:
-        """Return a function from a prompt to its near-duplicates among candidates, with similarities, nearest first."""
+        """Return a function that finds the near-duplicates of a prompt, with similarities, the most similar first."""
         index = MinHashLSH(num_perm=_BANDS * _ROWS, params=(_BANDS, _ROWS))
         for prompt in prompts:
             if (sketch := self._sketch(prompt)) is not None:
@@ -360,7 +357,7 @@ class _Prompts:
         return sketch
 
     def _telling(self, a: str, b: str) -> float:
-        """Return the similarity of two prompts where a shingle of both counts less the more prompts have it."""
+        """Return the similarity of two prompts, with less weight for shared shingles that many prompts have."""
         shared = self._shared(a, b)
         weight = float(np.minimum(1, _TEMPLATE / self._count_of(shared)).sum())
         return weight / (weight + self._size(a, b) - 2 * len(shared))
@@ -379,9 +376,9 @@ _SKETCH = MinHash(_BANDS * _ROWS, hashfunc=int)
 
 
 def _shingles(prompts: Sequence[str], words: Mapping[str, int]) -> tuple[_Shingles, NDArray[np.int64]]:
-    """Return the hashes of every three words in a row of each prompt, sorted, and how many each prompt has.
+    """Return the sorted hashes of every three words in a row of each prompt, and their number for each prompt.
 
-    Beyond the ends of a prompt stand blanks.
+    Prompts are padded with blanks at both ends.
     """
     numbers, lengths = list[int](), list[int]()
     for prompt in prompts:
@@ -404,7 +401,7 @@ def _blocks(shingles: _Shingles) -> Iterator[_Shingles]:
 
 
 def _among(known: _Shingles, shingles: _Shingles) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return where shingles stand among sorted ones, and which of them are there."""
+    """Return the positions of shingles among sorted ones, and which of them are there."""
     if not len(known):
         return np.zeros(len(shingles), dtype=np.intp), np.zeros(len(shingles), dtype=bool)
     places = np.minimum(np.searchsorted(known, shingles), len(known) - 1)

@@ -24,26 +24,26 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from think_as_locals.runtime.hub import unreachable
-from think_as_locals.types import DataError, DataWarning, Item, PreflightError, cut, shown
+from think_as_locals.types import DataError, DataWarning, Item, cut, first_of, requiring, shown
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
 
-_SHOWN = 500  # characters of a message about a row
-_MAX_LINE = 64 * 1024**2  # bytes of one row in a file of lines
-_MAX_EXPANSION = 200  # times the size of a compressed file; texts have 3 to 20, gzip reaches 1,000
-_MIN_EXPANSION = 64 * 1024**2  # bytes that a compressed file may always hold
+_SHOWN = 500  # maximum characters of a message about a row
+_MAX_LINE = 64 * 1024**2  # maximum bytes of a line
+_MAX_EXPANSION = 200  # maximum compression ratio; texts have 3 to 20, gzip reaches 1,000
+_MIN_EXPANSION = 64 * 1024**2  # bytes that a compressed file may hold whatever its ratio
 _BATCH = 16  # rows of a table at once: one text of a dictionary may stand in all of them
 
 Severity = Literal["error", "skipped", "warning"]
-"""`error`: the row cannot be an item. `skipped`: valid, but gives no item. `warning`: an item, but suspicious."""
+"""`error`: the row is invalid. `skipped`: valid, but no item. `warning`: an item, but suspicious."""
 
 
 class Defect(Enum):
     """The named defects."""
 
     NOT_JSON = "error", "the line is not JSON in UTF-8"
-    NOT_AN_OBJECT = "error", "the row is not an object with named fields"
+    NOT_AN_OBJECT = "error", "the row is not a JSON object"
     MISSING_FIELD = "error", "a required field is missing or null"
     UNKNOWN_FIELD = "error", "a field that the schema does not have"
     WRONG_TYPE = "error", "a field is not of the type in the schema"
@@ -64,7 +64,7 @@ class Defect(Enum):
     UNPAIRED = "skipped", "no other response to the question has a different rating"
     NO_MAJORITY = "skipped", "no single answer has the most votes, or it has fewer than three"
     NAMES_CULTURE = "skipped", "the most frequent answer names a region, which would give it away"
-    NO_RIVALS = "skipped", "too few regions gave other answers that could serve as wrong ones"
+    NO_RIVALS = "skipped", "too few regions gave other answers that can serve as wrong responses"
     NO_QUESTION = "skipped", "the row has no question"
     NO_RESPONSE = "skipped", "the model's response is empty"
     NO_COUNTRY = "skipped", "the row names no country, or none that CLDR knows"
@@ -77,8 +77,8 @@ class Defect(Enum):
     COUNT_MISMATCH = "warning", "a count in the row differs from its number of responses"
     IGNORED_COLUMN = "warning", "a column of the file that is not read; named once"
     BAD_METADATA = "warning", "additional_metadata is not JSON"
-    LEFT_OUT_SAMPLE = "warning", "a survey sample is of no country that CLDR knows, not national, or outdated"
-    ASKED_BEFORE = "warning", "an earlier row has the question and two of its answers for a country: that row is kept"
+    LEFT_OUT_SAMPLE = "warning", "a survey sample is not national, is outdated, or is of no country that CLDR knows"
+    ASKED_BEFORE = "warning", "an earlier row has this question and two of its answers for a country: that one is kept"
     BAD_SHARES = "warning", "a country's shares are not one per option that sum to 1: the country is left out"
     UNKNOWN_DOMAIN = "warning", "the domain is not one of the data set's"
 
@@ -92,7 +92,7 @@ class Defect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A defect of one row; `detail` says what was got, shortened if it is too long to read."""
+    """A defect of one row; `detail` says what was got, cut if it is long."""
 
     defect: Defect
     detail: str
@@ -102,12 +102,12 @@ class Fault:
 
 
 def printable(name: str) -> str:
-    """Return a file's name with its control characters escaped: a terminal or a log would obey them."""
+    """Return a name with its control characters escaped, since terminals interpret them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in name)
 
 
 def importable(faults: Iterable[Fault]) -> bool:
-    """Return whether a row with these faults can still be an item: all of them are warnings."""
+    """Return whether a row with these faults can still be an item, since all of them are warnings."""
     return all(fault.defect.severity == "warning" for fault in faults)
 
 
@@ -117,27 +117,27 @@ class Row:
 
     file: str  # or `ID:split` on the Hub
     number: int  # counted from 1: the line of a JSONL file, the row of a spreadsheet
-    value: Any  # `None` where it could not be parsed
-    text: str  # the line, or its JSON where there are no lines; bytes that are not UTF-8 are surrogate escapes
+    value: Any  # `None` if it could not be parsed
+    text: str  # the line, or JSON of the value if there are no lines; bytes that are not UTF-8 are surrogate escapes
     fault: Fault | None = None  # why it could not be parsed
-    folder: str | None = None  # the folder being read, where the file is one of several
-    defaults: Mapping[str, str] = field(default_factory=dict)  # what the configuration says where a row does not
+    folder: str | None = None  # the folder that is read, if the file is one of several
+    defaults: Mapping[str, str] = field(default_factory=dict)  # values of the configuration for fields that are missing
 
     @property
     def place(self) -> str:
-        """Where the row is, e.g. `rows.jsonl:17`; a name's control characters are escaped."""
+        """File and number, e.g. `rows.jsonl:17`, with control characters escaped."""
         return f"{printable(self.file)}:{self.number}"
 
     @property
     def name(self) -> str:
-        """An id for the row that does not depend on where the file or folder is, e.g. `de/rows.jsonl-17`."""
+        """An id that does not depend on the location of the file or folder, e.g. `de/rows.jsonl-17`."""
         file = Path(self.file)
         return f"{file.relative_to(self.folder).as_posix() if self.folder else file.name}-{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a row; without items it can be imported all the same, as the worse response of a pair."""
+    """The items of a row, and its faults; a row without items may still be used, as the worse response of a pair."""
 
     row: Row
     items: tuple[Item, ...] = ()
@@ -149,20 +149,20 @@ class Outcome:
         return importable(self.faults)
 
     def with_faults(self, *more: Fault) -> Outcome:
-        """Return the outcome with more faults, and without items if one of the faults rules them out."""
+        """Return the outcome with more faults, and without items unless all its faults are warnings."""
         if not more:
             return self
         faults = (*self.faults, *more)
         return replace(self, items=self.items if importable(faults) else (), faults=faults)
 
     def raise_errors(self) -> None:
-        """Raise a `DataError` that says `file:row: what is wrong` if the row has an error."""
+        """Raise a `DataError`, `file:row: what is wrong`, if the row has an error."""
         if errors := [fault.detail for fault in self.faults if fault.defect.severity == "error"]:
             raise DataError(f"{self.row.place}: {'; '.join(errors)}")
 
 
 def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """Add a fault to rows that repeat the id, or the prompt and responses, of an earlier row."""
+    """Add a fault to each row with the id, or with the prompt and responses, of an earlier row."""
     ids: dict[str, tuple[int, str]] = {}
     contents: dict[bytes, tuple[int, str]] = {}
     for outcome in outcomes:
@@ -183,7 +183,7 @@ def mark_repeats(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
 
 
 def name_ignored_columns(outcomes: Iterable[Outcome], columns: Set[str]) -> Iterator[Outcome]:
-    """Add a warning to the first row of each file that says something in a column that is not among those read."""
+    """Add a warning to the first row of each file that has a value in a column that is not read."""
     named: dict[str, set[str]] = defaultdict(set)
     for outcome in outcomes:
         value, file = outcome.row.value, outcome.row.file
@@ -197,7 +197,7 @@ def name_ignored_columns(outcomes: Iterable[Outcome], columns: Set[str]) -> Iter
 
 
 def valid_items(outcomes: Iterable[Outcome]) -> Iterator[Item]:
-    """Yield the items; raise a `DataError` at the first row with an error, as `file:row: what is wrong`."""
+    """Yield the items; raise a `DataError`, `file:row: what is wrong`, at the first row with an error."""
     for outcome in outcomes:
         outcome.raise_errors()
         for fault in outcome.faults:
@@ -209,10 +209,9 @@ def valid_items(outcomes: Iterable[Outcome]) -> Iterator[Item]:
 _LINES = (".jsonl", ".ndjson", "")
 _TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 SUFFIXES = (*_TEXTS, *(f"{kind}.gz" for kind in _TEXTS), ".parquet")
-_SAVED = ("state.json", "dataset_dict.json")  # of a folder that `save_to_disk` of datasets wrote
+_SAVED = ("state.json", "dataset_dict.json")  # in a folder written by `save_to_disk` of datasets
 _NO_ROWS = ("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json")  # metadata of data sets
-_MAX_UNREAD = 3  # files that a warning names
-_NOT_INSTALLED = "{}: read by {}, which is not installed: pip install 'think-as-locals[train]'"
+_MAX_UNREAD = 3  # file names in a warning
 _HUB_ID = re.compile(
     r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[^:]+))?(?::(?P<split>[^:]+))?"
 )
@@ -239,12 +238,11 @@ def read_rows(path: str) -> Iterator[Row]:
 
 
 def warn_unread(folder: Path, files: Iterable[Path], expected: str) -> None:
-    """Warn of the files in a folder that are none of these, which are read."""
+    """Warn about the files in a folder that are not among those read."""
     others = sorted({file for file in folder.rglob("*") if file.is_file()}.difference(files))
     if others:
-        named = ", ".join(file.relative_to(folder).as_posix() for file in others[:_MAX_UNREAD])
-        more = f" and {len(others) - _MAX_UNREAD:,} more" if len(others) > _MAX_UNREAD else ""
-        warnings.warn(f"{folder}: not read: {named}{more} ({expected})", DataWarning, stacklevel=2)
+        named = first_of((file.relative_to(folder).as_posix() for file in others), _MAX_UNREAD)
+        warnings.warn(f"{folder}: not read: {named} ({expected})", DataWarning, stacklevel=2)
 
 
 def _file_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[Row]:
@@ -274,7 +272,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 class _Expanding(io.RawIOBase):
-    """A gzip file that raises a DataError where it expands to more than any text would: 2 MB may become 2 GB."""
+    """A gzip file that raises a DataError if it expands further than text would: 2 MB may become 2 GB."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, gzip.open(path)  # noqa: SIM115
@@ -350,11 +348,9 @@ def _json(path: Path) -> Iterator[Row]:
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    try:
+    with requiring(f"{path}: read by"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise PreflightError(_NOT_INSTALLED.format(path, "pyarrow")) from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
         groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
@@ -372,7 +368,7 @@ def _csv(path: Path) -> Iterator[Row]:
     with _open(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         head = text.readline()
-        # Between the names of columns, where Excel writes what the country has for a list separator.
+        # Excel separates columns by the list separator of its locale.
         delimiter = max(",", ";", "\t", key=head.count)
         lines = csv.reader(chain([head], text), delimiter=delimiter, strict=True)
         try:
@@ -398,19 +394,19 @@ def _check_columns(path: Path, names: list[str]) -> None:
 
 
 def _cell(text: str) -> Any:
-    """Parse a cell: an empty one is null, a list of texts is stored as JSON or as a Python literal (pandas)."""
+    """Parse a cell: an empty one is null, a list may be stored as JSON or as a Python literal (pandas)."""
     if not text.startswith("["):
         return text or None
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         value = unpack(text)
-        # Python takes ['a' 'b'], as numpy writes a list, for one text.
+        # Python reads ['a' 'b'], which is how numpy prints a list, as one text.
         return value if repr(value) == text else text
 
 
 def unpack(value: Any) -> Any:
-    """Parse a list or an object stored in a text, as JSON or as a Python literal (CSV); else return the value."""
+    """Parse a text that holds a list or an object, as JSON or as a Python literal; return other values as they are."""
     if isinstance(value, str):
         for parse in (json.loads, ast.literal_eval):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
@@ -421,11 +417,9 @@ def unpack(value: Any) -> Any:
 
 
 def _saved_rows(folder: Path) -> Iterator[Row]:
-    """Yield the rows of a data set, or of all its splits, that `save_to_disk` wrote."""
-    try:
+    """Yield the rows of a data set written by `save_to_disk`, of all its splits."""
+    with requiring(f"{folder}: read by"):
         from datasets import DatasetDict, load_from_disk
-    except ImportError as error:
-        raise PreflightError(_NOT_INSTALLED.format(folder, "datasets")) from error
     try:
         loaded = load_from_disk(str(folder))
     except Exception as error:  # whatever damaged files lead to
@@ -436,13 +430,11 @@ def _saved_rows(folder: Path) -> Iterator[Row]:
 
 
 def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, split: str | None) -> Iterator[Row]:  # noqa: A002
-    try:
+    with requiring(f"{path}: read by"):
         import datasets
-    except ImportError as error:
-        raise PreflightError(_NOT_INSTALLED.format(path, "datasets")) from error
     reason, offline = unreachable(), datasets.config.HF_HUB_OFFLINE
     try:
-        # It would retry for 23 s before it looks for what was downloaded earlier.
+        # Otherwise it retries for 23 s before it looks into its cache.
         datasets.config.HF_HUB_OFFLINE = offline or reason is not None
         loaded = datasets.load_dataset(id, config, split=split, revision=revision)
     except Exception as error:  # anything that a download can fail with
@@ -463,28 +455,28 @@ def _value_rows(file: str, values: Iterable[Any]) -> Iterator[Row]:
 
 
 def hub_id(path: str) -> re.Match[str] | None:
-    """Match the parts of a Hub id; `None` if the path exists or ends like a file name."""
+    """Return the parts of a Hub id; `None` if the path exists or has the suffix of a file of rows."""
     if local_path(path).exists() or path.lower().endswith(SUFFIXES):
         return None
     return _HUB_ID.fullmatch(path)
 
 
 def path_of(data: DataSection) -> str:
-    """Return where the rows of a source are; raise a `DataError` if `data.path` is not set."""
+    """Return `data.path`; raise a `DataError` if it is not set."""
     if data.path is None:
         raise DataError(f"data={data.source} reads files: set data.path")
     return data.path
 
 
 def size_of(data: DataSection) -> int:
-    """Return how many responses an item of a generated source has; raise a `DataError` if that is not set."""
+    """Return `data.num_responses`, which a generated source needs; raise a `DataError` if it is not set."""
     if data.num_responses is None:
         raise DataError(f"data={data.source} makes its items: set data.num_responses to a number from 2 to 8")
     return data.num_responses
 
 
 def local_path(path: str) -> Path:
-    """Return a path on this machine, whether it exists or not; raise a `DataError` if it cannot be one."""
+    """Return a path, whether or not it exists; raise a `DataError` if it cannot be one."""
     try:
         local = Path(path).expanduser()
         local.exists()

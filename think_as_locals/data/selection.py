@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 from think_as_locals.config.compose import nearest
 from think_as_locals.data.splits import flip_sets, hash_fraction, select
-from think_as_locals.types import DataError, DataWarning, Item, reorder_responses
+from think_as_locals.types import DataError, DataWarning, Item, first_of, reorder_responses
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
 
-_MAX_NAMES = 20  # that a message lists
+_MAX_NAMES = 20  # in a message
 
 
 def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: int) -> Sequence[Item]:
-    """Return the items that the keys ask for, but for keys that the source has `applied` itself.
+    """Return the selected items; keys that the source has `applied` itself are skipped.
 
-    First languages, question groups and countries; of what is left the largest question groups; then the number of
-    responses, pairs, and the number of items. A `DataError` names values that no item has.
+    The keys apply in this order: languages, question groups, countries, the largest question groups, the number of
+    responses, pairs, the number of items. A `DataError` names values that no item has.
     """
     if "languages" not in applied:
         items = _matching("data.languages", data.languages, items, lambda item: _with_primary(item.language))
@@ -40,27 +40,26 @@ def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: in
 def _matching(
     key: str, wanted: Sequence[str] | None, items: Iterable[Item], names: Callable[[Item], Set[str]]
 ) -> Iterable[Item]:
-    """Return the items one of whose `names` is wanted."""
+    """Return the items with a wanted name."""
     if wanted is None:
         return items
     items = tuple(items)
     known = sorted(set().union(*map(names, items)) - {""})
     if missing := [name for name in wanted if name not in known]:
-        more = f" and {len(known) - _MAX_NAMES:,} more" if len(known) > _MAX_NAMES else ""
         raise DataError(
             f"{key}: no items of {', '.join(map(repr, missing))}; there are items of: "
-            f"{', '.join(known[:_MAX_NAMES]) or 'none'}{more}{nearest(missing[0], known)}"
+            f"{first_of(known, _MAX_NAMES) or 'none'}{nearest(missing[0], known)}"
         )
     return [item for item in items if not names(item).isdisjoint(wanted)]
 
 
 def _with_primary(code: str) -> set[str]:
-    """Return a code and what it is a part of: `zh-Hant` and `zh` (BCP-47), `CA-QC` and `CA` (ISO 3166-2)."""
+    """Return a code and its first part: `zh-Hant` and `zh` (BCP-47), `CA-QC` and `CA` (ISO 3166-2)."""
     return {code, code.partition("-")[0]}
 
 
 def _largest_groups(items: Iterable[Item], limit: int | None) -> Iterable[Item]:
-    """Return the items of the `limit` question groups with the most flip sets (without such: the most items)."""
+    """Return the items of the `limit` question groups with the most flip sets, or if there are none the most items."""
     if limit is None:
         return items
     items = tuple(items)
@@ -70,7 +69,7 @@ def _largest_groups(items: Iterable[Item], limit: int | None) -> Iterable[Item]:
 
 
 def _of_size(items: Iterable[Item], size: int, seed: int) -> Iterable[Item]:
-    """Cut items to the best response and others drawn by a hash; leave out those with fewer, and say so."""
+    """Reduce items to the best response and others drawn by a hash; leave out shorter items with a warning."""
     items = tuple(items)
     long_enough = [item for item in items if len(item.responses) >= size]
     short = [item.id for item in items if len(item.responses) < size]
@@ -89,7 +88,7 @@ def _cut(item: Item, size: int, seed: int) -> Item:
 
 
 def _pairs(item: Item) -> list[Item]:
-    """Return a pair of the best response and each other one; all are in the item's question group."""
+    """Return a pair of the best response and each other one, all in the item's question group."""
     if len(item.responses) == 2:
         return [item]
     return [replace(reorder_responses(item, sorted((item.best, i))), id=f"{item.id}/pair-{i}") for i in _wrong(item)]

@@ -1,7 +1,7 @@
-"""Splits into train, validation and test items, and flip sets, which no split may divide.
+"""Split items into train, validation and test items, without dividing flip sets.
 
-Flip set: the same N responses, asked about N cultures, each with another best response. A judge that ignores the
-culture scores exactly 1/N on the set, and neither length nor any other trait of a text gives the answer away.
+A flip set asks about N cultures with the same N responses, each time with another best one. A judge that ignores the
+culture scores exactly 1/N on it, and no property of a text, such as its length, reveals the answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Split = Literal["group", "pairing"]
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Items to train on, to choose a checkpoint by (there may be none), and to report."""
+    """Items to train on, to choose a checkpoint by (possibly none), and to report on."""
 
     train: tuple[Item, ...]
     validation: tuple[Item, ...]
@@ -31,7 +31,7 @@ class Splits:
     def by_unit(
         cls, items: Sequence[Item], units: Sequence[str], *, test: Set[str], validation: Set[str] = frozenset()
     ) -> Splits:
-        """Return the split by the units that are for testing and, of all others, for validation."""
+        """Split items by their units: those in `test`, those in `validation`, and all others for training."""
         sides: tuple[list[Item], ...] = ([], [], [])
         for item, unit in zip(items, units, strict=True):
             sides[2 if unit in test else 1 if unit in validation else 0].append(item)
@@ -39,10 +39,10 @@ class Splits:
 
 
 def split_items(items: Sequence[Item], split: Split, test_share: float, validation_share: float | None) -> Splits:
-    """Split items by a hash of their unit: each domain gives its shares, and at least one unit to the test side.
+    """Split items by a hash of their unit, in each domain by the given shares, with at least one unit to test on.
 
-    With `pairing`, all items that ask the same question about the same cultures or show the same responses are a unit,
-    and a unit is for testing or validation only if units to train on show every fact of it.
+    With `group`, a unit is a question group. With `pairing`, it is all items that ask the same question about the same
+    cultures or show the same responses, and it is held out only if the training units show each of its facts.
     """
     units = [item.group for item in items] if split == "group" else _pairing_units(items)
     by_domain: dict[str, set[str]] = defaultdict(set)
@@ -52,7 +52,7 @@ def split_items(items: Sequence[Item], split: Split, test_share: float, validati
         if split == "pairing":
             facts[unit].add((item.group, item.culture, item.responses[item.best], "best"))
             facts[unit].update((item.group, *known) for known in zip(item.origins, item.responses, strict=False))
-    shown = Counter(fact for of_unit in facts.values() for fact in of_unit)  # how many units to train on show it
+    shown = Counter(fact for of_unit in facts.values() for fact in of_unit)  # number of training units that show it
     test: set[str] = set()
     validation: set[str] = set()
 
@@ -68,7 +68,7 @@ def split_items(items: Sequence[Item], split: Split, test_share: float, validati
     for _, of_domain in sorted(by_domain.items()):
         count = round((validation_share or 0) * len(of_domain))
         take(validation, sorted(of_domain - test, key=hash_fraction), count)
-    if validation_share and not validation:  # domains of few units: one of them all
+    if validation_share and not validation:  # the domains are small: one unit of any of them
         take(validation, sorted(set(units) - test, key=hash_fraction), 1)
     return Splits.by_unit(items, units, test=test, validation=validation)
 
@@ -88,7 +88,7 @@ def _pairing_units(items: Sequence[Item]) -> list[str]:
     keys = [name("responses", item, item.responses) for item in items]
     for item, key in zip(items, keys, strict=True):
         if item.origins:
-            # The smaller name wins, so that a unit's name does not depend on the order of its items.
+            # The smaller name is kept, so that it does not depend on the order of the items.
             first, second = sorted((root(key), root(name("origins", item, item.origins))))
             parent[second] = first
     return [root(key) for key in keys]
@@ -102,9 +102,9 @@ def flip_set_combinations(
     key: str,
     answers: Mapping[str, str] | None = None,
 ) -> list[tuple[str, ...]]:
-    """Return sets of cultures whose facts exclude one another (`also`: for whom else one holds), spread evenly.
+    """Return at most `limit` sets of cultures whose facts exclude one another, with all cultures equally often.
 
-    Of sets with the same `answers` there is one.
+    `also[culture]` are other cultures for which its fact holds. Of sets with the same `answers`, one is kept.
     """
     sets = [
         chosen
@@ -120,7 +120,7 @@ def flip_set_combinations(
     used: Counter[str] = Counter()
     picked = []
     for _ in range(limit):
-        # The set whose cultures were used least; a shuffled list makes ties random.
+        # The set whose cultures were used least; ties are random since the list is shuffled.
         best = min(sets, key=lambda chosen: sum(used[c] ** 2 for c in chosen))
         sets.remove(best)
         used.update(best)
@@ -134,10 +134,10 @@ def flip_sets(items: Sequence[Item]) -> list[list[Item]]:
     for place, item in enumerate(items):
         groups[item.group].append((place, item))
     found = []
-    for of_group in groups.values():  # one after the other: sets of texts take memory
+    for of_group in groups.values():  # one at a time, since the sets of texts take memory
         shared: dict[tuple[frozenset[str], frozenset[str]], list[tuple[int, Item]]] = defaultdict(list)
         for place, item in of_group:
-            # Two cultures may give the same answer: the origins tell their sets apart.
+            # Two cultures may have the same answer: the origins distinguish their sets.
             shared[frozenset(item.responses), frozenset(item.origins)].append((place, item))
         for members in shared.values():
             if len(members) < len(members[0][1].responses):
@@ -145,7 +145,7 @@ def flip_sets(items: Sequence[Item]) -> list[list[Item]]:
             by_language: dict[str, list[Item]] = defaultdict(list)
             for _, item in members:
                 by_language[item.language].append(item)
-            # Asked in one language for all cultures, and what is left: in each culture's own.
+            # A set is asked in one language, or about each culture in its own.
             whole = [asked for asked in by_language.values() if _is_whole(asked)]
             rest = [item for asked in by_language.values() if not _is_whole(asked) for item in asked]
             found.append((members[0][0], whole + ([rest] if _is_whole(rest) else [])))
@@ -158,7 +158,7 @@ def _is_whole(members: Sequence[Item]) -> bool:
 
 
 def hash_fraction(key: str, seed: int = 0) -> float:
-    """Return a number in [0, 1) that depends on `key` and `seed` alone; it decides splits."""
+    """Return a number in [0, 1) that depends only on `key` and `seed`."""
     return _digest(f"{seed}:{key}") / 2**64
 
 
@@ -171,9 +171,9 @@ def split_people(
 ) -> Splits:
     """Split pairs so that no person, or question of a survey, has pairs on both sides.
 
-    With `by_country` the share is one of each country's groups, and at least one; else of all groups at once, as in
-    SCPO's released code (arXiv 2606.18606). Questions that several countries share are always drawn among all such.
-    With `test`, the groups to test on, nothing is drawn.
+    With `by_country` the share is taken of each country's groups (at least one), otherwise of all groups together, as
+    in SCPO's released code (arXiv 2606.18606). Questions shared by several countries form a stratum of their own. If
+    `test` names the groups to test on, nothing is drawn.
     """
     items = tuple(items)
     if not items:
@@ -200,7 +200,7 @@ def split_people(
 
 
 def select(items: Sequence[Item], limit: int | None, cell: Callable[[Item], str] = lambda _: "") -> tuple[Item, ...]:
-    """Return at most `limit` items, complete flip sets first, drawn evenly from all cells and questions."""
+    """Return at most `limit` items, complete flip sets first, drawn evenly from all cells."""
     if limit is None or len(items) <= limit:
         return tuple(items)
     taken: Counter[str] = Counter()
@@ -213,7 +213,7 @@ def select(items: Sequence[Item], limit: int | None, cell: Callable[[Item], str]
 def _draw_evenly(
     sets: Iterable[list[Item]], limit: int, cell: Callable[[Item], str], taken: Counter[str]
 ) -> list[Item]:
-    """Return the items of whole sets, each of those from whose cells fewest items are `taken`; a hash decides ties."""
+    """Draw whole sets of items, each time one whose cells have the fewest items `taken`; a hash decides ties."""
     queues: dict[tuple[str, ...], list[tuple[float, list[Item]]]] = defaultdict(list)
     hashed = [(hash_fraction(members[0].id), members) for members in sets]
     for place, members in sorted(hashed, key=lambda each: -each[0]):
@@ -232,9 +232,9 @@ def _draw_evenly(
 
 
 def mix(parts: Mapping[str, Sequence[Item]], weights: Mapping[str, float] | None) -> list[tuple[str, Item]]:
-    """Return all items with the names of their sources, in numbers that are as the weights: no item is left out.
+    """Return all items with the names of their sources, repeated so that their numbers are proportional to the weights.
 
-    A source with too few is repeated as a whole, and for the rest of its number by a hash.
+    No item is left out: a source with too few is repeated as a whole, and a part of it, drawn by a hash, once more.
     """
     if weights is None:
         return [(name, item) for name, items in parts.items() for item in items]
@@ -248,6 +248,6 @@ def mix(parts: Mapping[str, Sequence[Item]], weights: Mapping[str, float] | None
 
 
 def shuffle_labels(items: Sequence[Item], seed: int) -> tuple[Item, ...]:
-    """Return the same items with a random best response: the control of an experiment."""
+    """Return the items with random labels, as a control experiment."""
     rng = random.Random(seed)
     return tuple(replace(item, best=rng.randrange(len(item.responses))) for item in items)

@@ -22,12 +22,12 @@ _Phrase = tuple[str, ...]  # the stems of its words
 
 
 class Synonyms:
-    """What answers mean, as marks: two answers that share a mark can both be right."""
+    """Marks of meanings: two answers that share a mark can both be right."""
 
     def __init__(self, answered: Iterable[Sequence[Sequence[str]]]) -> None:
-        """Learn from the answers of one region to one question at a time, each a list of its spellings.
+        """Learn synonyms from answers, each a list of spellings, grouped by region and question.
 
-        Two spellings of one answer are synonyms if they are spellings of one answer more often than two answers.
+        Two phrases are synonyms if they are spellings of one answer more often than they are different answers.
         """
         one: Counter[tuple[_Phrase, ...]] = Counter()
         two: Counter[tuple[_Phrase, ...]] = Counter()
@@ -43,7 +43,7 @@ class Synonyms:
                     self._learned[phrase].add(str(pair))
 
     def marks(self, text: str) -> frozenset[str]:
-        """Return the stems of an answer's words, and a mark for everything that it is a synonym or a kind of."""
+        """Return the marks of an answer: the stems of its words, and all that it is a synonym or a kind of."""
         phrase, (same, special, general) = _phrase(text), _table()
         parts = [phrase[i:j] for i in range(len(phrase)) for j in range(i + 1, len(phrase) + 1)]
         found = (names.get(part, ()) for names in (same, special) for part in parts)
@@ -55,13 +55,13 @@ class Synonyms:
 
 @cache
 def _phrase(text: str) -> _Phrase:
-    """Return the stems of the words that mean something."""
+    """Return the stems of the words, without filler words."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", text.lower()) if not unicodedata.combining(c))
     return tuple(_stem(w) for w in re.findall(r"\w+", _POSSESSIVE.sub("", plain)) if not _FILLER.fullmatch(w))
 
 
 def _stem(word: str) -> str:
-    """Cut endings off, e.g. `run` of `running` and `runners`, `bus` of `buses`; what is left need be no word."""
+    """Remove endings: `run` for `running` and `runners`, `bus` for `buses`; the result need not be a word."""
     stem = word if len(word) < 4 or word.endswith("ss") else word.removesuffix("s")
     stem = _ENDING.sub("", _ENDING.sub("", stem))
     return stem[:-1] if len(stem) > 3 and stem[-1] == stem[-2] else stem
@@ -69,7 +69,7 @@ def _stem(word: str) -> str:
 
 @cache
 def _table() -> tuple[dict[_Phrase, set[str]], ...]:
-    """Return the marks of synonyms and of special things by any part of an answer, of general ones by all of it."""
+    """Return the marks of synonyms and special things by a part of an answer, and of general ones by all of it."""
     table = json.loads(Path(__file__).with_name("synonyms.json").read_text(encoding="utf-8"))
     same, special, general = (defaultdict[_Phrase, set[str]](set) for _ in range(3))
     for number, synonyms in enumerate(table["same"]):

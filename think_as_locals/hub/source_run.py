@@ -1,4 +1,4 @@
-"""Read the folder of a finished run: how a model was trained and what was measured; unknown facts are `None`."""
+"""Read the folder of a finished run: how a model was trained, and its results; unknown facts are `None`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.scpo.results import GLOBAL, VariantResult, read_result
 from think_as_locals.types import TEST, VALIDATION, ConfigError, DataError
 
-SCPO_FIGURES = "scpo.json"  # the figures of all reward models of an SCPO run; on the Hub, of the one there
+SCPO_FIGURES = "scpo.json"  # results of all reward models of an SCPO run; on the Hub, of the pushed one
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _FIGURES = [
     *("dataset", "mode", "differences", "filter_threshold", "weight_temperature", "reference", "resampled", "rows")
@@ -51,14 +51,14 @@ class TrainedRun:
     config: RunConfig | ScpoConfig
     environment: dict[str, Any]  # versions and git state
     results: tuple[CarbResult, ...]  # the last of the run itself, then those of evaluations
-    hours: float | None  # process-hours of the stages that made the model; of a resumed stage since the last resume
+    hours: float | None  # process-hours of the stages that trained the model; since the last resume of a stage
     device: str | None  # `cpu`, or a GPU's name
     parameters: int | None
-    stated_licence: str | None = None  # of the weights, by who publishes them: `tal push --license`
+    stated_licence: str | None = None  # of the weights: `tal push --license`
 
     @property
     def licence(self) -> str | None:
-        """The weights' licence as the Hub calls it: as stated, or ours where model and data are ours alone."""
+        """The Hub's id of the licence of the weights: as stated, or ours if model and data are ours."""
         if self.stated_licence:
             return self.stated_licence
         ours = all(data.source.endswith("_cards") for data in self.config.sources.values())
@@ -86,7 +86,7 @@ class SteeredRun(TrainedRun):
 
     config: ScpoConfig
     result: VariantResult
-    figures: dict[str, Any]  # of its country, from `scpo.json`; `rows`: the global reward model, the variant over seeds
+    figures: dict[str, Any]  # results of its country; `rows`: of the global RM, and of the variant over seeds
 
 
 def read_judge_run(path: Path, evaluations: Sequence[Path] = ()) -> JudgeRun:
@@ -136,7 +136,7 @@ def read_steered_run(path: Path, model: str | None, evaluations: Sequence[Path] 
 
 
 def _own_results(folder: RunFolder, config: RunConfig) -> Iterator[CarbResult]:
-    """Yield what the run measured last, of each set but that for validation, which may choose a checkpoint."""
+    """Yield the run's last result on each set except the validation items."""
     for name in folder.measured_sets():
         steps = folder.measured_steps(name)
         if name == VALIDATION or not steps:
@@ -173,7 +173,7 @@ def _common_facts(
 
 
 def _read_config(folder: Path, kind: type[Config]) -> Config:
-    """Read `config.yaml` of a run or an evaluation; error messages show no values, which may be secret."""
+    """Read `config.yaml` of a run or an evaluation; errors do not show values, which may be secret."""
     path = RunFolder(folder).config
     try:
         return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -186,15 +186,15 @@ def _read_config(folder: Path, kind: type[Config]) -> Config:
 
 
 def _evaluation_result(evaluation: Path, model: Path) -> CarbResult:
-    """Return what an evaluation measured of these weights, found by names, sizes and times of their files."""
+    """Return the result of an evaluation for these weights, identified by names, sizes and times of their files."""
     config = _read_config(evaluation, EvaluationConfig)
     files = identify_weights(str(model), None)["files"]
     for journal in sorted(evaluation.glob("journals/*.jsonl")):
         with journal.open("rb") as lines:
             line = lines.readline()
         try:
-            identity = json.loads(line)["identity"] if line.endswith(b"\n") else {}  # a torn line is nobody's
-            measured = identity.get("model") or identity.get("weights") or {}  # of a judge, of a classifier
+            identity = json.loads(line)["identity"] if line.endswith(b"\n") else {}  # half a line has no identity
+            measured = identity.get("model") or identity.get("weights") or {}  # for a judge, for a classifier
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{journal}: its first line does not name the reward model") from error
         path = RunFolder(evaluation).result("carb", journal.stem)

@@ -42,7 +42,7 @@ def test_the_source_of_the_guide_is_recognised_validated_built_and_loaded(
     assert spec.loader is not None
     comparisons = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(comparisons)
-    source = row_by_row(comparisons.outcome, comparisons.ComparisonRow)
+    source = row_by_row(comparisons.outcome, comparisons.ComparisonRow, "blind comparisons")
     monkeypatch.setitem(SOURCES, "comparisons", source)
     sound = [
         {"ask": f"Question {i}?", "left": f"yes {i}", "right": f"no {i}", "picked": side, "country": "Chile"}

@@ -31,7 +31,7 @@ from think_as_locals.types import DataError, DataWarning, Item, cut
 if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
 
-_SAMPLE = 100  # rows by which a source is recognised
+_SAMPLE = 100  # rows read to recognise a source
 _PROMPT = ("question", "instruction", "query", "input")
 _OTHER_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "pairs": {
@@ -46,22 +46,23 @@ _OTHER_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "preference": ("winner", "preferred", "label", "choice", "better"),
     },
 }
-"""What other data sets call the columns of two responses."""
+"""Other common names of the columns of two responses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """How the items of one data set are read, by `data` section and seed, and its rows recognised."""
+    """How to read a data set, given its `data` section and a seed, and how to recognise its rows."""
 
-    outcomes: Callable[[DataSection, int], Iterator[Outcome]] | None = None  # of its rows, unless it is generated
-    items: Callable[[DataSection, int], Iterator[Item]] | None = None  # to train on, if not simply those of the rows
-    fields: tuple[str, ...] = ()  # that tell its rows from those of other sources
-    files: tuple[str, ...] = ()  # that tell a folder of it, if it is more than files of rows
-    applies: frozenset[str] = frozenset()  # selection keys that say what it generates; `selection` applies the others
-    defaults: tuple[str, ...] = ()  # settings of the data section that its rows take where they say nothing
+    about: str  # for the model card
+    outcomes: Callable[[DataSection, int], Iterator[Outcome]] | None = None  # of its rows; `None` if it is generated
+    items: Callable[[DataSection, int], Iterator[Item]] | None = None  # `None` if they are simply those of the rows
+    fields: tuple[str, ...] = ()  # by which its rows are recognised
+    files: tuple[str, ...] = ()  # by which a folder of it is recognised, if it has a layout of its own
+    applies: frozenset[str] = frozenset()  # selection keys that it applies itself
+    defaults: tuple[str, ...] = ()  # keys of the `data` section that fill in missing fields of its rows
 
 
-def row_by_row(outcome: Callable[[Row], Outcome], model: type[RowModel]) -> Source:
+def row_by_row(outcome: Callable[[Row], Outcome], model: type[RowModel], about: str) -> Source:
     """Return the source of a data set whose rows are independent of one another."""
 
     def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
@@ -70,39 +71,64 @@ def row_by_row(outcome: Callable[[Row], Outcome], model: type[RowModel]) -> Sour
         found = map(outcome, (replace(row, defaults=defaults) for row in rows) if defaults else rows)
         return found if model.UNREAD is None else name_ignored_columns(found, model.columns())
 
-    return Source(outcomes=outcomes, fields=model.FIELDS, defaults=model.DEFAULTS)
+    return Source(about=about, outcomes=outcomes, fields=model.FIELDS, defaults=model.DEFAULTS)
 
 
 SOURCES: dict[str, Source] = {
-    "culture_cards": Source(items=read_culture_cards, applies=frozenset({"languages"})),
-    "opinion_cards": Source(items=read_opinion_cards, applies=frozenset({"groups"})),
-    "blend": Source(
-        outcomes=blend.outcomes, items=blend.read, files=("annotations/",), applies=frozenset({"languages"})
+    "culture_cards": Source(
+        about="the culture cards of Think-as-Locals, written for that project (licence: Apache-2.0)",
+        items=read_culture_cards,
+        applies=frozenset({"languages"}),
     ),
-    "jsonl": Source(outcomes=lambda data, seed: map(jsonl.outcome, read_rows(path_of(data))), fields=jsonl.REQUIRED),
-    "carb": row_by_row(carb.outcome, carb.CarbRow),
-    "rewardbench2": row_by_row(rewardbench2.outcome, rewardbench2.RewardBench2Row),
-    "helpsteer3": row_by_row(helpsteer3.outcome, helpsteer3.HelpSteerRow),
-    "carb_open": row_by_row(carb.open_outcome, carb.OpenRow),
+    "opinion_cards": Source(
+        about="preferences of simulated people, generated from the culture cards of Think-as-Locals; nobody was asked "
+        "(licence: Apache-2.0)",
+        items=read_opinion_cards,
+        applies=frozenset({"groups"}),
+    ),
+    "blend": Source(
+        about="BLEnD, arXiv 2406.09948 (licence: CC-BY-SA-4.0)",
+        outcomes=blend.outcomes,
+        items=blend.read,
+        files=("annotations/",),
+        applies=frozenset({"languages"}),
+    ),
+    "jsonl": Source(
+        about="the authors' own items",
+        outcomes=lambda data, seed: map(jsonl.outcome, read_rows(path_of(data))),
+        fields=jsonl.REQUIRED,
+    ),
+    "carb": row_by_row(carb.outcome, carb.CarbRow, "rows in the schema of CARB, arXiv 2509.21798"),
+    "rewardbench2": row_by_row(rewardbench2.outcome, rewardbench2.RewardBench2Row, "RewardBench 2, arXiv 2506.01937"),
+    "helpsteer3": row_by_row(helpsteer3.outcome, helpsteer3.HelpSteerRow, "HelpSteer3-Preference (licence: CC-BY-4.0)"),
+    "carb_open": row_by_row(carb.open_outcome, carb.OpenRow, "open rows for CARB's domains"),
     "care": Source(
+        about="CARE",
         outcomes=lambda data, seed: care.outcomes(read_rows(path_of(data)), data.sets_per_group),
         fields=care.CareRow.FIELDS,
     ),
-    "prism": Source(outcomes=lambda data, seed: prism.outcomes(path_of(data)), files=("survey.*", "utterances.*")),
+    "prism": Source(
+        about="PRISM, arXiv 2404.16019 (licence: prompts CC-BY-4.0, responses CC-BY-NC-4.0)",
+        outcomes=lambda data, seed: prism.outcomes(path_of(data)),
+        files=("survey.*", "utterances.*"),
+    ),
     "globalopinionqa": Source(
+        about="GlobalOpinionQA, arXiv 2306.16388 (licence: CC-BY-NC-SA-4.0)",
         outcomes=lambda data, seed: globalopinionqa.outcomes(read_rows(path_of(data)), data.min_share_gap),
         fields=globalopinionqa.OpinionRow.FIELDS,
     ),
-    "pairs": row_by_row(pairs.outcome, pairs.PairRow),
-    "preferences": row_by_row(pairs.preference_outcome, pairs.PreferenceRow),
-    "m_rewardbench": row_by_row(pairs.m_rewardbench_outcome, pairs.MRewardBenchRow),
-    "crisp_rm": row_by_row(crisp_rm.outcome, crisp_rm.CrispRow),
-    "include": row_by_row(include.outcome, include.IncludeRow),
+    "pairs": row_by_row(pairs.outcome, pairs.PairRow, "pairs of chosen and rejected responses"),
+    "preferences": row_by_row(
+        pairs.preference_outcome, pairs.PreferenceRow, "pairs of responses, one of them preferred"
+    ),
+    "m_rewardbench": row_by_row(pairs.m_rewardbench_outcome, pairs.MRewardBenchRow, "M-RewardBench, arXiv 2410.15522"),
+    "crisp_rm": row_by_row(crisp_rm.outcome, crisp_rm.CrispRow, "CRISP-RM, arXiv 2609.34345"),
+    "include": row_by_row(include.outcome, include.IncludeRow, "INCLUDE, arXiv 2411.19799 (licence: Apache-2.0)"),
 }
 
 
 def check_settings(data: DataSection) -> None:
-    """Raise a `DataError` if a culture or language is unknown, or a source does not need what its rows are given."""
+    """Raise a `DataError` if a culture or language is unknown, or if the source does not use such a key."""
     for name in ("culture", "language", "domain"):
         if getattr(data, name) is not None and name not in SOURCES[data.source].defaults:
             users = ", ".join(other for other, source in SOURCES.items() if name in source.defaults)
@@ -118,7 +144,7 @@ def check_settings(data: DataSection) -> None:
 
 
 def row_outcomes(data: DataSection, seed: int = 0) -> Iterator[Outcome]:
-    """Return what becomes of every row of a source that is read from `data.path`."""
+    """Return the outcomes of all rows at `data.path`."""
     outcomes = SOURCES[data.source].outcomes
     if outcomes is None:
         raise DataError(f"data={data.source} has no rows: it is generated")
@@ -126,14 +152,14 @@ def row_outcomes(data: DataSection, seed: int = 0) -> Iterator[Outcome]:
 
 
 def recognise(path: str) -> str:
-    """Return the source that rows are of, by the names of their fields: of several the one with the most, the first."""
+    """Return the source of rows, recognised by their fields: the one with the most, then the first of them."""
     folder = local_path(path)
     if folder.exists() and not folder.is_file() and not folder.is_dir():
         raise DataError(f"{path}: a pipe is read only once: say --source")
     for name, source in SOURCES.items():
         if source.files and all(any(folder.glob(pattern)) for pattern in source.files):
             return name
-    with warnings.catch_warnings(action="ignore", category=DataWarning):  # they come where the rows are read
+    with warnings.catch_warnings(action="ignore", category=DataWarning):  # given again when the rows are loaded
         rows = map(pairs.last_turns, islice(read_rows(path), _SAMPLE))
         given = [row.value.keys() for row in rows if isinstance(row.value, Mapping)]
     known = {name: source.fields for name, source in SOURCES.items() if source.fields}

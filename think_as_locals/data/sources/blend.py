@@ -1,9 +1,9 @@
 """BLEnD (arXiv 2406.09948, HF nayeon212/BLEnD): answers of people in 16 regions about everyday life, with votes.
 
-A region's right answer to a question is its most frequent one, if that is unique and has at least three votes. Wrong
-answers are other regions' frequent answers that mean nothing that anyone of the region answered: in all their spellings
-they share no word, synonym or kind with it (`data/synonyms.py`). Responses are in English throughout: a question asked
-in a local language must not be answerable by looking for that language.
+The right answer of a region is its most frequent one, if that is unique and has at least three votes. Wrong answers are
+frequent answers of other regions that do not mean the same as any answer of the region: no spelling of one shares a
+word, a synonym or a kind with it (`data/synonyms.py`). All responses are in English, so that a question in a local
+language cannot be answered by looking for that language.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MIN_VOTES = 3
 
-REGIONS = {  # file name -> culture (ISO 3166), language (BCP-47), what its people and things are called in English
+REGIONS = {  # file name -> culture (ISO 3166), language (BCP-47), English words for its people and things
     "Algeria": ("DZ", "ar", "algerian?"),
     "Assam": ("IN-AS", "as", "assam|assamese|india|indian"),
     "Azerbaijan": ("AZ", "az", "azerbaijani?"),
@@ -50,25 +50,25 @@ REGIONS = {  # file name -> culture (ISO 3166), language (BCP-47), what its peop
     "West_Java": ("ID-JB", "su", "west java|west javanese|sundanese"),
 }
 _NAMES = re.compile("|".join(rf"\b(?:{names})s?\b" for _, _, names in REGIONS.values()))
-# What every region has: right where it was answered, wrong nowhere.
+# Every region has these: such an answer may be right, but never serves as a wrong one.
 _EVERYWHERE = re.compile(r"(?:the |in the )?(?:capital|(?:north|south)?(?:east|west)?|coast|countryside|other)")
-_Text = Annotated[str, StringConstraints(strip_whitespace=True)]  # that UTF-8 can encode
+_Text = Annotated[str, StringConstraints(strip_whitespace=True)]  # pydantic takes only what UTF-8 can encode
 
 
 class Votes(BaseModel):
-    """One answer, in all its spellings, and how many annotators gave it."""
+    """One answer in all its spellings, and the number of annotators who gave it."""
 
     en_answers: list[_Text | None]
     count: int
 
     @property
     def spellings(self) -> list[str]:
-        """The spellings that have a word."""
+        """Return the spellings that contain a word."""
         return [text for text in self.en_answers if text and re.search(r"\w", text)]
 
 
 class QuestionRow(BaseModel):
-    """A question as the file of a region has it."""
+    """A question in the file of a region."""
 
     question: _Text
     en_question: _Text
@@ -80,18 +80,36 @@ class Asked:
     """One question in one region."""
 
     row: Row
-    topic: str  # the first word of it: the domain of its items
+    topic: str  # its first part: the domain of the items
     culture: str
-    prompts: dict[str, str]  # by language, as far as the configuration asks for it; some are blank in the files
+    prompts: dict[str, str]  # by language, those of the configuration; some are blank in the files
     best: str | None  # the right answer
-    frequent: str | None  # what may be a wrong answer elsewhere
-    means: frozenset[str]  # the marks of the most frequent answer, in all its spellings
+    frequent: str | None  # a possible wrong answer in other regions
+    means: frozenset[str]  # the marks (`Synonyms.marks`) of all spellings of the most frequent answer
     answered: frozenset[str]  # the marks of all answers
     fault: Fault | None  # why there is no right answer
 
+    def item(
+        self, question: str, language: str, responses: tuple[str, ...], best: int, origins: tuple[str, ...] = ()
+    ) -> Item:
+        """Return an item that asks the question in a language."""
+        key = f"/{'-'.join(origins)}" if origins else ""
+        return Item(
+            id=f"blend/{question}/{self.culture}/{language}{key}",
+            prompt=self.prompts[language],
+            responses=responses,
+            best=best,
+            culture=self.culture,
+            language=language,
+            domain=self.topic,
+            group=question,
+            source="blend",
+            origins=origins,
+        )
+
 
 def read(data: DataSection, seed: int) -> Iterator[Item]:
-    """Yield the items of BLEnD: flip sets, and single items for regions that fit into none.
+    """Yield the items of BLEnD: flip sets, and single items for regions that are in none.
 
     `data.path` is a folder with `annotations/<Region>_data.json` and `questions/<Region>_questions.csv`; each of
     `data.languages` is `en` or `own` (the region's language).
@@ -107,7 +125,7 @@ def read(data: DataSection, seed: int) -> Iterator[Item]:
 
 
 def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
-    """Yield, for each question of a region, the items in which the region's answer is right, or why there are none."""
+    """Yield the outcome of each question of a region: the items in which the region's answer is right, or a fault."""
     asked_of, invalid = _questions(data)
     yield from invalid
     for question, asked in asked_of.items():
@@ -125,37 +143,23 @@ def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
 def short_answers(data: DataSection) -> Iterator[tuple[Item, list[tuple[list[str], int]]]]:
     """Yield each question of a region, with the votes for its answers in the language of the question.
 
-    The item has no responses that mean anything. Questions whose most frequent answer has too few votes are left out.
+    The responses of the item mean nothing. Questions whose most frequent answer has too few votes are left out.
     """
     for question, of_question in _questions(data)[0].items():
         for region in of_question:
-            for language, prompt in region.prompts.items():
+            for language in region.prompts:
                 key = "en_answers" if language == "en" else "answers"
                 votes = [
                     ([text for text in vote.get(key) or () if isinstance(text, str) and text.strip()], vote["count"])
                     for vote in region.row.value["annotations"]
                 ]
                 votes = [(spellings, count) for spellings, count in votes if spellings]
-                if max((count for _, count in votes), default=0) < MIN_VOTES:
-                    continue
-                yield (
-                    Item(
-                        id=f"blend/{question}/{region.culture}/{language}",
-                        prompt=prompt,
-                        responses=("a", "b"),
-                        best=0,
-                        culture=region.culture,
-                        language=language,
-                        domain=region.topic,
-                        group=question,
-                        source="blend",
-                    ),
-                    votes,
-                )
+                if max((count for _, count in votes), default=0) >= MIN_VOTES:
+                    yield region.item(question, language, responses=("a", "b"), best=0), votes
 
 
 def _items(question: str, asked: list[Asked], data: DataSection, seed: int) -> Iterator[Item]:
-    """Yield the items of one question, from what every region answered."""
+    """Yield the items of one question, given the answers of all regions."""
     size = size_of(data)
     right = {region.culture: region for region in asked if region.best}
     best = {culture: str(region.best) for culture, region in right.items()}
@@ -173,23 +177,13 @@ def _items(question: str, asked: list[Asked], data: DataSection, seed: int) -> I
         if culture not in placed and len(responses) >= size:
             rows.append((culture, dict([*responses.items()][:size])))
     for culture, responses in rows:
-        for language, prompt in right[culture].prompts.items():
-            yield Item(
-                id=f"blend/{question}/{culture}/{language}/{'-'.join(responses)}",
-                prompt=prompt,
-                responses=tuple(responses.values()),
-                best=[*responses].index(culture),
-                culture=culture,
-                language=language,
-                domain=right[culture].topic,
-                group=question,
-                source="blend",
-                origins=tuple(responses),
-            )
+        for language in right[culture].prompts:
+            texts, origins = tuple(responses.values()), tuple(responses)
+            yield right[culture].item(question, language, texts, origins.index(culture), origins)
 
 
 def _questions(data: DataSection) -> tuple[dict[str, list[Asked]], list[Outcome]]:
-    """Return, by question, what each region answered; and the rows that cannot be read."""
+    """Return by question the answers of each region, and the outcomes of rows that cannot be read."""
     languages = ["en", "own"] if data.languages is None else data.languages
     if unknown := sorted(set(languages) - {"en", "own"}):
         raise DataError(f"no language {', '.join(map(repr, unknown))} in BLEnD; known: en, own")
@@ -201,7 +195,7 @@ def _questions(data: DataSection) -> tuple[dict[str, list[Asked]], list[Outcome]
     annotations = {region: path / "annotations" / f"{region}_data.json" for region in REGIONS}
     valid, invalid = [], []
     for region, file in annotations.items():
-        questions = read_json(file) if file.is_file() else {}  # some of the regions are enough
+        questions = read_json(file) if file.is_file() else {}  # not all regions have to be there
         for number, (question, value) in enumerate(questions.items(), 1):
             row = Row(str(file), number, value, json.dumps({question: value}, ensure_ascii=False))
             try:
@@ -231,7 +225,7 @@ def _questions(data: DataSection) -> tuple[dict[str, list[Asked]], list[Outcome]
 
 
 def _topics(file: Path) -> dict[str, str]:
-    """Return the topic of every question by its ID."""
+    """Return the topic of every question by ID."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as rows:
             return {row["ID"]: row["Topic"].split("/")[0].lower() for row in csv.DictReader(rows)}
@@ -242,7 +236,7 @@ def _topics(file: Path) -> dict[str, str]:
 def _asked(
     row: Row, question: str, topic: str, fields: QuestionRow, region: str, languages: list[str], synonyms: Synonyms
 ) -> Asked:
-    """Return what a region's votes make of a question."""
+    """Return a question in one region, with the right answer by its votes."""
     culture, language, _ = REGIONS[region]
     texts = {language: fields.question, "en": fields.en_question}
     tags = [language if tag == "own" else tag for tag in languages]

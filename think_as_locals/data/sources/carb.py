@@ -33,13 +33,13 @@ _SUBSETS = {
     "cultural_linguistic": "linguistic",
 }
 # fmt: off
-_CULTURES = {  # whose row names no country: that of its language
+_CULTURES = {  # by language, for rows that name no country
     "ar": "Arabic-speaking countries", "en": "English-speaking countries", "es": "Spanish-speaking countries",
     "de": "DE", "ja": "JP", "ko": "KR", "ru": "RU", "th": "TH", "vi": "VN", "zh": "CN",
 }
 # fmt: on
 _OPEN_DOMAINS = {"commonsense": "commonsense", "value": "value", "safety": "safety", "linguistics": "linguistic"}
-_OPEN_CULTURES = {"English": None, "Spanish-speaking": None, "Arab (Qatar)": "QA"}  # XSafety's, beside countries
+_OPEN_CULTURES = {"English": None, "Spanish-speaking": None, "Arab (Qatar)": "QA"}  # XSafety's
 _BOTH = ("chosen", "rejected")
 _COUNTS = {"num_correct": _BOTH[:1], "num_rejected": _BOTH[1:], "total_completions": _BOTH}
 
@@ -59,8 +59,8 @@ def _check_open_culture(name: str, value: Any, faults: list[Fault]) -> str | Non
 class CarbRow(RowModel):
     """CARB as published (arXiv 2509.21798): Best-of-4. The language is an English name.
 
-    The country is named in English, or by its people ("Thai"). Where it is null, as in all rows of linguistic and
-    toxicity, the culture is that of the language: a country, or e.g. "Arabic-speaking countries".
+    The country is named in English, or by its people ("Thai"). If it is null, as in all rows of the subsets linguistic
+    and toxicity, the culture is that of the language: a country, or e.g. "Arabic-speaking countries".
     """
 
     FIELDS: ClassVar = ("language", "country", "prompt", "chosen", "rejected", "subset")
@@ -90,7 +90,7 @@ class OpenRow(RowModel):
 
 
 def outcome(row: Row) -> Outcome:
-    """Return one item; a prompt about another country is a warning, so that results stay comparable."""
+    """Return one item; a prompt about another country is only a warning, so that results stay comparable."""
     fields = CarbRow.read(row)
     if fields.count_texts("chosen") not in (None, 1):
         fields.add(Defect.WRONG_COUNT, f"expected 1 chosen response, got {len(fields.chosen)}")

@@ -34,9 +34,10 @@ R = TypeVar("R", bound=RatedRow)
 
 
 def pair(responses: Sequence[R], rest: Callable[[R, R], dict[str, Any]], limit: int | None) -> Iterator[Outcome]:
-    """Yield what becomes of each response to one question: the pairs in which it is the better one, with the `rest`.
+    """Yield the outcome of each response to one question: the pairs in which it is the better one.
 
-    Responses with the same rating or the same text make no pair. A `limit` keeps the pairs whose ratings differ most.
+    `rest` returns further fields of a pair. Responses with the same rating or text make no pair; a `limit` keeps the
+    pairs whose ratings differ most.
     """
     pairs = [
         (one, other) if one.rating > other.rating else (other, one)
@@ -60,7 +61,7 @@ _PEOPLES = {"chinese": "CN", "japanese": "JP", "arab": "Arab"}
 
 
 class CareRow(RatedRow):
-    """CARE (arXiv 2504.05154, HF geyang627/CARE), rated by natives; the first release has `rating`, `culture_type`."""
+    """CARE (arXiv 2504.05154, HF geyang627/CARE); its first release has the columns `rating` and `culture_type`."""
 
     FIELDS: ClassVar = ("question", "response", "associated_culture")
     prompt: Prompt = Field(validation_alias="question")
@@ -70,12 +71,12 @@ class CareRow(RatedRow):
 
     @property
     def language(self) -> str:
-        """Arabic, Chinese or Japanese, by the question's script; else empty."""
+        """Arabic, Chinese or Japanese, by the script of the question; empty for any other."""
         return next((tag for tag, script in _SCRIPTS if re.search(script, self.prompt)), "")
 
     @property
     def culture(self) -> str:
-        """CN for `Native (Chinese)`, `Chinese` and `China`; names that are not countries stay: `Arab`."""
+        """CN for `Native (Chinese)`, `Chinese` and `China`; a name that is no country's stays as it is: `Arab`."""
         people = self.associated_culture.partition("(")[2].rstrip(") ") or self.associated_culture
         return _PEOPLES.get(people.casefold()) or culture_code(people) or people
 

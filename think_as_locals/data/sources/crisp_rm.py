@@ -14,9 +14,9 @@ class CrispRow(RowModel):
     """CRISP-RM (arXiv 2609.34345, section 6), 19 cultures: triplets of an appropriate, a generic, an opposite response.
 
     A scenario makes a cultural norm relevant without naming it, and a question asks what to do; the scenarios of one
-    norm are a question group. `culture`, `scenario`, `question` and `norm` are called as in the paper's prompts; the
-    names of the other columns are inferred, as no card was at hand: so most have a second name, and a column that is
-    not read is named. English if a row does not say.
+    norm are a question group. `culture`, `scenario`, `question` and `norm` are the names in the paper's prompts. The
+    other column names are inferred, since no dataset card was available: most have an alternative, and columns that
+    are not read are named in a warning. Rows without a language are in English.
     """
 
     FIELDS: ClassVar = ("culture", "question", "appropriate", "generic", "opposite")
@@ -35,7 +35,7 @@ class CrispRow(RowModel):
 
 
 def outcome(row: Row) -> Outcome:
-    """Return one item of three responses, the appropriate one the best."""
+    """Return one item of three responses; the appropriate one is the best."""
     fields = CrispRow.read(row)
     prompt = "\n\n".join(filter(None, (fields.scenario, fields.prompt)))
     place = {

@@ -4,8 +4,8 @@ Questions of Pew's Global Attitudes (GAS) and the World Values Survey (WVS). In 
 text of a `defaultdict`, country -> shares, and `options` that of a list; other exports hold objects or JSON. Licence:
 CC-BY-NC-SA-4.0, never shipped.
 
-An old national sample counts only if its country has no newer one. Surveys repeat questions: for each country two
-answers to a question are compared once, by the first row that has both.
+An old national sample counts only if its country has no newer one. Surveys repeat questions: in each country, two
+answers to a question are compared only once, in the first row that has both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from think_as_locals.data.languages import culture_code
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, importable, read_rows, unpack
 from think_as_locals.types import Item, is_text, shown
 
-LEAST_SHARE = 1e-3  # of an answer that nobody gave: its logarithm must be finite
+LEAST_SHARE = 1e-3  # assumed for an answer that nobody gave, so that its logarithm is finite
 _NO_ANSWER = re.compile(  # a part of an option
     r"(?:i )?(?:dk|na|do(?:n.?t|es not|esn.?t| not) know)|refused(?: to answer)?|declined? to answer|prefer not to \w+"
     r"|no (?:answer|opinion|response)(?: given)?|(?:question |item )?not (?:asked|included)(?: in .*)?"
@@ -41,16 +41,16 @@ _Earlier = defaultdict[tuple[str, str], list[tuple[frozenset[str], str]]]  # que
 
 @dataclass(frozen=True, slots=True)
 class OpinionQuestion:
-    """A question of a survey, and how countries answered it."""
+    """A survey question and the answers of countries to it."""
 
-    id: str  # the same for all rows that ask it in the same words: the question group of its items
+    id: str  # the question group of its items: the same for all rows with the same words
     question: str
-    options: tuple[str, ...]  # distinct, those that are no answer among them
+    options: tuple[str, ...]  # distinct; includes those that are no answer
     shares: Mapping[str, tuple[float, ...]]  # ISO 3166 code -> the share of each option; they sum to 1
     source: str  # the survey, e.g. `GAS`
 
     def item(self, key: str, responses: tuple[str, str], culture: str | None) -> Item:
-        """Return an item of two answers, the first one best."""
+        """Return an item of two answers; the first is the best."""
         return Item(
             id=f"globalopinionqa/{self.id}/{key}",
             prompt=self.question,
@@ -76,7 +76,7 @@ def _check_options(name: str, value: Any, faults: list[Fault]) -> tuple[str, ...
 
 
 def _check_selections(name: str, value: Any, faults: list[Fault]) -> Mapping[Any, Any]:
-    """Read the shares by the name of their sample."""
+    """Read the shares of the options, by the name of the sample."""
     if isinstance(value, str) and value.startswith("defaultdict("):
         value = value[value.find("{") : value.rfind("}") + 1]
     samples = unpack(value)
@@ -97,7 +97,7 @@ class OpinionRow(RowModel):
 
 
 def read_questions(path: str) -> list[OpinionQuestion]:
-    """Return the questions of a file, a folder or a data set on the Hub; raise a `DataError` at the first bad row."""
+    """Return the questions at a path as in `data.path`; raise a `DataError` at the first bad row."""
     found: dict[tuple[str, tuple[str, ...]], OpinionQuestion] = {}
     for fields, question in _read_rows(read_rows(path)):
         fields.outcome().raise_errors()
@@ -108,7 +108,7 @@ def read_questions(path: str) -> list[OpinionQuestion]:
 
 
 def outcomes(rows: Iterable[Row], min_share_gap: float | None) -> Iterator[Outcome]:
-    """Yield, for each row, the pairs of all countries that it has shares of."""
+    """Yield the outcome of each row: the pairs of all countries in it."""
     for fields, question in _read_rows(rows):
         items = [pair for c in question.shares for pair in option_pairs(question, c, min_share_gap)] if question else []
         if question and not items:
@@ -118,7 +118,7 @@ def outcomes(rows: Iterable[Row], min_share_gap: float | None) -> Iterator[Outco
 
 
 def _read_rows(rows: Iterable[Row]) -> Iterator[tuple[OpinionRow, OpinionQuestion | None]]:
-    """Yield each row and its question, with the countries for which no earlier row compares the same answers."""
+    """Yield each row and its question, without countries for which an earlier row compares the same answers."""
     earlier: _Earlier = defaultdict(list)
     for row in rows:
         asked = row.value.get("question", "") if isinstance(row.value, Mapping) else ""
@@ -133,7 +133,7 @@ def _read_rows(rows: Iterable[Row]) -> Iterator[tuple[OpinionRow, OpinionQuestio
 
 
 def _new_shares(fields: OpinionRow, earlier: _Earlier) -> dict[str, tuple[float, ...]]:
-    """Return the shares of those countries for which no earlier row compares two of the answers; record the others."""
+    """Return the shares of the countries for which no earlier row compares two of the answers; record the others."""
     answers = frozenset(filter(is_answer, fields.options))
     shares: dict[str, tuple[float, ...]] = {}
     found, left_out, wrong, repeated = set(), [], [], []
@@ -167,7 +167,7 @@ def _new_shares(fields: OpinionRow, earlier: _Earlier) -> dict[str, tuple[float,
 
 
 def _share_fault(shares: object, count: int) -> str | None:
-    """Return why shares are no distribution over so many options, or `None`."""
+    """Return why shares are not a distribution over `count` options, or `None`."""
     if not isinstance(shares, list | tuple) or len(shares) != count:
         return f"expected a list of {count} shares, got {shown(shares)}"
     if not all(type(share) in (int, float) and 0 <= share <= 1 for share in shares):
@@ -177,7 +177,7 @@ def _share_fault(shares: object, count: int) -> str | None:
 
 
 def option_pairs(question: OpinionQuestion, country: str, min_share_gap: float | None) -> list[Item]:
-    """Return a pair of every two answers whose shares in a country differ by at least the gap, the greater best."""
+    """Return a pair of every two answers whose shares in a country differ by at least the gap."""
     shares = question.shares.get(country, ())
     answers = [pair for pair in zip(question.options, shares, strict=False) if is_answer(pair[0])]
     items = []
@@ -197,18 +197,18 @@ def others_mean(question: OpinionQuestion, country: str) -> tuple[float, ...] | 
 
 
 def is_answer(option: str) -> bool:
-    """Return whether an option is an answer to the question, whatever remark stands in brackets.
+    """Return whether an option answers the question; remarks in brackets are ignored.
 
-    It is none if every part of it says why there is none ("Don't know / no opinion"), or if it begins with "missing;".
+    "Don't know / no opinion" does not, since each part of it explains a missing answer, nor does "missing; ...".
     """
     plain = " ".join(_REMARK.sub(" ", option.casefold()).split()).replace("n/a", "na")
     return not (_MISSING.fullmatch(plain) or all(map(_NO_ANSWER.fullmatch, _PARTS.split(plain))))
 
 
 def others_reference(items: Sequence[Item], questions: Sequence[OpinionQuestion]) -> dict[str, tuple[float, float]]:
-    """Return, by id of a pair of options, the log shares of its best and its other response in all other countries.
+    """Return by item id the log shares of the best and the other response in all other countries.
 
-    Their difference stands for r+ - r- of a global RM. A question of one country alone has none.
+    Their difference takes the place of r+ - r- of a global RM. A question asked in only one country has none.
     """
     asked: dict[str, list[OpinionQuestion]] = defaultdict(list)
     for question in questions:

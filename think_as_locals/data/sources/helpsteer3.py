@@ -1,4 +1,4 @@
-"""HelpSteer3's rows: two responses, and which of them people prefer."""
+"""HelpSteer3's rows: two responses and a preference between them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class HelpSteerRow(RowModel):
 
 
 def outcome(row: Row) -> Outcome:
-    """Return one pair, the preferred response the best."""
+    """Return one pair; the preferred response is the best."""
     if isinstance(row.value, Mapping) and row.value.get("domain") == "code":  # the language is a programming language
         row = replace(row, value={**row.value, "language": "en"})
     fields = HelpSteerRow.read(row)

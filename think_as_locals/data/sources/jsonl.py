@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import Any, ClassVar
 
 from think_as_locals.data.fields import Prompt, RowModel, Text, check_culture, check_texts
 from think_as_locals.data.languages import culture_fault
 from think_as_locals.data.rows import Defect, Outcome, Row, mark_repeats, read_rows, valid_items
+from think_as_locals.runtime.files import new_file
 from think_as_locals.types import DataError, Item, shown
 
 REQUIRED = tuple(field.name for field in dataclasses.fields(Item) if field.default is dataclasses.MISSING)
 
 
 UNREAD: dict[str, Any] = {"best": 0, "domain": "any", "group": "any", "source": "any"}
-"""For fields of an item that no reward model is told, where an item is judged and not trained on."""
+"""Values for the fields of an item that no reward model sees, for rows that are only judged."""
 
 
 class ItemRow(RowModel):
-    """The fields of `Item`, no more, and no fewer but for `origins`."""
+    """The fields of `Item`, of which only `origins` may be missing."""
 
     FIELDS: ClassVar = tuple(field.name for field in dataclasses.fields(Item))
     EXACT: ClassVar = True
@@ -41,12 +41,12 @@ class ItemRow(RowModel):
 
 
 def read(path: Path) -> Iterator[Item]:
-    """Yield the items of a JSONL file; raise a `DataError` at the first bad row, `file:line: what is wrong`."""
+    """Yield the items of a JSONL file; raise a `DataError`, `file:line: what is wrong`, at the first bad row."""
     return valid_items(mark_repeats(map(outcome, read_rows(str(path)))))
 
 
 def asked(row: Row) -> Outcome:
-    """Return the item that a row asks a judge about: only prompt, responses and culture have to be there."""
+    """Read a row to be judged as an item: only prompt, responses and culture are required."""
     if not isinstance(row.value, Mapping):
         return outcome(row)
     given = {name: value for name, value in row.value.items() if value is not None or name == "culture"}
@@ -55,9 +55,9 @@ def asked(row: Row) -> Outcome:
 
 
 def outcome(row: Row) -> Outcome:
-    """Return the item that a row is."""
+    """Read a row as an item."""
     if isinstance(row.value, dict) and isinstance(row.value.get("responses"), list):
-        # Most rows are sound, and an item checks itself in a fifth of the time; `ItemRow` names the faults of the rest.
+        # Most rows are valid, and `Item` checks them in a fifth of the time; `ItemRow` names the faults of the others.
         with suppress(DataError, TypeError):
             item = Item(**row.value)
             if isinstance(row.value.get("origins", []), list) and not (item.culture and culture_fault(item.culture)):
@@ -87,7 +87,7 @@ def outcome(row: Row) -> Outcome:
 
 
 def write(items: Iterable[Item], path: Path) -> int:
-    """Write items to a new file, all or nothing, and return how many."""
+    """Write items to a new file, as a whole or not at all, and return their number."""
     count = 0
     with new_file(path) as file:
         for count, item in enumerate(items, 1):  # noqa: B007
@@ -96,38 +96,5 @@ def write(items: Iterable[Item], path: Path) -> int:
 
 
 def line(item: Item) -> str:
-    """Return an item as a line of a file."""
+    """Return an item as a line of JSON."""
     return json.dumps(dataclasses.asdict(item), ensure_ascii=False) + "\n"
-
-
-@contextmanager
-def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
-    """Open a file that appears as a whole at the end, or not at all.
-
-    Raises:
-        DataError: the file exists, cannot be written, or is named like another kind of file.
-    """
-    exists = DataError(f"{path} already exists; choose another name or move it away")
-    if path.suffix.lower() in (".gz", ".json", ".parquet", ".csv"):
-        raise DataError(f"{path}: one JSON object a line is written: expected a name such as {path.stem}.jsonl")
-    try:
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        lines = partial.open("w", encoding="utf-8")  # replaces what a killed process with the same id left
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
-    try:
-        with lines as file:
-            if path.exists():
-                raise exists
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if not keep_empty and not partial.stat().st_size:
-            return
-        try:
-            path.touch(exist_ok=False)  # claims the name, so that the rename overwrites nothing written meanwhile
-        except FileExistsError as error:
-            raise exists from error
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -36,7 +36,7 @@ def _check_prompt(name: str, value: Any, faults: list[Fault]) -> str:
 
 
 class _OwnRow(RowModel):
-    """What rows of two responses may say beside them."""
+    """The optional fields of rows of two responses."""
 
     DEFAULTS: ClassVar = ("culture", "language", "domain")
     prompt: Annotated[str, field(_check_prompt, "")]
@@ -47,7 +47,7 @@ class _OwnRow(RowModel):
     group: Identifier = ""
 
     def pair(self, source: str, better: str, worse: str) -> Outcome:
-        """Return one pair, the better response the best."""
+        """Return the outcome of a pair."""
         key = f"{self.domain}/{self.id}" if self.id else ""
         name = f"{source}/{self.language}/{key}" if key else f"{source}/{self.row.name}"
         group = self.group or key or question_group(self.prompt)
@@ -57,10 +57,10 @@ class _OwnRow(RowModel):
 class PairRow(_OwnRow):
     """RewardBench (arXiv 2403.13787, HF allenai/reward-bench), or any chosen and rejected; English if they do not say.
 
-    The culture is a code of ISO 3166 (`TH`, `CA-QC`), a country's name, or a free name ("Quebec"). A domain may also be
-    called `subset`, as in RewardBench. Rows with the same `group` ask the same question; so do those with the same id
-    in one domain, e.g. translations, and those with the same prompt. Texts may be conversations, as TRL has them: the
-    last messages of chosen and rejected are the responses.
+    The culture is an ISO 3166 code (`TH`, `CA-QC`), a country's name, or a free name ("Quebec"). The domain may also be
+    called `subset`, as in RewardBench. Rows with the same `group` ask the same question; so do rows with the same id in
+    one domain, e.g. translations, and rows with the same prompt. Texts may be conversations as in TRL: the last
+    messages of chosen and rejected are the responses.
     """
 
     FIELDS: ClassVar = ("prompt", "chosen", "rejected")
@@ -70,28 +70,28 @@ class PairRow(_OwnRow):
 
 
 def last_turns(row: Row) -> Row:
-    """Take the last messages of two conversations for the responses, and what comes before for the prompt.
+    """Split two conversations into a prompt and responses, their last messages.
 
-    Conversations that differ before their last messages answer different prompts: they stay, and are a fault.
+    Conversations that differ before their last messages answer different prompts: they are left as they are, a fault.
     """
     match row.value:
         case {
             "chosen": [*turns, {"role": "assistant", "content": chosen}],
             "rejected": [*others, {"role": "assistant", "content": rejected}],
         } if turns == others:
-            said = {"prompt": turns} if len(turns) > 1 or (turns and row.value.get("prompt") is None) else {}
-            return replace(row, value={**row.value, **said, "chosen": chosen, "rejected": rejected})
+            prompt = {"prompt": turns} if len(turns) > 1 or (turns and row.value.get("prompt") is None) else {}
+            return replace(row, value={**row.value, **prompt, "chosen": chosen, "rejected": rejected})
     return row
 
 
 def outcome(row: Row) -> Outcome:
-    """Return one pair, the chosen response the best."""
+    """Return one pair; the chosen response is the best."""
     fields = PairRow.read(last_turns(row))
     return fields.pair("pairs", fields.chosen, fields.rejected)
 
 
 def _check_preference(name: str, value: Any, faults: list[Fault]) -> str:
-    """Read which response is preferred, `a` or `b`; no number, since both 0 and 1 are in use for the first."""
+    """Read which response is preferred, `a` or `b`; a number is a fault, as both 0 and 1 may mean the first."""
     given = check_text(name, value, faults).strip().casefold()
     preferred = _PREFERRED.get(given, "")
     if given and not preferred:
@@ -117,7 +117,7 @@ class PreferenceRow(_OwnRow):
 
 
 def preference_outcome(row: Row) -> Outcome:
-    """Return one pair, the preferred response the best."""
+    """Return one pair; the preferred response is the best."""
     fields = PreferenceRow.read(row)
     pair = (fields.response_a, fields.response_b)
     return fields.pair("preferences", *(pair if fields.preference == "a" else pair[::-1]))
@@ -145,7 +145,7 @@ class MRewardBenchRow(RowModel):
 
 
 def m_rewardbench_outcome(row: Row) -> Outcome:
-    """Return one pair, the chosen response the best."""
+    """Return one pair; the chosen response is the best."""
     fields = MRewardBenchRow.read(row)
     key = "/".join(filter(None, (fields.subset, fields.id)))
     common = {"domain": fields.category.lower(), "source": "m_rewardbench", "group": f"m_rewardbench/{key}"}

@@ -1,4 +1,4 @@
-"""PRISM's two tables: responses that a person scored, and where the person lives."""
+"""PRISM's two tables: responses scored by a person, and the country of the person."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TABLES = ("survey", "utterances")
 
 
 class PersonRow(RowModel):
-    """The survey of PRISM (arXiv 2404.16019, HF HannahRoseKirk/prism-alignment), which is never shipped: CC-BY-NC."""
+    """The survey of PRISM (arXiv 2404.16019, HF HannahRoseKirk/prism-alignment; CC-BY-NC, so never shipped)."""
 
     FIELDS: ClassVar = ("user_id", "location.reside_country")
     user_id: Identifier
@@ -30,16 +30,16 @@ class PersonRow(RowModel):
 
 
 def _check_response(name: str, value: Any, faults: list[Fault]) -> str:
-    if value == "EMPTY STRING":  # what a model left empty
+    if value == "EMPTY STRING":  # PRISM's mark of an empty response
         faults.append(Fault(Defect.NO_RESPONSE, f"{name} is {value!r}"))
     return check_text(name, value, faults, Defect.NO_RESPONSE)
 
 
 class UtteranceRow(RatedRow):
-    """PRISM's utterances; pairs are made within an interaction (the reading of SCPO, arXiv 2606.18606).
+    """PRISM's utterances; pairs are made within an interaction, as in SCPO (arXiv 2606.18606).
 
-    The group is the person, so that nobody is in both splits and intervals are over people. The prompt is the one turn:
-    earlier ones are not in this table. The authors count 99 % of the texts as English.
+    The group is the person, so that nobody is on both sides of a split and intervals are over people. The prompt is a
+    single turn: this table does not have the earlier ones. The authors count 99 % of the texts as English.
     """
 
     FIELDS: ClassVar = ("user_id", "interaction_id", "utterance_id", "user_prompt", "model_response", "score")
@@ -53,9 +53,9 @@ class UtteranceRow(RatedRow):
 
 
 def _add_person(row: Row, countries: dict[str, str | None]) -> Outcome:
-    """Read a row of the survey, and add the country of the person to `countries` (`None` if it is unknown)."""
+    """Read a row of the survey, and add the person's country to `countries` (`None` if it is unknown)."""
     location = unpack(row.value.get("location")) if isinstance(row.value, Mapping) else None
-    if isinstance(location, Mapping):  # other exports have its parts as columns
+    if isinstance(location, Mapping):  # in other exports its parts are columns
         row = replace(row, value={**row.value, **{f"location.{name}": part for name, part in location.items()}})
     fields = PersonRow.read(row)
     if fields.user_id in countries:
@@ -69,7 +69,7 @@ def _add_person(row: Row, countries: dict[str, str | None]) -> Outcome:
 
 
 def outcomes(path: str) -> Iterator[Outcome]:
-    """Yield what becomes of every row of both tables; a pair is with the row of its better response."""
+    """Yield the outcomes of both tables; a pair belongs to the row of its better response."""
     survey, utterances = (_read_table(path, table) for table in _TABLES)
     if (folder := Path(path).expanduser()).is_dir():
         files = (folder / f"{table}{suffix}" for table in _TABLES for suffix in SUFFIXES)
@@ -102,9 +102,9 @@ def outcomes(path: str) -> Iterator[Outcome]:
 
 
 def released_test_people(path: str, share: float, seed: int) -> frozenset[str]:
-    """Return the people whom SCPO's released code tests on: drawn from the whole survey, in its order, by `datasets`.
+    """Return the test people of SCPO's released code, which `datasets` draws from the whole survey.
 
-    That is the first `ceil(share * n)` of a permutation of the n rows by NumPy's default generator.
+    They are the first `ceil(share * n)` of a permutation of the n rows by NumPy's default generator.
     """
     from numpy.random import default_rng
 

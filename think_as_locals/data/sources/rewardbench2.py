@@ -17,9 +17,9 @@ _COUNTS = {"num_correct": _BOTH[:1], "num_incorrect": _BOTH[1:], "total_completi
 class RewardBench2Row(RowModel):
     """RewardBench 2 (arXiv 2506.01937, HF allenai/reward-bench-2), in English: Best-of-4, but for the subset Ties.
 
-    A row of Ties has several right answers (its `ref:K` one), and a model is right where *every* right answer scores
+    A row of Ties has several right answers (one in its `ref:K`), and a model is right if *every* right answer scores
     above *every* wrong one. So it becomes one item per right answer and up to seven wrong ones, all in one group: the
-    row is right where all of them are.
+    row is right if all of them are.
     """
 
     FIELDS: ClassVar = ("id", "prompt", "chosen", "rejected", "num_correct", "num_incorrect", "subset")
@@ -33,7 +33,7 @@ class RewardBench2Row(RowModel):
 
 
 def outcome(row: Row) -> Outcome:
-    """Return one item, or for a row of Ties one per right answer and up to seven wrong ones."""
+    """Return one item, or for Ties one per right answer and up to seven wrong ones."""
     fields = RewardBench2Row.read(row)
     chosen, rejected, is_ties = fields.chosen, fields.rejected, fields.subset == _TIES
     if fields.count_texts("chosen") not in (None, 1) and not (chosen and is_ties):

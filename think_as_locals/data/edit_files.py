@@ -18,9 +18,9 @@ from think_as_locals.data.fields import Language, Prompt, Responses, RowModel, c
 from think_as_locals.data.languages import language_tag
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, local_path, read_rows
 from think_as_locals.data.sources import jsonl
-from think_as_locals.types import DataError, Item, shown
+from think_as_locals.types import DataError, Item, first_of, shown
 
-_MAX_FAULTS = 10  # that a message names
+_MAX_FAULTS = 10  # in a message
 
 
 def _check_probe(name: str, value: Any, faults: list[Fault]) -> str:
@@ -36,7 +36,7 @@ def _check_item(name: str, value: Any, faults: list[Fault]) -> str | dict[str, A
 
 
 class EditRow(RowModel):
-    """An edit, as it is in the file."""
+    """A row of the file."""
 
     FIELDS: ClassVar = ("item", "probe", "prompt", "responses", "language", "provenance")
     EXACT: ClassVar = True
@@ -45,15 +45,15 @@ class EditRow(RowModel):
     probe: Annotated[str, field(_check_probe, "")]
     prompt: Prompt | None = None
     responses: Responses | None = None
-    language: Language | None = None  # of the responses, where CL changed it; the item keeps that of its prompt
-    provenance: Any = None  # who or what made the edit; not read
+    language: Language | None = None  # of the responses after CL; that of the item is the prompt's
+    provenance: Any = None  # who made the edit; not used
 
 
 def read_edits(path: Path, items: Sequence[Item]) -> Edits:
-    """Return the edited pairs of a file by probe, in the order of its rows; `items` are those that ids refer to.
+    """Return the edited pairs of a file by probe, in the order of its rows; ids refer to `items`.
 
     Raises:
-        DataError: rows that cannot be used, each with file and line; or none at all.
+        DataError: some rows are faulty; the message names file and line of each.
     """
     found: dict[Edit, list[Pair]] = {edit: [] for edit in get_args(Edit)}
     faults: list[str] = []
@@ -65,8 +65,7 @@ def read_edits(path: Path, items: Sequence[Item]) -> Edits:
             found[row["probe"]].append(pair)
         faults += [f"{outcome.row.place}: {fault.detail}" for fault in outcome.faults]
     if faults:
-        more = len(faults) - _MAX_FAULTS
-        raise DataError("\n".join(faults[:_MAX_FAULTS] + ([f"and {more} more faults"] if more > 0 else [])))
+        raise DataError(first_of(faults, _MAX_FAULTS, "\n"))
     return found
 
 
@@ -77,9 +76,9 @@ def are_edits(path: str) -> bool:
 
 
 def edit_outcomes(path: str, by_id: Mapping[str, Item] | None) -> Iterator[Outcome]:
-    """Yield what becomes of every row: its item before and after the edit, or faults.
+    """Yield the outcome of every row: its item before and after the edit, or faults.
 
-    Without `by_id`, the items that are evaluated, rows that name theirs by id have no items.
+    `by_id` are the items that are evaluated; if it is `None`, rows that name an item by id have no items.
     """
     places: dict[tuple[str, str], str] = {}
     for row in read_rows(path):
@@ -94,7 +93,7 @@ def edit_outcomes(path: str, by_id: Mapping[str, Item] | None) -> Iterator[Outco
 
 
 def _item(fields: EditRow, row: Row, by_id: Mapping[str, Item] | None) -> Item | None:
-    """Return the item that a row edits; where there is none, the row has a fault."""
+    """Return the item that a row edits; record a fault if there is none."""
     if isinstance(fields.item, dict):
         outcome = jsonl.outcome(replace(row, value=fields.item))
         for fault in outcome.faults:
@@ -109,7 +108,7 @@ def _item(fields: EditRow, row: Row, by_id: Mapping[str, Item] | None) -> Item |
 
 
 def _check_edit(fields: EditRow, before: Item) -> None:
-    """Record what makes an edit no edit of its item."""
+    """Record what is wrong with an edit of an item."""
     if fields.responses is not None:
         if len(fields.responses) != len(before.responses):
             got = f"got {len(fields.responses)}"
@@ -134,6 +133,6 @@ def _edited(fields: EditRow, before: Item) -> Item:
 
 
 def of_items(edits: Edits, items: Iterable[Item], known: Iterable[Item]) -> Edits:
-    """Return the pairs without those of `known` items that are not among `items`."""
+    """Return the pairs, without those of `known` items that are not among `items`."""
     left_out = {item.id for item in known}.difference(item.id for item in items)
     return {edit: [pair for pair in of_edit if pair[0].id not in left_out] for edit, of_edit in edits.items()}

@@ -10,7 +10,7 @@ import pytest
 from data.tables import write
 from items import make_item
 
-from think_as_locals.data.edited import of_items, read_edits
+from think_as_locals.data.edit_files import of_items, read_edits
 from think_as_locals.types import DataError, Item
 
 ITEMS = [
@@ -95,5 +95,5 @@ def test_two_edits_of_a_kind_and_many_faults_are_named(tmp_path: Path) -> None:
     row = {"item": "jp-0", "probe": "RC", "prompt": "What do people eat?"}
     with pytest.raises(DataError, match=r":2: item 'jp-0' has a RC edit already, in .*edits\.jsonl:1"):
         read(tmp_path, row, row)
-    with pytest.raises(DataError, match=r"and 2 more faults"):
+    with pytest.raises(DataError, match=r"and 2 more"):
         read(tmp_path, *[row | {"item": f"no-{number}"} for number in range(12)])
