@@ -19,6 +19,7 @@ from training import spread
 from think_as_locals import Judge
 from think_as_locals.config.checks import load_config, load_recipe
 from think_as_locals.config.launch import read_launch
+from think_as_locals.runtime import gpus
 from think_as_locals.runtime import ranks as workers
 from think_as_locals.types import ConfigError
 
@@ -33,12 +34,14 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in list(os.environ):
         if name.startswith(OURS):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(workers, "has_gpu", lambda: False)
+    for module in (gpus, workers):
+        monkeypatch.setattr(module, "has_gpu", lambda: False)
     return monkeypatch
 
 
 def with_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
-    patch.setattr(workers, "has_gpu", lambda: True)
+    for module in (gpus, workers):
+        patch.setattr(module, "has_gpu", lambda: True)
     patch.setattr("torch.cuda.device_count", lambda: count)
 
 
