@@ -250,6 +250,8 @@ def test_recipes_are_listed_shown_and_copied(tal: Tal, tmp_path: Path, monkeypat
         2,
         "tal: quickstart.yaml: File exists; give a new name, in a folder that exists\n",
     )
+    nowhere = tal("recipes", "copy", "quickstart", "nowhere/mine.yaml").err
+    assert nowhere == "tal: nowhere/mine.yaml: there is no folder nowhere; give a new name, in a folder that exists\n"
     named = ["run.name=x"]
     assert load_recipe("quickstart.yaml", named) == load_recipe(ROOT / "recipes" / "quickstart.yaml", named)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from think_as_locals.config.compose import ASSETS, find_recipe, recipes
 from think_as_locals.config.launch import find_launch
+from think_as_locals.runtime.files import write_text
 from think_as_locals.runtime.output import print_result
 from think_as_locals.types import ConfigError
 
@@ -156,11 +157,10 @@ def _show(arguments: Namespace) -> None:
 def _copy(arguments: Namespace) -> None:
     recipe = find_recipe(arguments.recipe)
     target = arguments.file or Path(recipe.name)
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(recipe.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{target}: {error.strerror}; give a new name, in a folder that exists") from error
+    if target.exists() or not target.parent.is_dir():
+        got = "File exists" if target.exists() else f"there is no folder {target.parent}"
+        raise ConfigError(f"{target}: {got}; give a new name, in a folder that exists")
+    write_text(target, recipe.read_text(encoding="utf-8"))
     print(f"{target}: edit it, then: tal run {target}")
 
 
