@@ -129,7 +129,7 @@ def _training_plan(config: RunConfig, data: TrainingData) -> Rows:
         ("rollouts", f"{grpo.num_generations} per prompt, up to {grpo.max_completion_length} tokens each"),
         ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
         *((f"set {name}", f"{_described(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
-        ("evaluations", f"{times:,} of {judged:,} judgements: before GRPO, every {every} steps and at the end"),
+        ("evaluations", f"{times:,} of {judged:,} judgements each: before GRPO, every {every} steps and at the end"),
         *_estimates(config, data.train, judged),
     ]
 

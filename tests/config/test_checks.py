@@ -513,7 +513,7 @@ def test_a_value_beyond_its_bounds_or_of_another_type_is_named(place: str, value
             "no component 'corectness'; did you mean 'correctness'?; available: correctness, criteria_gain, ",
         ),
         ({"reward.own": {"brief": "own.py:brief"}}, "reward.own.brief: has no weight: set reward.weights.brief"),
-        ({"reward.own": {"length": "own.py:f"}}, "reward.own.length: there is such a component already"),
+        ({"reward.own": {"length": "own.py:f"}}, "reward.own.length: a component of this name exists"),
         ({"sft.biased_wrong": 0.6, "sft.biased_right": 0.6}, "sft.biased_right"),
         ({"grpo.report_to": ["wandbb"]}, "report_to.0: got 'wandbb', expected 'wandb', 'tensorboard' or 'trackio'"),
     ],

@@ -92,7 +92,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     config = load_config(path, overrides)
     if not isinstance(config, RunConfig):
         does = next(kind.does for kind in _KINDS if isinstance(config, kind.schema))
-        raise ConfigError(f"{config.recipe} {does} and trains no judge: `tal run` takes it")
+        raise ConfigError(f"{config.recipe} {does} and trains no judge: use `tal run`")
     return config
 
 
@@ -182,7 +182,7 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     if kind in ("missing", "union_tag_not_found"):
         return _missing(loc)
     if isinstance(got, bool) and "str" in kind:
-        return f"{place}: got the boolean {str(got).lower()}: YAML reads an unquoted NO, ON or YES so; put it in quotes"
+        return f"{place}: got the boolean {str(got).lower()}: YAML reads an unquoted NO, ON or YES as one; quote it"
     if loc[-1] == "[key]":
         form = _FORMS["name" if loc[0] in ("rms", "variants") else "own_name"]
         return f"{parent}: got the name {shown(got)}, expected {form}"

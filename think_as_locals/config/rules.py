@@ -131,7 +131,7 @@ def _asked_faults(place: str, section: PromptSection | JudgeSection | ServerSect
         got = f"got {section.rubric_language}, but {prompt} asks for none: set it to any"
         yield f"{place}.rubric_language: {got}"
     if section.culture not in (None, "hidden") and prompt not in GRAMMAR_PROMPTS:
-        got = f"got {section.culture}, but {prompt} says nothing of culture: set it to hidden"
+        got = f"got {section.culture}, but {prompt} does not mention culture: set it to hidden"
         yield f"{place}.culture: {got}"
 
 
@@ -195,11 +195,11 @@ def _sft_faults(config: RunConfig) -> Iterator[str]:
     sft, scratch = config.sft, config.model.scratch is not None
     if sft is None:
         if scratch:
-            yield "sft: a model made from scratch needs a cold start (trainer=cold_start_grpo), or set model.path"
+            yield "sft: a randomly initialised model needs a cold start (trainer=cold_start_grpo), or set model.path"
         return
     biased = {name: value for name, value in sft if name.startswith("biased_")}
     if not scratch and any(value is not None for value in biased.values()):
-        teaches = "trainer=cold_start_grpo teaches deliberate errors, at learning rates for a model made from scratch"
+        teaches = "trainer=cold_start_grpo teaches deliberate errors, with learning rates for random weights"
         remedy = "choose trainer=demonstrated_grpo sft.data=FILE, a file that `tal demonstrate` writes"
         yield f"sft: {teaches}; {config.model.path} is pretrained: {remedy}"
         return
@@ -249,7 +249,7 @@ def _component_faults(config: RunConfig) -> Iterator[str]:
             yield f"reward.weights: no component {shown(name)}{listed}"
     for name in reward.own:
         if name in builtin:
-            yield f"reward.own.{name}: there is such a component already: choose another name"
+            yield f"reward.own.{name}: a component of this name exists: choose another name"
         if name not in reward.weights:
             yield f"reward.own.{name}: has no weight: set reward.weights.{name}"
 
@@ -303,7 +303,7 @@ def _policy_faults(config: PolicyConfig) -> Iterator[str]:
 def _scpo_faults(config: ScpoConfig) -> Iterator[str]:
     scpo = config.scpo
     if (config.model.scratch is None) != (config.global_rm is None):
-        yield "global_rm: a reward model made from scratch needs global_rm=pooled, any other global_rm=none"
+        yield "global_rm: a randomly initialised reward model needs global_rm=pooled, any other global_rm=none"
     for key, values in (("variants", scpo.variants), ("seeds", scpo.seeds), ("pair_counts", scpo.pair_counts)):
         if len(set(values)) < len(values):
             yield f"scpo.{key}: got {shown(list(values))}, expected each once"

@@ -30,14 +30,14 @@ from think_as_locals.types import Item, is_text
 
 RULES = {
     "complete": "the answer is complete, not cut off",
-    "format": "it is one JSON object with the texts that were asked for",
+    "format": "it is one JSON object with the requested texts",
     "changed": "the edited texts have changed",
     "distinct": "no two responses are the same text",
     "name_removed": "no known name of the culture is left",
     "rest_kept": "the other words stay as they were",
-    "language": "every text is in the language that it should be in",
-    "numbers": "the same numbers stand in digits",
-    "places": "the same countries are named, and the culture where it was",
+    "language": "every text is in the required language",
+    "numbers": "the same numbers are written in digits",
+    "places": "the same countries are named, and the culture in the same texts",
     "structure": "links, line breaks, lists and bold text are the same",
     "length": "no text is much longer or shorter",
 }
