@@ -19,6 +19,7 @@ def test_updates_that_are_compared_have_the_same_gradient(tmp_path: Path, warm_p
     (results,) = json.loads((tmp_path / "update.json").read_text())["runs"]
     assert [result["case"] for result in results if "gradient_error" not in result] == [
         "whole step with rollouts, P 512, C 64",
+        "whole step with rollouts, P 1024, C 128",
         "criteria_gain in a whole step, P 1024, C 128",
     ]
     assert all(result["gradient_error"] < 1e-5 for result in results if "gradient_error" in result)

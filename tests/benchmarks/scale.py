@@ -1,6 +1,6 @@
 """How costs grow with the number of rows: seconds and memory of whole commands, from 1,000 rows up.
 
-python tests/benchmarks/scale.py [--most ROWS]      or: make bench ARGS=--scale
+python tests/benchmarks/scale.py [--rows 1000 100000]      or: make bench ARGS=--scale
 
 Each command runs as a user would start it, in a process of its own; what it costs beyond the smallest size, by row, is
 the slope. Rows are our own JSONL with 200 words each: a question and four responses.
@@ -27,7 +27,6 @@ from think_as_locals.data.sources import jsonl
 from think_as_locals.runtime.files import write_json
 from think_as_locals.types import Item
 
-SMALLEST, MOST = 1000, 1_000_000
 MODELS = 100  # of the leaderboard
 MOST_JUDGEMENTS = 10_000  # items of the leaderboard and the report: they show what people look at
 CULTURES = ("SA", "CN", "US", "DE", "JP", "KR", "RU", "ES", "TH", "VN")
@@ -139,14 +138,13 @@ def commands(folder: Path, rows: Path, count: int) -> dict[str, Callable[[], lis
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--most", type=int, default=MOST)
+    parser.add_argument("--rows", nargs="+", type=int, default=[1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--only", nargs="+", default=[""], help="measure what begins with one of these")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/scale.json"))
     arguments = parser.parse_args()
-    sizes = [SMALLEST * 10**n for n in range(4) if SMALLEST * 10**n <= arguments.most]
     found: dict[str, dict[int, tuple[float, float, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
-        for count in sizes:
+        for count in arguments.rows:
             rows = Path(name) / f"rows-{count}.jsonl"
             make_items(rows, count)
             for what, prepare in commands(Path(name), rows, count).items():

@@ -127,15 +127,15 @@ def update(rm: ScalarRM, prompt: int, completion: int, folder: Path) -> tuple[li
     return [row["input_ids"] for row in pairs[0]], run
 
 
-def measure(name: str, rows: list[list[int]], run: Run, repetitions: int) -> dict[str, Any]:
+def measure(name: str, rows: list[list[int]], run: Run, repetitions: int, clock: Callable[[], float]) -> dict[str, Any]:
     """Seconds of both sides, which take turns, and how far their numbers are apart."""
     found = {shared: run(shared) for shared in (False, True)}  # a warm-up
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(repetitions):
         for shared, times in seconds.items():
-            start = time.perf_counter()
+            start = clock()
             run(shared)
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
     common = next(i for i, tokens in enumerate(zip(*rows, strict=False)) if len(set(tokens)) > 1)
     return {
         "case": name,
@@ -157,14 +157,16 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--completion", type=int, default=128)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--cpu", action="store_true", help="CPU seconds, where other processes use the machine")
     arguments = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     lengths = (arguments.prompt, arguments.completion)
+    how = arguments.repetitions, time.process_time if arguments.cpu else time.perf_counter
     with tempfile.TemporaryDirectory() as folder:
         rm = make_rm(Path(folder) / "model", arguments.hidden, arguments.layers)
-        results = [measure("scoring", *scoring(rm, *lengths), arguments.repetitions)]
-        results.append(measure("rewardbench", *scoring(rm, *lengths, rewardbench=True), arguments.repetitions))
-        results.append(measure("update", *update(rm, *lengths, Path(folder)), arguments.repetitions))
+        results = [measure("scoring", *scoring(rm, *lengths), *how)]
+        results.append(measure("rewardbench", *scoring(rm, *lengths, rewardbench=True), *how))
+        results.append(measure("update", *update(rm, *lengths, Path(folder)), *how))
     arguments.out.mkdir(parents=True, exist_ok=True)
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "trl")}
     written = arguments.out / "scoring.json"

@@ -17,6 +17,7 @@ from think_as_locals.judging.formats import forced_verdict
 from think_as_locals.judging.rubric import (
     check_languages,
     criteria_share,
+    language_of,
     script_share,
     scripts,
     used_share,
@@ -354,6 +355,11 @@ def test_quotations_weigh_nothing() -> None:
 
 def test_an_analysis_may_be_in_another_script_than_the_item() -> None:
     assert weighed_share("A: Chinese. B: Japanese. C: the local wai.", item_in("th"), "en") == 1.0
+
+
+def test_a_text_is_read_as_english_where_more_than_half_of_its_letters_are_latin() -> None:
+    assert [language_of(text, item_in("th")) for text in ("abcกขค", "abcdกขค", "12!")] == ["th", "en", "th"]
+    assert language_of("abcd", item_in("de")) == "de"
 
 
 @pytest.mark.parametrize("language", ["", "zz", "???"])
