@@ -149,6 +149,10 @@ class Chat:
         where = {"revision": revision, "trust_remote_code": False}
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **where)
         require_chat_template(path, tokenizer)
+        if adapter := model_file(path, "adapter_config.json", revision):  # alone: its base says what ends a turn
+            settings = json.loads(adapter.read_text(encoding="utf-8"))
+            path, revision = settings["base_model_name_or_path"], settings.get("revision")
+            where["revision"] = revision
         if model_file(path, "generation_config.json", revision):
             declared = GenerationConfig.from_pretrained(path, revision=revision).eos_token_id
         else:  # as transformers does
