@@ -41,7 +41,7 @@ SIDES = ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height")
 VARIANTS = ("full", "filter", "weight", "scpo", "inverse_weight")
 PARTS = {
     "minority": "minority's view",
-    "overall": "all pairs of the own country",
+    "overall": "all pairs of that country",
     "others": "pairs of all other countries",
 }
 

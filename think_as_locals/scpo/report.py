@@ -47,7 +47,7 @@ DIFFERENCES = {
 
 _PAIRS = {
     "minority": "minority's view",
-    "overall": "all pairs of the own country",
+    "overall": "all pairs of that country",
     "others": "pairs of all other countries",
 }
 
@@ -91,7 +91,9 @@ def on_terminal(folder: Path) -> Iterator[RenderableType]:
     tables = _tables(summary)
     yield tables["means"].terminal(
         f"SCPO on {summary['dataset']}: {summary['n']} test pairs",
-        f"Per cent with 95 % intervals over {summary['resampled']}; gains are over the global RM on the same pairs.",
+        f"Per cent with 95 % intervals over {summary['resampled']}; gains are over the global RM on the same pairs. "
+        "others: pairs of all other countries, judged by a country's model. disagreed: pairs with r+ < r-, which the "
+        "reference ranks the other way.",
     )
     yield tables["training"].terminal()
 
