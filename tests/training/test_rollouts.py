@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,31 +27,37 @@ def run_checks(python: str, task: str, folder: Path, *arguments: str) -> None:
     assert KEY not in done.stdout + done.stderr
 
 
-@pytest.fixture
-def server(tmp_path: Path, warm_vllm: str) -> Iterator[tuple[Path, str]]:
-    """A folder with a model, and the port of a server of it that is just starting."""
-    tiny_trainer(tmp_path, *WIDE)
+@contextmanager
+def serving(folder: Path, python: str) -> Iterator[str]:
+    """The port of a server of the model in a folder that is just starting."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     settings = {"VLLM_API_KEY": KEY, "PORT": port, "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    settings |= {"PYTHON": warm_vllm, "HF_HUB_OFFLINE": "1"}
+    settings |= {"PYTHON": python, "HF_HUB_OFFLINE": "1"}
     options = ["--dtype", "float32", "--enforce-eager", "--enable-lora", "--max-lora-rank", "16"]
-    words = [str(ROOT / "launch" / "vllm_server.sh"), str(tmp_path / "model"), *options]
-    with (tmp_path / "server.log").open("w") as log:
+    words = [str(ROOT / "launch" / "vllm_server.sh"), str(folder / "model"), *options]
+    with (folder / f"server-{port}.log").open("w") as log:
         environment = {**os.environ, **settings}
         process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=log, stderr=log, text=True)
         try:
-            yield tmp_path, port
+            yield port
         finally:
             process.kill()
             process.wait()
 
 
-def test_a_server_that_is_checked_restarted_stopped_and_killed(server: tuple[Path, str], warm_vllm: str) -> None:
-    folder, port = server
-    run_checks(warm_vllm, "serve", folder, port)
-    assert KEY not in (folder / "server.log").read_text()
+def test_a_server_that_is_checked_restarted_stopped_and_killed(tmp_path: Path, warm_vllm: str) -> None:
+    tiny_trainer(tmp_path, *WIDE)
+    with serving(tmp_path, warm_vllm) as port:
+        run_checks(warm_vllm, "serve", tmp_path, port)
+    assert KEY not in (tmp_path / f"server-{port}.log").read_text()
+
+
+def test_the_part_of_a_server_that_dies_amid_a_batch_is_sampled_by_the_other(tmp_path: Path, warm_vllm: str) -> None:
+    tiny_trainer(tmp_path, *WIDE)
+    with serving(tmp_path, warm_vllm) as one, serving(tmp_path, warm_vllm) as other:
+        run_checks(warm_vllm, "pair", tmp_path, one, other)
 
 
 def test_colocated_engines_of_two_processes(tmp_path: Path, warm_vllm: str) -> None:
