@@ -104,9 +104,9 @@ def with_adapter(folder: Path) -> dict[str, Any]:
     trainer = spread.make(folder, *spread.LORA)
     trainer.train()
     expected = spread.logits(trainer.model)
-    spread.save(trainer, folder / "model", spread.LORA, folder)
+    spread.save(trainer, folder / "model", spread.LORA, folder / "saved")
     PartialState().wait_for_everyone()
-    difference = float((spread.logits(spread.plain(folder / "model")) - expected).abs().max())
+    difference = float((spread.logits(spread.plain(folder / "saved" / "model")) - expected).abs().max())
     return {"curve": spread.curve(trainer), "difference": difference, "synced": synced(folder, *spread.LORA)}
 
 
