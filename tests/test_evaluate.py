@@ -262,5 +262,5 @@ def test_what_asks_a_teacher_runs_in_one_process(tal: Tal, monkeypatch: pytest.M
 def test_a_reward_model_that_is_nowhere_is_refused_before_a_folder_is_made(tmp_path: Path, tal: Tal) -> None:
     words = [f"run.dir={tmp_path}", "~rms.constant", "rms.mine=judge", f"rms.mine.path={tmp_path / 'nowhere'}"]
     done = tal("run", "recipes/carb.yaml", *words)
-    assert (done.status, "nowhere: no such directory, and no Hub id" in done.err) == (2, True)
+    assert (done.status, "nowhere: neither a directory nor a Hub id" in done.err) == (2, True)
     assert list(tmp_path.iterdir()) == []

@@ -168,7 +168,7 @@ def test_files_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(FILES["/owner/judge/resolve/main/tokenizer.json"])
     assert model_file(str(tmp_path), "tokenizer.json") == tmp_path / "tokenizer.json"
     assert special_tokens(str(tmp_path)) == ("<|end|>",)
-    with pytest.raises(ModelError, match="'no name of a model' is no directory"):
+    with pytest.raises(ModelError, match="'no name of a model' is not a directory"):
         model_file("no name of a model", "tal_judge.json")
 
 

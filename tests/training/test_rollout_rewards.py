@@ -335,5 +335,5 @@ def test_a_batch_that_can_be_parsed_begins_the_count_anew(make: Make) -> None:
 def test_parse_failures_end_the_run_where_it_is_to_stop(make: Make) -> None:
     rewards = make("reward.parse_failure_batches=2", "reward.on_parse_failure=stop")
     _score(rewards, [NONSENSE])
-    with pytest.raises(TrainingError, match=r"Likely causes: .* Or let it go on: reward\.on_parse_failure=warn\.$"):
+    with pytest.raises(TrainingError, match=r"Likely causes: .* To continue anyway: reward\.on_parse_failure=warn\.$"):
         _score(rewards, [NONSENSE])
