@@ -537,6 +537,14 @@ def test_the_papers_recipe_pays_what_the_paper_pays() -> None:
     }
 
 
+def test_recipes_that_train_all_weights_of_a_large_model_name_how_eight_gpus_share_it() -> None:
+    """As launch/README.md says: a bare `accelerate launch` would otherwise give each GPU the whole of it."""
+    configs = [config for recipe in recipes() if isinstance(config := load_config(recipe), RunConfig | PolicyConfig)]
+    large = {config.recipe: config.run.launch for config in configs if config.model.requires_gpu}
+    assert large == dict.fromkeys(large, "gpu8_zero3")
+    assert {"tal_grpo", "tal_paper", "ablations", "methods", "policy_grpo"} <= {*large}
+
+
 def test_weights_given_as_a_whole_replace_those_of_the_option() -> None:
     def weights(*overrides: str) -> dict[str, float]:
         return load_recipe(GRPO, overrides).reward.weights

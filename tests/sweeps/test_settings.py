@@ -49,6 +49,8 @@ def test_a_job_is_launched_with_a_file_of_ours_or_of_the_users_own(tmp_path: Pat
     assert load_settings(["sweep.launch=cpu_zero3"]).launch_file.name == "cpu_zero3.yaml"
     (own := tmp_path / "mine.yaml").write_text("num_processes: 1\n")
     assert load_settings([f"sweep.launch={own}"]).launch_file == own
+    assert load_settings([], launch="gpu8_zero3").launch_file.name == "gpu8_zero3.yaml"  # the recipe's run.launch
+    assert load_settings(["sweep.launch=single"], launch="gpu8_zero3").launch_file.name == "single.yaml"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class SweepSection(Section):
     num_trials: PositiveInt
     trials_at_once: PositiveInt
     seed: NonNegativeInt
-    launch: str
+    launch: str | None
     own_gpus: bool
 
 
@@ -63,8 +63,8 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     return ours, [text for text in overrides if text not in ours]
 
 
-def load_settings(overrides: Sequence[str]) -> Settings:
-    """Compose and validate a sweep's own settings."""
+def load_settings(overrides: Sequence[str], launch: str = "single") -> Settings:
+    """Compose and validate a sweep's own settings; `launch` is the file of launch/ where these name none."""
     chosen = [text.partition("=")[2] for text in overrides if text.startswith("sweep=")]
     option = chosen[-1] if chosen else "local"
     known = group_options()["sweep"]
@@ -75,7 +75,7 @@ def load_settings(overrides: Sequence[str]) -> Settings:
         f"++{text}" if text.startswith("sweep.") else text for text in overrides if not text.startswith("sweep=")
     )
     section = validate_as(_Root, {"sweep": dict(compose_settings(option, rest).sweep)}).sweep
-    path = find_launch(section.launch)
+    path = find_launch(section.launch or launch)
     accelerate = read_launch(path)
     if accelerate.machines > 1:
         raise ConfigError(f"sweep.launch: {path.stem} is for several machines, a job of a sweep has one")

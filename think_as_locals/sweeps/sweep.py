@@ -43,8 +43,10 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
     if missing := packages("train"):
         raise PreflightError("\n".join(missing))
     ours, theirs = split_overrides(overrides)
-    settings, space = load_settings(ours), parse(theirs)
-    space = replace(space, variants=compose_recipe(recipe, space.fixed).get("variants", {}))
+    space = parse(theirs)
+    composed = compose_recipe(recipe, space.fixed)
+    settings = load_settings(ours, str(composed["run"]["launch"] or "single"))
+    space = replace(space, variants=composed.get("variants", {}))
     section = settings.section
     # For a search these are the extremes of what it may propose, so that it fails now and not job by job.
     possible = make_jobs(recipe, space, space.combinations(section.search))
