@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -148,6 +149,16 @@ def test_what_cannot_be_compared_or_was_trained_on_ends_the_run_before_it_starts
     assert done.status == 2
     assert expected in done.err
     assert not (tmp_path / "refused").exists()
+
+
+def test_a_judge_whose_comparisons_cannot_be_parsed_ends_the_run_at_its_first_step(
+    tal: Tal, small: Path, tmp_path: Path
+) -> None:
+    given = words(tmp_path, small)  # as a judge, this model has learnt nothing
+    done = tal(*given, "rm=judge", f"rm.path={small}", "rm.max_completion_length=4", "run.name=mute")
+    assert done.status == 2
+    assert re.search(r"step 1: none of 4 answers has a reward.* expected a judge that knows pairs", done.err)
+    assert not (tmp_path / "mute" / "model").exists()
 
 
 def test_a_group_lies_on_one_process() -> None:

@@ -34,7 +34,7 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, unsharded
 from think_as_locals.training.grpo import GroupTrainer, RewardFunction, load_chat, train_grpo
 from think_as_locals.training.trainer_engine import gather_shares, policy_engine, share_of_rank
-from think_as_locals.types import DataWarning, Item
+from think_as_locals.types import DataWarning, Item, TrainingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def train(config: PolicyConfig, data: PolicyData, folder: RunFolder, signals: St
 
 
 def recorded(reward: RewardFunction, rows: list[dict[str, Any]]) -> RewardFunction:
-    """Return the reward function, which now also adds a row for each completion to `rows`."""
+    """Return the reward function, which also adds a row for each completion to `rows`, and fails if none has any."""
 
     @wraps(reward)
     def rewards(
@@ -114,6 +114,12 @@ def recorded(reward: RewardFunction, rows: list[dict[str, Any]]) -> RewardFuncti
     ) -> Sequence[float | None]:
         values = reward(prompts=prompts, completions=completions, **columns)
         step = trainer_state.global_step + 1
+        if step == 1 and None in values and not any(values):  # blank answers lose unasked, to 0
+            raise TrainingError(
+                f"step {step}: none of {len(values)} answers has a reward, since no comparison by the judge can be "
+                "parsed; expected a judge that knows pairs (trained with data.num_responses=2), or a chat model with "
+                "rm.prompt=listwise; rm.max_completion_length may be too short for it"
+            )
         rows.extend(
             {"step": step, "prompt": question(prompt), "completion": response(completion), "reward": value}
             for prompt, completion, value in zip(prompts, completions, values, strict=True)
