@@ -161,7 +161,7 @@ def test_aliases_that_multiply_or_never_end_are_refused_at_once(tmp_path: Path) 
 )
 def test_interpolations_that_multiply_are_refused_at_once(tmp_path: Path, values: list[object]) -> None:
     recipe = a_recipe(tmp_path, HEAD + yaml.safe_dump({f"a{i}": value for i, value in enumerate(values)}))
-    assert "stand for more than 2,000 values" in message(recipe)
+    assert "expand to more than 2,000 values" in message(recipe)
 
 
 @pytest.mark.parametrize(
