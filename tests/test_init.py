@@ -29,7 +29,7 @@ MADE = ["README.md", "judge.yaml", "one_gpu.yaml", "rewards.py", "test_rewards.p
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:own. 11 items are training items too")
+@pytest.mark.filterwarnings("ignore:own. 13 items are training items too")
 def test_ten_minutes_as_the_readme_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tal: Tal) -> None:
     monkeypatch.chdir(tmp_path)
     done = tal("init", "sample")
@@ -59,7 +59,7 @@ def test_ten_minutes_as_the_readme_has_them(tmp_path: Path, monkeypatch: pytest.
         outcomes[name] = tal(name, *words, *(small if name == "run" else []))
         assert (program, outcomes[name].status) == ("tal", 0), f"{line}: {outcomes[name]}"
     assert [*outcomes] == ["init", "data", "run", "compare", "serve"]
-    assert "warning: own at step 2 was trained on 11 of these 16 items" in outcomes["run"].err
+    assert "warning: own at step 2 was trained on 13 of these 16 items" in outcomes["run"].err
     row = {"prompt": "Breakfast?", "responses": ["Rice.", "A croissant."], "culture": "JP"}
     answer = TestClient(apps[0], "http://127.0.0.1").post("/judge", json={"items": [row]}).json()
     assert answer["judgements"][0].keys() > {"verdict", "label", "order"}
