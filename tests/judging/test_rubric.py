@@ -73,6 +73,7 @@ SPELLED = [
         "optionB",
         "B1",
         "1B",
+        "AT 1B",
         "b2",
         "B_1",
     ),
