@@ -234,7 +234,7 @@ def test_ranks_of_a_bare_launch_take_up_zero3_which_shards_a_whole_run_and_saves
         "run.launch=cpu_zero3",
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("of which the launcher says no more; run.launch=cpu_zero3: DEEPSPEED stage 3") == 1
+    assert done.stdout.count("without settings from the launcher; run.launch=cpu_zero3: DEEPSPEED stage 3") == 1
     run = tmp_path / "zero3"
     spread_over = json.loads((run / "workers.json").read_text())
     assert (spread_over["kind"], spread_over["zero_stage"], len(spread_over["ranks"])) == ("DEEPSPEED", 3, 2)
