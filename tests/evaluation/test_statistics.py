@@ -317,7 +317,9 @@ def test_it_moves_and_stretches_with_the_values() -> None:
     assert other.ci95 == pytest.approx((-300 * found.ci95[1] + 7, -300 * found.ci95[0] + 7), rel=0.15)
 
 
-@pytest.mark.parametrize(("groups", "size", "method"), [("aabbcc", 2, "cluster_t"), ("aaaaaa", 1, "t")])
+@pytest.mark.parametrize(
+    ("groups", "size", "method"), [("aabbcc", 2, "cluster_t"), ("aaabbb", 3, "cluster_t"), ("aaaaaa", 1, "t")]
+)
 def test_few_groups_have_students_interval_of_their_means_and_one_that_of_its_items(
     groups: str, size: int, method: str
 ) -> None:
