@@ -88,7 +88,7 @@ def test_an_own_component_is_named_and_weighed_in_a_recipe_or_an_override() -> N
     ("override", "message"),
     [
         ("brief=own.py:brief", "reward.own.brief: has no weight: set reward.weights.brief"),
-        ("structure=own.py:brief", "reward.own.structure: there is such a component already"),
+        ("structure=own.py:brief", "reward.own.structure: a component of this name exists"),
         ("brief=own.py", "reward.own.brief: got 'own.py', expected path/to/file.py:function or package.module:func"),
         ("Brief=own.py:brief", "reward.own.Brief"),
         ("brief=3", "reward.own.brief: got 3, expected path/to/file.py:function"),

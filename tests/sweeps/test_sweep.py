@@ -177,14 +177,14 @@ def test_a_sweep_is_stopped_goes_on_and_ends_in_a_table_though_a_job_fails(tmp_p
 
     first = _start(warm_python, tmp_path, *words)
     _until("*/report.html", folder, 1, first)  # a whole run, and the next one works
-    _until("jobs/*/log.txt", folder, 2, first)
+    _until("*/config.yaml", folder, 2, first)
     started = processes_in(tmp_path)
     names = {process.name() for process in started}
     first.send_signal(signal.SIGTERM)
     output, _ = first.communicate(timeout=300)
     assert first.returncode == 75, output
     assert "continue it with run.name=four run.resume=auto" in output
-    assert {"node.sh", "accelerate"} <= names | {"node.sh"}
+    assert "accelerate" in names
     assert not psutil.wait_procs(started, timeout=10)[1]
     before = json.loads((folder / "sweep.json").read_text())
     whole = next(job["name"] for job in before["jobs"] if job["state"] == "done")
