@@ -72,8 +72,8 @@ class Walk:
 
     def model(self, name: str) -> Path:
         """The model of a judge by its name in the leaderboard."""
-        if name == "base":
-            return self.folder / "fresh" / "cold_start" / "model"
+        if name in ("start", "base"):  # of the teacher, and of the fresh judge, before GRPO
+            return self.folder / {"start": "teacher", "base": "fresh"}[name] / "cold_start" / "model"
         return next(self.folder.glob(f"ablations/variant-{name}-*/model"), self.folder / name / "model")
 
 
@@ -175,12 +175,11 @@ def main(folder: Path) -> None:
     if not shown.is_file():
         with walk.timed("demonstrations"), served(walk.model("teacher")):
             walk.tal("shown", "demonstrate", *teacher, "data=quickstart_cards", "tries=2")
-    steps = ["grpo.max_steps=15", "eval.every_steps=15"]
     with walk.timed("fresh judge"):
-        few = [f"sft.data={shown}", "sft.max_steps=600", "eval.max_items=120", *steps]
+        few = [f"sft.data={shown}", "sft.max_steps=1200", "eval.max_items=120", "grpo.max_steps=15"]
         walk.tal("fresh", "run", "quickstart", *few, *MIX, *SETS)
     with walk.timed("ablations"):
-        base = ["sft=null", "model.scratch=null", f"model.path={walk.model('base')}", "eval.max_items=200", *steps]
+        base = ["sft=null", "model.scratch=null", f"model.path={walk.model('base')}", "eval.every_steps=30"]
         walk.tal("ablations", "run", "-m", "ablations_quickstart", *base, "sweep=joblib", "hydra.launcher.n_jobs=2")
     with walk.timed("policies"):
         make_policies(walk)
@@ -194,7 +193,7 @@ def main(folder: Path) -> None:
 
 def downstream(walk: Walk) -> None:
     """Have every judge select of four answers of the policy, and correlate with their accuracy."""
-    names = ("teacher", "base", "fresh", *VARIANTS)
+    names = ("start", "teacher", "base", "fresh", *VARIANTS)
     judges = [word for name in names for word in (f"rms.{name}=judge", f"rms.{name}.path={walk.model(name)}")]
     task = ["sample=prompts", "sample.data=quickstart_cards", "sample.num_candidates=4"]
     policy = [
