@@ -26,6 +26,7 @@ _COPIED = 0.8  # share of letters in long pieces of the item, read in either dir
 _KNOWN = 0.25  # share of known words from which a text in another script than the item's is in a real language
 _LETTERS, _DISTINCT_LETTERS = 10, 5  # minimum of a criterion; an ideograph or a syllable counts as three letters
 _WORD = 3  # minimum letters of a content word
+_BASIC_PLANE = 0xFFFF  # the last character of Unicode's Basic Multilingual Plane
 _PHRASE = 200  # characters of a name or description that are searched for in an analysis
 _INDIC = ("Deva", "Beng", "Gujr", "Guru", "Knda", "Mlym", "Orya", "Sinh", "Taml", "Telu")
 _SPACELESS = ("Hans", "Hant", "Jpan", "Thai", "Khmr", "Laoo", "Mymr")
@@ -417,10 +418,23 @@ def _letter_kinds(text: str) -> set[str]:
     return {unicodedata.name(c, "").partition(" ")[0] for c in text if c.isalpha()}
 
 
+class _Characters(dict[int, int | str | None]):
+    """What `str.translate` makes of each character in words; looked up once, and few texts have rare ones."""
+
+    def __missing__(self, code: int) -> int | str | None:
+        # Letters, marks (vowels in Thai or Hindi) and numbers; invisible characters do not separate words.
+        kind = unicodedata.category(chr(code))
+        found = code if kind[0] in "LMN" else None if kind == "Cf" else " "
+        if code <= _BASIC_PLANE:  # so that no text fills the memory
+            self[code] = found
+        return found
+
+
+_CHARACTERS = _Characters()
+
+
 def _words(text: str) -> list[str]:
-    # Letters, marks (vowels in Thai or Hindi) and numbers; invisible characters do not separate words.
-    kinds = ((c, unicodedata.category(c)) for c in _composed(text).casefold())
-    return "".join(c if kind[0] in "LMN" else " " for c, kind in kinds if kind != "Cf").split()
+    return _composed(text).casefold().translate(_CHARACTERS).split()
 
 
 def _composed(text: str) -> str:
