@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias
 from transformers import (
     GPT2ForSequenceClassification,
     LlamaForCausalLM,
@@ -109,6 +110,13 @@ def test_a_group_of_equal_prompts_holds_its_prompt_once() -> None:
 @pytest.mark.parametrize("grouped", [True, False])  # a kernel that takes fewer key heads than query heads, or not
 def test_gradients_are_those_of_separate_rows(monkeypatch: pytest.MonkeyPatch, grouped: bool) -> None:
     monkeypatch.setattr(packing, "_grouped_heads_are_fast", lambda query: grouped)
+    dispatch, asked = CausalBias._dispatch, set[tuple[bool, bool]]()
+
+    def watched(query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Tensor:
+        asked.add((key.shape[1] < query.shape[1], options["enable_gqa"]))
+        return dispatch(query, key, *rest, **options)
+
+    monkeypatch.setattr(CausalBias, "_dispatch", watched)
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, VOCABULARY, (7,), generator=generator)] * 3
     completions = [torch.randint(0, VOCABULARY, (n,), generator=generator) for n in (4, 2, 5)]
@@ -122,6 +130,7 @@ def test_gradients_are_those_of_separate_rows(monkeypatch: pytest.MonkeyPatch, g
         (values * torch.linspace(-1, 1, len(values))).sum().backward()
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert (gradients[0] - gradients[1]).norm() <= 1e-5 * gradients[1].norm()
+    assert asked == {(grouped, grouped)}  # a kernel that does not take fewer key heads gets as many as query heads
 
 
 @pytest.mark.parametrize("family", [Qwen3ForSequenceClassification, GPT2ForSequenceClassification])
