@@ -142,10 +142,10 @@ class ServedEngine(CheckedEngine):
         self._servers = VLLMServers(self._config.rollout.urls, self._timeout_s)
         head = "float32" if self._config.grpo.cast_lm_head_to_fp32 else self._dtype
         expected = {"dtype": self._dtype, "head_dtype": head, "logprobs_mode": "processed_logprobs"}
-        for server in self._servers.all:
-            state = server.state()
+        for url in self._config.rollout.urls:
+            state = VLLMServer(url, self._timeout_s).state()  # waits for each, also of several, that is just starting
             if wrong := {name: state[name] for name, value in expected.items() if state[name] != value}:
-                raise ServerError(f"the vLLM server at {server.url} has {wrong}, expected {expected}: {START}")
+                raise ServerError(f"the vLLM server at {url} has {wrong}, expected {expected}: {START}")
 
     def _merge_reason(self) -> str | None:
         if reason := super()._merge_reason():
