@@ -24,6 +24,30 @@ def test_overrides_are_set_and_the_last_one_wins() -> None:
     assert (loaded.seed, loaded.grpo.beta, loaded.data.languages, loaded.run.name) == (7, 0.5, ["en", "de"], "mine")
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [
+            "seed=1",
+            "grpo.beta=0.5",
+            "seed=7",
+            "run.name='a, b'",
+            "data.languages=[en,de]",
+            "grpo.unknown={a: 1, b: [x]}",
+        ],
+        ["reward.weights={correctness: 2}", "rollout=vllm", "run.name=${recipe}-x", "sft=null", "grpo.report_to=wandb"],
+        ["data=mix", "data.mix.a=jsonl", "data.mix.a.path=x.jsonl", "eval.sets.b=pairs", "eval.sets.b.data.path=y.csv"],
+        ["~sft", "grpo.beta=1", "+grpo.new=2", "grpo.new=3"],
+    ],
+)
+def test_overrides_are_set_as_hydra_sets_them(overrides: list[str]) -> None:
+    text = QUICKSTART.read_text(encoding="utf-8")
+    given = [override for word in overrides for override in composition._as_overrides(word)]
+    expected = OmegaConf.to_container(composition._by_hydra.__wrapped__(ASSETS, "quickstart", text, given))
+    for _ in range(2):
+        assert OmegaConf.to_container(composition._composed("quickstart", text, given)) == expected
+
+
 def test_a_recipe_says_how_it_differs_and_the_rest_comes_from_conf() -> None:
     conf = yaml.safe_load((ASSETS / "conf/trainer/shared/grpo.yaml").read_text(encoding="utf-8"))
     loaded, quickstart = load_recipe(GRPO), load_recipe(QUICKSTART)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +21,7 @@ from think_as_locals.types import ConfigError, cut, shown
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
 
 ASSETS = next(path for path in (Path(__file__).parents[1] / "_assets", Path(__file__).parents[2]) if path.is_dir())
 """The folder of conf/, recipes/ and launch/: beside the package in a checkout, inside it in a wheel."""
@@ -30,28 +33,18 @@ _LONG = 100  # characters
 
 def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Compose a recipe with conf/ and overrides; its `defaults` begin with a root of conf/ or a recipe of ours."""
-    from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     recipe = find_recipe(path)
     given = [override for text in overrides for override in _as_overrides(text)]
-    ours = [f"hydra.searchpath=[{quoted(f'file://{ASSETS}/conf')}]", f"recipe={quoted(recipe.stem)}"]
     try:
-        # In a temporary folder, as files next to a recipe would shadow conf/.
-        with TemporaryDirectory() as folder:
-            (Path(folder) / "recipes").mkdir()
-            for parent in recipes():  # `defaults: [/recipes/NAME]`; each sets keys at the top
-                inherited = "# @package _global_\n" + parent.read_text(encoding="utf-8")
-                (Path(folder) / "recipes" / parent.name).write_text(inherited, encoding="utf-8")
-            text = recipe.read_text(encoding="utf-8")
-            _check_document(text)
-            (Path(folder) / "a_recipe.yaml").write_text(text, encoding="utf-8")
-            with initialize_config_dir(folder, version_base="1.3"), _plain_interpolations():
-                composed = compose("a_recipe", overrides=[*ours, *given])
-                unset = sorted(OmegaConf.missing_keys(composed))
-                values: Any = OmegaConf.to_container(composed, resolve=True)
+        text = recipe.read_text(encoding="utf-8")
+        composed = _composed(recipe.stem, text, given)
+        with _plain_interpolations():
+            unset = sorted(OmegaConf.missing_keys(composed))
+            values: Any = OmegaConf.to_container(composed, resolve=True)
     except ConfigError as error:
         raise ConfigError(f"{recipe}: {error}") from None
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
@@ -69,6 +62,45 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
         raise ConfigError(f"{recipe}: {large[0]}: a whole number of more than 64 bits, expected a smaller one")
     # The first line of a recipe launches it; to YAML it is a key that starts with "if ".
     return {str(key): value for key, value in values.items() if not str(key).startswith("if ")}
+
+
+def _composed(name: str, text: str, given: Sequence[str]) -> DictConfig:
+    """Return what Hydra composes of a recipe's text; with other values alone, again and again, as a sweep needs it.
+
+    Hydra sets values once all options are composed, so they are set here in a copy of the composition without them.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    groups = group_options()
+    keys = {override: re.match(r"\+\+([^@/=]+)=", override) for override in given}
+    values = [override for override, key in keys.items() if key and key[1] not in groups]
+    rest = tuple(override for override in given if override not in values)
+    if not any(re.match(r"~|\+\+|\+[^@]*=", override) for override in rest):  # changes of keys, whose order counts
+        changed = max(file.stat().st_mtime_ns for file in (*(ASSETS / "conf").rglob("*.yaml"), *recipes()))
+        composed = deepcopy(_by_hydra(ASSETS, name, text, rest, changed))
+        with suppress(OmegaConfBaseException, ValueError, RecursionError):  # Hydra words the error
+            for value in map(read_override, values):
+                OmegaConf.update(composed, value.key_or_group, value.value(), merge=True, force_add=True)
+            return composed
+    return _by_hydra.__wrapped__(ASSETS, name, text, given)
+
+
+@lru_cache(maxsize=32)
+def _by_hydra(assets: Path, name: str, text: str, overrides: Sequence[str], changed: int = 0) -> DictConfig:
+    from hydra import compose, initialize_config_dir
+
+    ours = [f"hydra.searchpath=[{quoted(f'file://{assets}/conf')}]", f"recipe={quoted(name)}"]
+    _check_document(text)
+    # In a temporary folder, as files next to a recipe would shadow conf/.
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "recipes").mkdir()
+        for parent in recipes():  # `defaults: [/recipes/NAME]`; each sets keys at the top
+            inherited = "# @package _global_\n" + parent.read_text(encoding="utf-8")
+            (Path(folder) / "recipes" / parent.name).write_text(inherited, encoding="utf-8")
+        (Path(folder) / "a_recipe.yaml").write_text(text, encoding="utf-8")
+        with initialize_config_dir(folder, version_base="1.3"), _plain_interpolations():
+            return compose("a_recipe", overrides=[*ours, *overrides])
 
 
 def group_options() -> dict[str, list[str]]:
