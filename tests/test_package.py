@@ -93,7 +93,6 @@ def test_the_client_asks_a_server_without_torch(tmp_path: Path) -> None:
             ("inspect",),
             "import think_as_locals.integrations.inspect_tasks as tasks; assert tasks.carb(max_items=2).dataset",
         ),
-        (("train",), "import think_as_locals.train, think_as_locals.evaluate, think_as_locals.steer"),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
 )
@@ -102,8 +101,9 @@ def test_what_an_extra_is_for_finds_all_it_imports(extras: tuple[str, ...], code
     assert done.returncode == 0, done.stderr
 
 
-def test_the_training_extra_alone_scores_with_a_model(tmp_path: Path) -> None:
+def test_the_training_extra_alone_finds_all_it_imports_and_scores_with_a_model(tmp_path: Path) -> None:
+    code = f"import think_as_locals.train, think_as_locals.evaluate, think_as_locals.steer\n{TAL}"
     words = ["--prompt", "Rice?", "--response", "rice", "--response", "bread soup", "--culture", "TH", "--json"]
-    done = run_with(("train",), TAL, "judge", write_classifier(tmp_path / "rm"), *words, folder=tmp_path)
+    done = run_with(("train",), code, "judge", write_classifier(tmp_path / "rm"), *words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"scores": [' in done.stdout
