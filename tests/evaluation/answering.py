@@ -1,10 +1,9 @@
-"""A process that measures a reward model whose answers are slow, wrong-ordered and hashes of what it is asked."""
+"""Measure a reward model whose answers are slow, wrong-ordered and hashes of what it is asked."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +77,3 @@ def main(folder: Path, chunk_size: int | None, pause: float) -> None:
     with Journal(folder / "answers.jsonl", rm.identity) as journal:
         predictions = AnswerCollector(rm, journal, lambda more, total: None).predictions(ITEMS)
     (folder / "result.json").write_text(json.dumps([prediction.row() for prediction in predictions]))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) or None, float(sys.argv[3]))
