@@ -72,14 +72,14 @@ def _composed(name: str, text: str, given: Sequence[str]) -> DictConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    groups = group_options()
-    keys = {override: re.match(r"\+\+([^@/=]+)=", override) for override in given}
-    values = [override for override, key in keys.items() if key and key[1] not in groups]
-    rest = tuple(override for override in given if override not in values)
+    groups, values, rest = group_options(), list[str](), list[str]()
+    for override in given:
+        key = re.match(r"\+\+([^@/=]+)=", override)
+        (values if key and key[1] not in groups else rest).append(override)
     if not any(re.match(r"~|\+\+|\+[^@]*=", override) for override in rest):  # changes of keys, whose order counts
         changed = max(file.stat().st_mtime_ns for file in (*(ASSETS / "conf").rglob("*.yaml"), *recipes()))
-        composed = deepcopy(_by_hydra(ASSETS, name, text, rest, changed))
-        with suppress(OmegaConfBaseException, ValueError, RecursionError):  # Hydra words the error
+        composed = deepcopy(_by_hydra(ASSETS, name, text, tuple(rest), changed))
+        with _plain_interpolations(), suppress(OmegaConfBaseException, ValueError, RecursionError):  # Hydra words it
             for value in map(read_override, values):
                 OmegaConf.update(composed, value.key_or_group, value.value(), merge=True, force_add=True)
             return composed
