@@ -20,6 +20,7 @@ from think_as_locals.data.edits import Edits, Pair, edited_pairs, why_not
 from think_as_locals.data.load import Candidates, load_side, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
+from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.candidates import draw
 from think_as_locals.evaluation.downstream import (
@@ -111,6 +112,8 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
             peers.together(lambda: draw(sample, config.seed, data.questions, folder, bar, peers))
         data = replace(data, candidates=read_candidates(folder.candidates))
         clear_device_cache(garbage_collection=True)  # of the policy
+    if peers.is_main:  # now, since answers will take memory, too: all reward models share them
+        baseline_credits(tuple(sorted(data.items, key=lambda item: item.id)))
     failed = []
     for name in config.rms:
         record = folder.failure(name)

@@ -182,7 +182,7 @@ def measure(
     """Measure the policy on all sets: all ranks judge items, the main one writes the files and returns metrics."""
     judged = judge_sets(config, trainer, sets)
     scored = {
-        name: settle([s for item in each.items for s in judged[each.protocol, each.orders, item]], config.eval.too_long)
+        name: list(settle((s for i in each.items for s in judged[each.protocol, each.orders, i]), config.eval.too_long))
         for name, each in sets.items()
     }  # on all ranks: it may raise
     if not PartialState().is_main_process:

@@ -188,7 +188,7 @@ class Item:
     def __post_init__(self) -> None:
         for name in ("responses", "origins"):
             value = getattr(self, name)
-            if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            if type(value) not in (list, tuple) and (isinstance(value, str | bytes) or not isinstance(value, Sequence)):
                 raise DataError(f"item {self.id!r}: {name} must be a sequence of texts, got {shown(value)}")
             object.__setattr__(self, name, tuple(value))
         for fault in self._faults():
@@ -196,9 +196,10 @@ class Item:
 
     def _faults(self) -> list[str]:
         n, faults = len(self.responses), []
-        names = ("id", "prompt", "language", "domain", "group", "source")
-        texts = (*(getattr(self, name) for name in names), *self.responses, *self.origins)
+        texts = (self.id, self.prompt, self.language, self.domain, self.group, self.source)
+        texts += (*self.responses, *self.origins)
         if not all(map(is_text, texts)):
+            names = ("id", "prompt", "language", "domain", "group", "source")
             lists = ((name, range(len(getattr(self, name)))) for name in ("responses", "origins"))
             places = (*names, *(f"{name}[{i}]" for name, indices in lists for i in indices))
             named = zip(places, texts, strict=True)

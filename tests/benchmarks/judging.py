@@ -93,7 +93,7 @@ def ours(engine: VLLMEngine, items: Sequence[Item], case: Case) -> None:
         chunk_size=100_000,
     )
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "answers.jsonl", rm.identity) as journal:
-        AnswerCollector(rm, journal, lambda more, total: None).predictions(items)
+        list(AnswerCollector(rm, journal, lambda more, total: None).predictions(items))
 
 
 def lengthened(items: Sequence[Item], words: int) -> list[Item]:

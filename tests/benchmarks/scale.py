@@ -80,8 +80,8 @@ def make_judgements(rows: Path, folder: Path, names: list[str], steps: list[int]
         rng = random.Random(number)
         scored = [s for i in items for s in rm.predictions(i, [{"score": rng.random()} for _ in i.responses])]
         settings = {"dataset": "generated", "split": "all", "model": name, "seed": 0, "step": step}
-        summary = carb.summarise(scored, bootstrap_samples=200, **settings)  # type: ignore[arg-type]
-        carb.save(summary, scored, folder / "carb" / f"{f'step-{step}' if len(set(steps)) > 1 else name}.json")
+        path = folder / "carb" / f"{f'step-{step}' if len(set(steps)) > 1 else name}.json"
+        carb.save(scored, path, bootstrap_samples=200, **settings)  # type: ignore[arg-type]
 
 
 def cost(command: list[str]) -> tuple[float, float, float]:

@@ -64,7 +64,6 @@ def measure(run: Path, name: str | int, made: Sequence[ScoredItem], model: str =
     name = f"step-{name}" if isinstance(name, int) else name
     asked: dict[str, Any] = {"dataset": "cards", "split": "group", "seed": 0, "step": step, "protocol": "listwise"}
     model = model or ("judge" if name.startswith("step-") and step else name)
-    summary = carb.summarise(made, **{"model": model, "bootstrap_samples": 200, **asked} | changes)
     path = run / "carb" / f"{name}.json"
-    carb.save(summary, made, path)
+    carb.save(made, path, **{"model": model, "bootstrap_samples": 200, **asked} | changes)
     return path.with_suffix(".parquet")

@@ -54,9 +54,12 @@ PREDICTIONS = (
 )
 
 
+ABOUT: dict[str, Any] = {"dataset": "cards", "split": "group", "model": "judge", "seed": 3, "step": 50}
+ABOUT |= {"bootstrap_samples": 500}
+
+
 def summary(predictions: Sequence[ScoredItem] = PREDICTIONS) -> dict[str, Any]:
-    about = {"dataset": "cards", "split": "group", "model": "judge", "seed": 3, "step": 50}
-    return summarise(predictions, **about, bootstrap_samples=500)
+    return summarise(predictions, **ABOUT)
 
 
 FOUND = summary()
@@ -273,9 +276,8 @@ def test_ties_in_any_order_come_to_the_same_bits() -> None:
 
 def test_parse_failures_alone_have_no_accuracy_and_can_be_saved(tmp_path: Path) -> None:
     failed = tuple(predict(p.item, None) for p in PREDICTIONS)
-    found = summary(failed)
+    found = save(failed, tmp_path / "step-50.json", **ABOUT)
     assert (found["accuracy"], found["parse_failure"]) == (0.0, 1.0)
-    save(found, failed, tmp_path / "step-50.json")
     assert parquet.read_table(tmp_path / "step-50.parquet").column("verdict").null_count == 8
 
 
@@ -298,10 +300,10 @@ def test_metrics_are_finite_numbers_named_for_a_tracker() -> None:
 
 def test_what_is_saved_is_read_back_and_a_number_that_json_lacks_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "carb" / "step-50.json"
-    save(summary(PREDICTIONS[:2]), PREDICTIONS[:2], path)  # is replaced
-    save(FOUND, PREDICTIONS, path)
+    save(PREDICTIONS[:2], path, **ABOUT)  # is replaced
+    assert save(PREDICTIONS, path, **ABOUT) == FOUND
     with pytest.raises(ValueError, match="JSON compliant"):
-        save(FOUND | {"accuracy": math.nan}, PREDICTIONS, path)
+        save(PREDICTIONS, path, **ABOUT | {"step": math.nan})
     assert json.loads(path.read_text(encoding="utf-8")) == FOUND
     assert sorted(file.name for file in path.parent.iterdir()) == ["step-50.json", "step-50.parquet"]
     rows = parquet.read_table(path.with_suffix(".parquet")).to_pylist()

@@ -35,7 +35,7 @@ REQUESTS = sum(len(item.responses) for item in ITEMS)
 
 def measured(rm: Hashing, path: Path, items: list = ITEMS) -> list[ScoredItem]:  # type: ignore[type-arg]
     with Journal(path, rm.identity) as journal:
-        return AnswerCollector(rm, journal, silent).predictions(items)
+        return list(AnswerCollector(rm, journal, silent).predictions(items))
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 16, 1000])
@@ -81,7 +81,7 @@ def test_scores_stand_in_the_order_of_the_items_own_responses(tmp_path: Path) ->
     rm = Hashing(None)
     with Journal(tmp_path / "answers.jsonl", rm.identity) as journal:
         scores = AnswerCollector(rm, journal, silent).scores(ITEMS)
-        predicted = AnswerCollector(rm, journal, silent).predictions(ITEMS)
+        predicted = list(AnswerCollector(rm, journal, silent).predictions(ITEMS))
     assert scores == [prediction.scores for prediction in predicted]
     assert len(rm.asked) == REQUESTS  # the same requests: what one asked, the other found
 

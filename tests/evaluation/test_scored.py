@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from items import make_item
@@ -13,8 +15,13 @@ from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.types import Item, Judgement
 
-slot_bias = partial(orders.slot_bias, samples=500, seed=0)
-order_consistency = partial(orders.order_consistency, samples=500, seed=0)
+
+def slot_bias(predictions: Sequence[ScoredItem]) -> dict[str, Any]:
+    return orders.slot_bias(orders.Judgements(predictions), samples=500, seed=0)
+
+
+def order_consistency(predictions: Sequence[ScoredItem]) -> dict[str, Any]:
+    return orders.order_consistency(orders.Judgements(predictions), samples=500, seed=0)
 
 
 def an_item(number: int, size: int = 2) -> Item:
@@ -79,3 +86,34 @@ def test_consistency_is_the_same_response_in_every_order_right_or_wrong() -> Non
     low, high = found["ci95"]
     assert 0 <= low < 2 / 5 < high <= 1
     assert order_consistency(predictions[::-1])["ci95"] == pytest.approx([low, high])
+
+
+def test_judgements_are_in_one_order_however_they_come() -> None:
+    predictions = [judged(an_item(i), order, i % 2) for i in (3, 1, 2) for order in ((0, 1), (1, 0))]
+    there, back = orders.Judgements(predictions), orders.Judgements(predictions[::-1])
+    assert [item.id for item in there.items] == [item.id for item in back.items] == ["1", "2", "3"]
+    presented = [(each.rows["item"], [each.orders[i] for i in each.rows["order"]]) for each in (there, back)]
+    assert presented[0][0].tolist() == presented[1][0].tolist() == [0, 0, 1, 1, 2, 2]
+    assert presented[0][1] == presented[1][1]
+    assert there.by_item("credit").tolist() == [0.5, 0.5, 0.5]
+
+
+def test_a_table_is_there_once_all_judgements_are_taken(tmp_path: Path) -> None:
+    predictions = [judged(an_item(i), (1, 0), 0) for i in range(3)]
+    stopped = orders.written(tmp_path / "table.parquet", predictions)
+    next(stopped)
+    stopped.close()
+    assert not list(tmp_path.iterdir())
+    assert list(orders.written(tmp_path / "table.parquet", predictions)) == predictions
+    assert [each.row() for each in orders.read_scored(tmp_path / "table.parquet")] == [p.row() for p in predictions]
+
+
+def test_items_that_are_known_are_not_made_again_unless_they_differ(tmp_path: Path) -> None:
+    items = [an_item(i) for i in range(3)]
+    list(orders.written(tmp_path / "table.parquet", [judged(item, (0, 1), 1) for item in items]))
+    same, turned, other = items[0], reorder_responses(items[1], (1, 0)), replace(items[2], prompt="Another?")
+    found = orders.read_scored(tmp_path / "table.parquet", {item.id: item for item in (same, turned, other)})
+    assert found[0].item is same
+    assert found[1].item is turned
+    assert found[1].presented == items[1]
+    assert found[2].item == items[2]

@@ -74,7 +74,7 @@ def _measure(path: Path, items: list[Item], step: int) -> None:
         for item in items
     ]
     about = {"dataset": "culture_cards", "split": "pairing", "model": "judge", "seed": 0, "bootstrap_samples": 100}
-    carb.save(carb.summarise(predictions, step=step, **about), predictions, path)
+    carb.save(predictions, path, step=step, **about)
 
 
 def shard(model: Path) -> list[str]:

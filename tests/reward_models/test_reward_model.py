@@ -84,16 +84,16 @@ def test_what_fits_is_asked_once_and_what_is_too_long_counts_as_asked(late: bool
     assert answers == {0: {"score": 0.0}, 1: too_long, 2: {"score": 2.0}, 3: too_long, 4: {"score": 4.0}}
     assert rm.asked == ["0", "2", "4"]
     answered = [(item, [answers[i]]) for i, item in enumerate(items)]
-    every = combine(rm, answered)  # type: ignore[arg-type]
+    every = list(combine(rm, answered))  # type: ignore[arg-type]
     left = settle(every, "exclude")
     assert [(one.item.id, one.credit) for one in left] == [("0", 1.0), ("2", 1.0), ("4", 1.0)]
-    assert settle(every, "wrong") == every
+    assert list(settle(every, "wrong")) == every
     assert [one.credit for one in every] == [1, 0, 1, 0, 1]
     assert [(one.too_long, one.parse_failure) for one in every[:2]] == [(False, False), (True, False)]
     with pytest.raises(TooLongError, match=r"2 of 5 items are too long: '1', '3'\. too much\. eval\.too_long"):
-        settle(every, "error")
+        list(settle(every, "error"))
     with pytest.raises(TooLongError, match="1 of 1 items are too long"):
-        settle(every[1:2], "wrong")
+        list(settle(every[1:2], "wrong"))
 
 
 def test_a_tie_of_k_for_the_most_is_worth_one_in_k_and_has_no_favourite() -> None:

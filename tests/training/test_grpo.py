@@ -22,7 +22,7 @@ from think_as_locals.judging import COMPONENTS
 from think_as_locals.run import start
 from think_as_locals.runtime.run_folder import StageFolder
 from think_as_locals.training.checkpoints import save_model
-from think_as_locals.training.grpo import BothOrdersSampler, load_chat, prompt_dataset, trl_arguments
+from think_as_locals.training.grpo import BothOrdersSampler, PromptDataset, load_chat, trl_arguments
 from think_as_locals.types import ConfigError, Item
 
 REFUSES = (
@@ -39,7 +39,7 @@ def test_a_base_model_without_system_turn_or_generation_config_is_asked_all_the_
     config = load_recipe(ROOT / "recipes" / "quickstart.yaml", ["prompt=listwise"])
     chat = load_chat(config, path)
     rows = Rows([(an_item(1), False)])
-    ((message,),) = prompt_dataset(config, rows, chat)[:]["prompt"]
+    ((message,),) = PromptDataset.of(config, rows, chat)[:]["prompt"]
     assert message["role"] == "user"
     assert chat.text([message], add_generation_prompt=False).startswith("<|user|>")
     assert not rows.pickled

@@ -313,25 +313,27 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _jsonl(path: Path) -> Iterator[Row]:
+    file, decoder = str(path), json.JSONDecoder(object_pairs_hook=_object)  # `json.loads` makes one for each line
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
         content, value, fault = line.rstrip(b"\r\n"), None, None
         try:
-            value = json.loads(content.decode().removeprefix("\ufeff"), object_pairs_hook=_object)
+            text = content.decode()
+            value = decoder.decode(text.removeprefix("\ufeff"))
         except UnicodeDecodeError as error:
+            text = content.decode(errors="surrogateescape")
             fault = Fault(Defect.NOT_JSON, f"not UTF-8: {error}")
         except (ValueError, RecursionError) as error:
             fault = Fault(Defect.NOT_JSON, f"not JSON: {error}")
-        yield Row(str(path), number, value, content.decode(errors="surrogateescape"), fault)
+        yield Row(file, number, value, text, fault)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:  # JSON would silently keep the last one
-            raise ValueError(f"the field {name[:_SHOWN]!r} is there twice")
-        fields[name] = value
+    fields = dict(pairs)
+    if len(fields) < len(pairs):  # JSON would silently keep the last of two values
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the field {twice[:_SHOWN]!r} is there twice")
     return fields
 
 

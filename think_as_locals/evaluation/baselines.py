@@ -9,20 +9,21 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from itertools import islice
 
 import numpy as np
 from babel import Locale, UnknownLocaleError
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from think_as_locals.evaluation.scored import in_text_order
 from think_as_locals.judging.rubric import fold
-from think_as_locals.reward_models.reward_model import tie_credit
+from think_as_locals.runtime.processes import in_processes
 from think_as_locals.types import Item
 
 Trait = Callable[[Item, str], float]
 
 _FOLDS = 5
+_CHUNK = 20_000  # texts whose words are counted at once
 _MOST_FITTED = 200_000  # responses that a model of words is fitted to; a sample of more
 _WORDS = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+|[^\w\s]"
 """A character of a script without spaces between words (Thai to Khmer, kana, Han), a word, or punctuation."""
@@ -32,8 +33,9 @@ _WORD_START = r"(?<![a-z\u00df-\u052f])"  # only Latin, Greek and Cyrillic have 
 
 def label_match(item: Item, response: str) -> float:
     """Return 1 for a response that names the culture, in English or in the item's language, else 0."""
-    names = _names(item.culture, item.language)
-    return float(names is not None and names.search(response.casefold()) is not None)
+    names, pattern = _names(item.culture, item.language)
+    folded = response.casefold()
+    return float(any(name in folded for name in names) and pattern.search(folded) is not None)
 
 
 TRAITS: Mapping[str, Trait] = {
@@ -45,7 +47,7 @@ TRAITS: Mapping[str, Trait] = {
 
 def trait_scores(items: Sequence[Item], trait: Trait) -> list[float]:
     """Return the credit of preferring a trait: 1/k if the best response is among the k with most of it, else 0."""
-    return [tie_credit([trait(item, response) for response in item.responses], item.best) for item in items]
+    return _credit_of(items, (trait(item, response) for item in items for response in item.responses))
 
 
 def chance(items: Sequence[Item]) -> list[float]:
@@ -61,10 +63,7 @@ def majority_answer(items: Sequence[Item]) -> list[float]:
         answer = fold(item.responses[item.best])
         right[answer] += 1
         own[item.group][answer] += 1
-    return [
-        tie_credit([right[text] - own[item.group][text] for text in map(fold, item.responses)], item.best)
-        for item in items
-    ]
+    return _credit_of(items, (right[t] - own[item.group][t] for item in items for t in map(fold, item.responses)))
 
 
 def tfidf(items: Sequence[Item]) -> list[float]:
@@ -77,14 +76,15 @@ def tfidf(items: Sequence[Item]) -> list[float]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GroupKFold
 
-    ordered = sorted(items, key=lambda item: item.id)  # so that the given order does not matter
+    # Sorted, so that the given order of items and of their responses does not matter.
+    ordered = sorted(items, key=lambda item: item.id)
     numbers = {name: number for number, name in enumerate(sorted({item.group for item in items}))}
     folds = min(_FOLDS, len(numbers))
     if folds < 2:
         return chance(items)
-    groups = np.array([numbers[item.group] for item in ordered for _ in item.responses])
-    right = np.array([i == item.best for item in ordered for i in range(len(item.responses))])
-    counts = _WordCounts(text for item in ordered for text in item.responses)
+    groups = np.repeat([numbers[item.group] for item in ordered], [len(item.responses) for item in ordered])
+    right = np.array([text == item.responses[item.best] for item in ordered for text in sorted(item.responses)])
+    counts = _WordCounts(text for item in ordered for text in sorted(item.responses))
     scores, rng = np.empty(len(right)), np.random.default_rng(0)
     for train, test in GroupKFold(folds).split(right, groups=groups):
         # A word that occurs only in the tested group has no weight.
@@ -94,22 +94,38 @@ def tfidf(items: Sequence[Item]) -> list[float]:
         model = LogisticRegression(class_weight="balanced").fit(weights.transform(fitted, copy=False), right[chosen])
         for some in np.array_split(test, math.ceil(len(test) / _MOST_FITTED)):
             scores[some] = model.decision_function(weights.transform(counts.of(some), copy=False))
-    ends = np.cumsum([len(item.responses) for item in ordered])
-    by_item = zip(ordered, np.split(scores, ends[:-1]), strict=True)
-    worth = {item.id: tie_credit(values.tolist(), item.best) for item, values in by_item}
+    worth = dict(zip((item.id for item in ordered), _tie_credits(scores, right, ordered), strict=True))
     return [worth[item.id] for item in items]
 
 
+def _credit_of(items: Sequence[Item], scores: Iterable[float]) -> list[float]:
+    """Return the credit of preferring the response with the highest score, given the scores of all responses."""
+    right = np.array([i == item.best for item in items for i in range(len(item.responses))])
+    return _tie_credits(np.fromiter(scores, float), right, items)
+
+
+def _tie_credits(scores: NDArray[np.float64], right: NDArray[np.bool_], items: Sequence[Item]) -> list[float]:
+    """Return the `tie_credit` of each item, given the scores of all responses and which of them are right."""
+    sizes = np.array([len(item.responses) for item in items])
+    starts = np.cumsum(sizes) - sizes
+    at_top = scores == np.repeat(np.maximum.reduceat(scores, starts), sizes)
+    return list((at_top[right] / np.add.reduceat(at_top, starts, dtype=int)).tolist())
+
+
 class _WordCounts:
-    """How often each text has each word, as scikit-learn's CountVectorizer counts, in a third of its time."""
+    """How often each text has each word, as scikit-learn's CountVectorizer counts.
+
+    It takes two thirds of the time, and a third of the memory: only the counts of some of the texts are a matrix.
+    """
 
     def __init__(self, texts: Iterable[str]) -> None:
         numbers: dict[str, int] = defaultdict(lambda: len(numbers))
-        words, ends, find = array("i"), [0], re.compile(_WORDS).findall
-        for text in texts:
-            words.extend(map(numbers.__getitem__, find(text.lower())))
-            ends.append(len(words))
-        self._words, self._ends = np.frombuffer(words, np.int32), np.array(ends)
+        rest, words, lengths = iter(texts), [], []
+        chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
+        for _, (known, of_chunk, of_texts) in in_processes(_numbered, ((None, chunk) for chunk in chunks)):
+            words.append(np.array([numbers[word] for word in known], np.int32)[of_chunk])
+            lengths += of_texts
+        self._words, self._ends = np.concatenate(words), np.cumsum([0, *lengths])
         self._column = np.empty(len(numbers), np.int32)  # of each word: they stand in alphabetical order
         self._column[[numbers[word] for word in sorted(numbers)]] = np.arange(len(numbers))
 
@@ -122,6 +138,17 @@ class _WordCounts:
         counts = csr_matrix((np.ones(len(words)), self._column[words], rows), shape)
         counts.sum_duplicates()
         return counts
+
+
+def _numbered(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int32], list[int]]:
+    """Return the distinct words of texts, the place among them of each word, and the number of words of each text."""
+    numbers: dict[str, int] = defaultdict(lambda: len(numbers))
+    words, lengths, find = array("i"), list[int](), re.compile(_WORDS).findall
+    for text in texts:
+        found = find(text.lower())
+        words.extend(map(numbers.__getitem__, found))
+        lengths.append(len(found))
+    return list(numbers), np.frombuffer(words, np.int32), lengths
 
 
 CREDITS: Mapping[str, Callable[[Sequence[Item]], list[float]]] = {
@@ -143,26 +170,19 @@ NAMES: Mapping[str, str] = {
 """What tables call them."""
 
 
-def baseline_credits(items: Iterable[Item]) -> dict[str, dict[str, float]]:
-    """Return credits by baseline and item id, whatever the order of each item's responses.
-
-    The last ones are cached, for the next reward model over the same items and for the leaderboard.
-    """
-    return _credits(tuple(map(in_text_order, items)))
-
-
-@lru_cache(maxsize=1)
-def _credits(items: tuple[Item, ...]) -> dict[str, dict[str, float]]:
-    ids = [item.id for item in items]
-    return {name: dict(zip(ids, credit(items), strict=True)) for name, credit in CREDITS.items()}
+@lru_cache(maxsize=1)  # for the next reward model over the same items, and for the leaderboard
+def baseline_credits(items: tuple[Item, ...]) -> dict[str, NDArray[np.float64]]:
+    """Return the credit of each item by baseline, whatever the order of its responses."""
+    return {name: np.array(credit(items)) for name, credit in CREDITS.items()}
 
 
 @lru_cache(maxsize=1024)
-def _names(culture: str | None, language: str) -> re.Pattern[str] | None:
-    """Return a pattern of a culture's names in case-folded text: it is in "an Egyptian", Oman's is not in "woman"."""
-    if culture is None:
-        return None
-    names = {Locale("en").territories.get(culture, culture)}
-    with suppress(UnknownLocaleError, ValueError):  # if CLDR does not know the language, only the English name is used
-        names.add(Locale.parse(language, sep="-").territories.get(culture, culture))
-    return re.compile(rf"{_WORD_START}(?:{'|'.join(re.escape(name.casefold()) for name in sorted(names))})")
+def _names(culture: str | None, language: str) -> tuple[list[str], re.Pattern[str]]:
+    """Return a culture's names, case-folded, and a pattern: it is in "an Egyptian", Oman's is not in "woman"."""
+    names = set[str]()
+    if culture is not None:
+        names.add(Locale("en").territories.get(culture, culture))
+        with suppress(UnknownLocaleError, ValueError):  # a language that CLDR does not know has only English names
+            names.add(Locale.parse(language, sep="-").territories.get(culture, culture))
+    folded = [name.casefold() for name in sorted(names)]
+    return folded, re.compile(rf"{_WORD_START}(?:{'|'.join(map(re.escape, folded))})")

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
+from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
-from think_as_locals.evaluation.scored import (
-    ItemCredit,
-    estimate_credits,
-    flip_set_credits,
-    grouped,
-    item_credits,
-    order_consistency,
-    slot_bias,
-    too_long_note,
-    verdict_only,
-    write_scored,
-)
-from think_as_locals.evaluation.statistics import Estimate, accuracies, calibration
+from think_as_locals.evaluation.scored import Judgements, order_consistency, slot_bias, too_long_note, written
+from think_as_locals.evaluation.statistics import Codes, Floats, accuracies, accuracy, calibration, codes
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
@@ -38,9 +29,6 @@ KEYS = (
 )
 """The keys of a CARB file that a report needs."""
 
-Measure = Callable[[Sequence[ItemCredit]], dict[str, Any]]
-
-
 _STAND_INS = ("culture_cards", "blend", "carb_open")
 
 
@@ -51,7 +39,7 @@ def benchmark(dataset: str) -> str:
 
 
 def summarise(
-    scored: Sequence[ScoredItem],
+    scored: Iterable[ScoredItem],
     *,
     dataset: str,
     split: str,
@@ -61,23 +49,23 @@ def summarise(
     bootstrap_samples: int,
     protocol: str = "listwise, greedy, one order for each item",
     training: frozenset[str] | None = None,
-    excluded: Sequence[str] = (),
+    asked: Sequence[Item] = (),
 ) -> dict[str, Any]:
     """Return the contents of a CARB file: each accuracy with its n, its interval and the baselines on the same items.
 
     `scored` has a judgement for each item, or for each order of its responses; parse failures count as wrong.
-    `training` has the hashes of the model's training items, if they are known. `excluded` has the ids of items that are
-    too long and left out; those that count as wrong are in `scored`.
+    `training` has the hashes of the model's training items, if they are known. Items that were `asked` about and have
+    no judgement are too long and left out; those that count as wrong are in `scored`.
     """
-    # Sorted, since sums are rounded: the result must not depend on the order of judgements.
-    scored = sorted(scored, key=lambda s: (s.item.id, s.presented.responses))
-    credited = item_credits(scored)
-    items, estimate = tuple(c.item for c in credited), partial(estimate_credits, samples=bootstrap_samples, seed=seed)
-    measure = partial(_measure, baselines=baseline_credits(items), samples=bootstrap_samples, seed=seed)
-    failures = estimate([ItemCredit(s.item, float(s.parse_failure)) for s in scored])
+    judged = Judgements(scored)
+    items, group, rows = judged.items, judged.group, judged.rows
+    credit, drawn = judged.by_item("credit"), {"samples": bootstrap_samples, "seed": seed}
+    micro, names = accuracy(credit, group, **drawn), {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
+    failures = accuracy(rows["parse_failure"], group[rows["item"]], **drawn)
+    measure = partial(_measure, group=group, baselines=baseline_credits(items), **drawn)
+    sure = rows[~np.isnan(rows["margin"])]
     # An item in several orders counts in several positions, and one that was not presented in none.
-    presented = grouped([s for s in scored if not s.too_long], lambda s: LABELS[s.presented.best])
-    by_position = {slot: [ItemCredit(s.item, s.credit) for s in part] for slot, part in sorted(presented.items())}
+    presented = rows[~rows["too_long"]]
     return {
         "dataset": dataset,
         "split": split,
@@ -86,57 +74,60 @@ def summarise(
         "step": step,
         "protocol": protocol,
         "trained_on": count_trained_on(items, training),
-        **measure(credited),
-        "verdict_only": estimate(verdict_only(credited)).as_dict(),
+        **measure(np.arange(len(items)), credit),
+        "verdict_only": accuracy(judged.by_item("verdict_only"), group, **drawn).as_dict(),
         "parse_failure": failures.value,
         "parse_failure_ci95": list(failures.ci95),
-        "too_long": {"exclude": sorted(excluded), "wrong": [s.item.id for s in scored if s.too_long]},
-        "micro": estimate(credited).as_dict(),
-        "macro": {**estimate(credited, over_cells=True).as_dict(), **macro_cells(items)},
-        **{f"by_{name}": _measure_by(key, credited, measure) for name, key in BREAKDOWNS.items()},
-        "by_position": {slot: measure(part) for slot, part in by_position.items()},
-        "slot_bias": slot_bias(scored, bootstrap_samples, seed),
-        "order_consistency": order_consistency(scored, bootstrap_samples, seed),
-        "calibration": _calibration(scored, bootstrap_samples, seed),
-        "flips": _flips(credited, estimate, measure),
+        "too_long": {
+            "exclude": sorted({item.id for item in asked}.difference(item.id for item in items)),
+            "wrong": [items[place].id for place in rows["item"][rows["too_long"]]],
+        },
+        "micro": micro.as_dict(),
+        "macro": {**accuracy(credit, group, **drawn, cells=names["cell"]).as_dict(), **macro_cells(items)},
+        **{
+            f"by_{key}": {name: measure(part, credit[part]) for name, part in _parts(of_items)}
+            for key, of_items in names.items()
+        },
+        "by_position": {
+            LABELS[slot]: measure(presented["item"][part], presented["credit"][part])
+            for slot, part in _parts(presented["best"].tolist())
+        },
+        "slot_bias": slot_bias(judged, **drawn),
+        "order_consistency": order_consistency(judged, **drawn),
+        "calibration": calibration(sure["margin"], sure["credit"], group[sure["item"]], **drawn)
+        if len(sure)
+        else {"n": 0},
+        "flips": _flips(judged, credit, measure, drawn),
     }
+
+
+def _parts(names: Sequence[Any]) -> Iterator[tuple[Any, Codes]]:
+    """Yield the distinct names, sorted, with the places that have each."""
+    numbers = codes(names)
+    parts = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
+    yield from zip(sorted(set(names)), parts, strict=True)
 
 
 def _measure(
-    part: Sequence[ItemCredit], baselines: Mapping[str, Mapping[str, float]], samples: int, seed: int
+    places: Codes, credit: Floats, *, group: Codes, baselines: Mapping[str, Floats], samples: int, seed: int
 ) -> dict[str, Any]:
-    """Return the accuracy on some of the items, and those of the baselines."""
-    ids, groups = [c.item.id for c in part], [c.item.group for c in part]
-    columns = [[c.credit for c in part], *([by_id[name] for name in ids] for by_id in baselines.values())]
-    own, *beside = (estimate.as_dict() for estimate in accuracies(columns, groups, samples, seed))
+    """Return the accuracy on the items at some places, given their credits, and those of the baselines."""
+    columns = [credit, *(column[places] for column in baselines.values())]
+    own, *beside = (estimate.as_dict() for estimate in accuracies(columns, group[places], samples, seed))
     return {**own, "baselines": dict(zip(baselines, beside, strict=True))}
 
 
-def _measure_by(key: Callable[[Item], str], credited: Sequence[ItemCredit], measure: Measure) -> dict[str, Any]:
-    return {name: measure(part) for name, part in sorted(grouped(credited, lambda c: key(c.item)).items())}
-
-
-def _calibration(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str, Any]:
-    """Return the calibration of the judgements that have a margin."""
-    sure = [(s.margin, s.credit, s.item.group) for s in scored if s.margin is not None]
-    if not sure:
-        return {"n": 0}
-    margins, worth, names = zip(*sure, strict=True)
-    return calibration(margins, worth, names, samples, seed)
-
-
-def _flips(credited: Sequence[ItemCredit], estimate: Callable[..., Estimate], measure: Measure) -> dict[str, Any]:
+def _flips(judged: Judgements, credit: Floats, measure: Callable[..., dict[str, Any]], drawn: Any) -> dict[str, Any]:
     """Return the accuracy on complete flip sets, on which a judge that ignores the culture scores exactly 1/N."""
-    sets = flip_set_credits(credited)
-    if not sets:
+    found = flip_sets(judged.items)
+    if not found:
         return {"n": 0, "sets": 0}
-    by_set = estimate([ItemCredit(members[0].item, float(all(c.credit == 1 for c in members))) for members in sets])
-    return {
-        **measure([c for members in sets for c in members]),
-        "sets": len(sets),
-        "all_right": by_set.value,
-        "by_set": by_set.as_dict(),
-    }
+    place = {item.id: number for number, item in enumerate(judged.items)}
+    sets = [np.array([place[item.id] for item in members]) for members in found]
+    all_right = [float((credit[members] == 1).all()) for members in sets]
+    by_set = accuracy(all_right, judged.group[[members[0] for members in sets]], **drawn)
+    every = np.concatenate(sets)
+    return {**measure(every, credit[every]), "sets": len(sets), "all_right": by_set.value, "by_set": by_set.as_dict()}
 
 
 def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
@@ -162,20 +153,19 @@ def trained_on_note(summary: Mapping[str, Any]) -> str:
     return f"trained on {counted['items']:,} of these {counted['n']:,} items" if counted and counted["items"] else ""
 
 
-def save(summary: dict[str, Any], scored: Sequence[ScoredItem], path: Path) -> None:
-    """Write a CARB file, `path`, and a table of all judgements with the same name and the suffix `.parquet`."""
+def save(scored: Iterable[ScoredItem], path: Path, **about: Any) -> dict[str, Any]:
+    """Write and return a CARB file; all judgements go to a table with the same name and the suffix `.parquet`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_scored(path.with_suffix(".parquet"), scored)
+    summary = summarise(written(path.with_suffix(".parquet"), scored), **about)
     write_json(path, summary)  # last: if it exists, the measurement is complete
+    return summary
 
 
 def record(
-    scored: Sequence[ScoredItem], items: Sequence[Item], path: Path, title: str, console: Console, **about: Any
+    scored: Iterable[ScoredItem], items: Sequence[Item], path: Path, title: str, console: Console, **about: Any
 ) -> dict[str, Any]:
-    """Summarise the judgements of items, which `about` describes, write the CARB file, show and return it."""
-    excluded = sorted({item.id for item in items} - {s.item.id for s in scored})
-    summary = summarise(scored, excluded=excluded, **about)
-    save(summary, scored, path)
+    """Write, show and return the CARB file of the judgements of items, which `about` describes."""
+    summary = save(scored, path, asked=items, **about)
     for line in lines(title, summary):
         console.print(escape_terminal(line))
     return summary

@@ -59,8 +59,9 @@ def compare(a: Sequence[ItemCredit], b: Sequence[ItemCredit], by: str) -> list[C
         raise ConfigError(f"no breakdown by {by!r}; available: {', '.join(BREAKDOWNS)}")
     _check_same_items(a, b)
     other = {c.item.id: c for c in b}
-    baselines = baseline_credits(tuple(c.item for c in a))
     a = sorted(a, key=lambda c: c.item.id)  # sums are rounded: the result must not depend on the order
+    ids, columns = [c.item.id for c in a], baseline_credits(tuple(c.item for c in a))
+    baselines = {name: dict(zip(ids, column.tolist(), strict=True)) for name, column in columns.items()}
     parts = {_ALL: a}
     if flips := on_flip_sets(a):
         parts[_FLIPS] = flips

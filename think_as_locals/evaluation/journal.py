@@ -42,7 +42,7 @@ _SHOW_EVERY = 0.1  # seconds
 def by_request(request: Request) -> str:
     """Return a key that depends on everything that the answer to a request may depend on."""
     digest = _digest_of(request.item).copy()
-    digest.update(f", {json.dumps(request.order)}]".encode())
+    digest.update(f", {list(request.order)}]".encode())
     return str(digest.hexdigest()[:32])
 
 
@@ -136,9 +136,12 @@ class Journal:
 
     def _write(self, line: bytes) -> None:
         left = memoryview(line + b"\n")
-        with naming(self._path):
+        try:
             while left:  # one call, unless the disk is full: then the next one raises
                 left = left[self._file.write(left) :]
+        except OSError:
+            with naming(self._path):
+                raise
 
     def share(self, keys: Iterable[bytes], peers: Peers) -> None:
         """Exchange answers with the other processes, which all call this."""
@@ -176,8 +179,8 @@ class AnswerCollector:
     too_long: TooLong = "error"
     peers: Peers = ALONE
 
-    def predictions(self, items: Sequence[Item]) -> list[ScoredItem]:
-        """Return judgements in the order of the items: one for each item, or for each order of its responses."""
+    def predictions(self, items: Sequence[Item]) -> Iterator[ScoredItem]:
+        """Yield judgements in the order of the items: one for each item, or for each order of its responses."""
         return settle(combine(self.rm, self._answers(items, self.rm.requests)), self.too_long)
 
     def scores(self, items: Sequence[Item]) -> list[tuple[float, ...]]:
@@ -193,16 +196,15 @@ class AnswerCollector:
     def _answers(
         self, items: Sequence[Item], requests_of: Callable[[Item], Sequence[Request]]
     ) -> Iterator[tuple[Item, list[Answer]]]:
-        """Yield items with the answers to their requests, after asking for all of them."""
+        """Ask for the answers to all requests about items, and return an iterator of items with their answers."""
         requests, counts = list[Request](), list[int]()
         for item in items:
             of_item = requests_of(item)
             requests += of_item
             counts.append(len(of_item))
         keys = iter(collect(self.rm, self.journal, self.advance, requests, self.too_long, self.peers))
-        del requests
-        for item, count in zip(items, counts, strict=True):
-            yield item, [self.journal.answer(key) for key in islice(keys, count)]
+        answers = ([self.journal.answer(key) for key in islice(keys, count)] for count in counts)
+        return zip(items, answers, strict=True)
 
 
 def collect(
@@ -221,7 +223,10 @@ def collect(
     """
     keys = list(map(journal.key, requests))
     by_key = dict(zip(keys, requests, strict=True))
-    wanted = sorted(by_key, key=lambda key: (asker.sort_key(r := by_key[key]), r.item.id, r.order))
+    # By the model's key, then item, then order; sorted thrice, since tuples of all three would take gigabytes.
+    wanted = sorted(by_key, key=lambda key: by_key[key].order)
+    wanted.sort(key=lambda key: by_key[key].item.id)
+    wanted.sort(key=lambda key: asker.sort_key(by_key[key]))  # type: ignore[arg-type,return-value]
     progress = _Progress(advance, len(wanted))
     progress.add(sum(map(journal.has, wanted)))
     progress.show()

@@ -25,9 +25,7 @@ from think_as_locals.evaluation.probes import DIRECTIONS
 from think_as_locals.evaluation.scored import (
     OUTCOMES,
     ItemCredit,
-    estimate_credits,
     grouped,
-    in_text_order,
     item_credits,
     on_flip_sets,
     outcome,
@@ -35,7 +33,7 @@ from think_as_locals.evaluation.scored import (
     read_scored,
     too_long_note,
 )
-from think_as_locals.evaluation.statistics import accuracies, smallest_difference
+from think_as_locals.evaluation.statistics import accuracies, accuracy, smallest_difference
 from think_as_locals.evaluation.tables import Cell, Figure, Label, Table, escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -134,7 +132,7 @@ def read_entries(runs: Sequence[Path], items: Iterable[Item] = ()) -> list[Leade
     for run, times in folders.items():
         if times > 1:
             raise DataError(f"{run}: given {times} times; each run once")
-    known = {item.id: in_text_order(item) for item in items}  # which reward models share
+    known = {item.id: item for item in items}  # which reward models share
     entries = [entry for folder in folders for entry in _entries(folder, known)]
     for longer in ("{0.name} ({0.run.name}/{0.path.stem})", "{0.name} ({0.path})"):
         count = Counter(entry.name for entry in entries)
@@ -183,7 +181,7 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
         # Below all better and above all worse models; among the others any order is possible.
         first = 1 + sum(pair["worse"] == entry.name for pair in differ)
         last = len(entries) - sum(pair["better"] == entry.name for pair in differ)
-        ties = estimate_credits([ItemCredit(s.item, float(outcome(s) == "tie")) for s in entry.scored])
+        ties = accuracy([outcome(s) == "tie" for s in entry.scored], [s.item.group for s in entry.scored])
         failures = {"n": len(entry.scored), "share": summary["parse_failure"], "ci95": summary["parse_failure_ci95"]}
         models.append(
             {
@@ -215,11 +213,11 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
 
 def _baselines(items: tuple[Item, ...]) -> dict[str, dict[str, Any]]:
     """Return the accuracies of the baselines: over cells, over items and on complete flip sets."""
-    worth = baseline_credits(items)
+    worth, places = baseline_credits(items), {item.id: place for place, item in enumerate(items)}
     found: dict[str, dict[str, Any]] = {name: {} for name in worth}
     flips = [c.item for c in on_flip_sets([ItemCredit(item, 0.0) for item in items])]
     for kind, part in {"macro": items, "micro": items, "flips": flips}.items():
-        columns = [[by_id[item.id] for item in part] for by_id in worth.values()]
+        columns = [column[[places[item.id] for item in part]] for column in worth.values()]
         cells = list(map(BREAKDOWNS["cell"], part)) if kind == "macro" else None
         estimates = accuracies(columns, [item.group for item in part], 2000, 0, cells) if part else []
         for name, estimate in zip_longest(worth, estimates):
@@ -423,9 +421,9 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
     items: dict[str, list[Any]] = {name: [] for name in _ITEM}
     judgements: dict[str, list[Any]] = {name: [] for name in _JUDGEMENT}
     for number, item in enumerate(sorted(by_item, key=lambda item: (hash_fraction(item.id), item.id))):
-        texts = [_cut(response) for response in item.responses]
-        values = [item.id, _cut(item.prompt), item.culture, item.domain, item.language, texts]
-        rows = [_judgement(model, number, scored) for model, scored in by_item[item]]
+        texts = sorted(item.responses)  # in whatever order they were read
+        values = [item.id, _cut(item.prompt), item.culture, item.domain, item.language, list(map(_cut, texts))]
+        rows = [_judgement(model, number, texts, scored) for model, scored in by_item[item]]
         limit -= len(json.dumps([values, *rows], ensure_ascii=False))
         if limit < 0:
             break
@@ -445,9 +443,9 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
     }
 
 
-def _judgement(model: int, item: int, scored: ScoredItem) -> list[Any]:
+def _judgement(model: int, item: int, texts: list[str], scored: ScoredItem) -> list[Any]:
     """Return the values of `_JUDGEMENT`."""
-    judgement, order = scored.judgement, list(scored.order)
+    judgement, order = scored.judgement, list(map(texts.index, scored.presented.responses))
     choice = [scored.presented.best, judgement.verdict, OUTCOMES.index(outcome(scored))]
     return [model, item, order, *choice, list(judgement.issues), scored.scores, _cut(judgement.completion)]
 

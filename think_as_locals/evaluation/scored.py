@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.statistics import Difference, Estimate, accuracy, difference, holm
+from think_as_locals.evaluation.statistics import Difference, Estimate, Floats, accuracy, codes, difference, holm
 from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import read_parquet, write_parquet
@@ -24,7 +27,24 @@ Outcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 _ITEM = tuple(field.name for field in fields(Item))
+_FIELDS = ("prompt", "culture", "language", "domain", "group", "source")
 _COLUMNS = (*(*_ITEM, "verdict", "order", "credit", "verdict_only_credit", "scores", "margin", "issues", "completion"),)
+
+_JUDGEMENT = np.dtype(
+    [
+        ("item", np.int64),  # its place in `Judgements.items`
+        ("order", np.int32),  # its place in `Judgements.orders`
+        ("size", np.int8),  # number of responses
+        ("best", np.int8),  # index among the responses as presented
+        ("verdict", np.int8),  # likewise; -1 without one
+        ("credit", np.float64),
+        ("verdict_only", np.float64),
+        ("margin", np.float64),  # NaN without one
+        ("has_scores", np.bool_),
+        ("parse_failure", np.bool_),
+        ("too_long", np.bool_),
+    ]
+)
 
 Thing = TypeVar("Thing")
 Key = TypeVar("Key", bound=Hashable)
@@ -39,8 +59,54 @@ class ItemCredit:
     verdict_only: float | None = None  # the credit if the last verdict tag counts
 
 
+class Judgements:
+    """The judgements of a reward model as columns: of a million, objects would take minutes and gigabytes.
+
+    Items are sorted by id, and the judgements of an item by the responses as presented: sums are rounded, so that they
+    would depend on any other order.
+    """
+
+    def __init__(self, scored: Iterable[ScoredItem]) -> None:
+        items, orders = dict[str, tuple[int, Item]](), dict[tuple[int, ...], int]()
+
+        def row(s: ScoredItem) -> tuple[Any, ...]:
+            number, _ = items.setdefault(s.item.id, (len(items), s.item))
+            verdict = -1 if s.judgement.verdict is None else s.judgement.verdict
+            slots = orders.setdefault(s.order, len(orders)), len(s.item.responses), s.presented.best, verdict
+            margin = math.nan if s.margin is None else s.margin
+            kind = s.scores is not None, s.parse_failure, s.too_long
+            return (number, *slots, s.credit, s.verdict_only_credit, margin, *kind)
+
+        rows = np.fromiter(map(row, scored), _JUDGEMENT)
+        by_id = [items[name] for name in sorted(items)]
+        self.items = tuple(item for _, item in by_id)
+        self.group = codes([item.group for item in self.items])  # of each item
+        self.orders = list(orders)
+        places = np.empty(len(by_id), np.int64)
+        places[[number for number, _ in by_id]] = np.arange(len(by_id))
+        rows["item"] = places[rows["item"]]
+        self.rows = rows[np.argsort(rows["item"], kind="stable")]
+        for part in self.of_items():
+            if len(part) > 1:
+                part[:] = part[sorted(range(len(part)), key=[self._presented(each) for each in part].__getitem__)]
+
+    def of_items(self) -> list[NDArray[np.void]]:
+        """Return the judgements of each item."""
+        return np.split(self.rows, np.flatnonzero(np.diff(self.rows["item"])) + 1)
+
+    def by_item(self, name: str) -> Floats:
+        """Return the mean of a column over the judgements of each item."""
+        if len(self.rows) == len(self.items):
+            return np.array(self.rows[name])
+        return np.array([math.fsum(part[name]) / len(part) for part in self.of_items()])
+
+    def _presented(self, row: Any) -> tuple[str, ...]:
+        responses = self.items[row["item"]].responses
+        return tuple(responses[i] for i in self.orders[row["order"]])
+
+
 def read_scored(path: Path, known: dict[str, Item] | None = None) -> list[ScoredItem]:
-    """Load a table of judgements, as `write_scored` writes it; a DataError if it is empty or a row is faulty.
+    """Load a table of judgements, as `written` writes it; a DataError if it is empty or a row is faulty.
 
     Items that are in `known`, by id, are reused, and the others are added to it.
     """
@@ -64,8 +130,8 @@ def read_scored(path: Path, known: dict[str, Item] | None = None) -> list[Scored
     return scored
 
 
-def write_scored(path: Path, scored: Sequence[ScoredItem]) -> None:
-    """Write judgements as the table that `read_scored` loads."""
+def written(path: Path, scored: Iterable[ScoredItem]) -> Iterator[ScoredItem]:
+    """Yield judgements, and write them as the table that `read_scored` loads, which is there when all are taken."""
     import pyarrow as pa
 
     text, number, index = pa.string(), pa.float64(), pa.int64()
@@ -74,7 +140,7 @@ def write_scored(path: Path, scored: Sequence[ScoredItem]) -> None:
     types |= dict.fromkeys(("credit", "verdict_only_credit", "margin"), number)
     types |= {"best": index, "verdict": index, "order": pa.list_(index), "scores": pa.list_(number)}
     types["correct"] = pa.bool_()
-    write_parquet(path, (each.row() for each in scored), pa.schema(types))
+    return write_parquet(path, scored, ScoredItem.row, pa.schema(types))
 
 
 def in_text_order(item: Item) -> Item:
@@ -83,19 +149,18 @@ def in_text_order(item: Item) -> Item:
 
 
 def _scored_item(row: dict[str, Any], known: dict[str, Item]) -> ScoredItem:
-    item = Item(**{name: row[name] for name in _ITEM})
-    order, verdict, credit = list(row["order"]), row["verdict"], row["credit"]
+    item = known.get(row["id"])
+    if item is None or not _is_row_of(item, row):
+        item = in_text_order(Item(**{name: row[name] for name in _ITEM}))
+        known.setdefault(item.id, item)
+    order, verdict, credit = row["order"], row["verdict"], row["credit"]
     if sorted(order) != (places := list(range(len(item.responses)))):
         raise DataError(f"item {item.id!r}: order must have each of {places} once, got {order}")
     if verdict is not None and verdict not in places:
         raise DataError(f"item {item.id!r}: verdict must be one of {places} or none, got {verdict!r}")
-    presented = [item.responses[i] for i in order]
-    item = in_text_order(item)
-    if known.setdefault(item.id, item) == item:
-        item = known[item.id]
     scored = ScoredItem(
         item=item,
-        presented=reorder_responses(item, list(map(item.responses.index, presented))),
+        presented=reorder_responses(item, [item.responses.index(row["responses"][i]) for i in order]),
         judgement=Judgement(
             verdict=None if verdict is None else order.index(verdict),
             rubric=None,
@@ -114,6 +179,16 @@ def _scored_item(row: dict[str, Any], known: dict[str, Item]) -> ScoredItem:
     if credit != scored.credit:
         raise DataError(f"item {row['id']!r}: credit must be that of its verdict or scores, got {credit}")
     return scored
+
+
+def _is_row_of(item: Item, row: dict[str, Any]) -> bool:
+    """Return whether an item is that of a row, perhaps with its responses in another order."""
+    there, origins = row["responses"] or [], row["origins"] or []
+    if sorted(item.responses) != sorted(there) or any(getattr(item, name) != row[name] for name in _FIELDS):
+        return False
+    places = [there.index(response) for response in item.responses]
+    moved = [origins[i] for i in places] if len(origins) == len(there) else origins
+    return places[item.best] == row["best"] and list(item.origins) == moved
 
 
 def outcome(scored: ScoredItem) -> Outcome:
@@ -148,15 +223,10 @@ def verdict_only(credited: Sequence[ItemCredit]) -> list[ItemCredit]:
     return [ItemCredit(c.item, c.credit if c.verdict_only is None else c.verdict_only) for c in credited]
 
 
-def flip_set_credits(credited: Sequence[ItemCredit]) -> list[list[ItemCredit]]:
-    """Return the items of complete flip sets, set by set."""
-    by_id = {each.item.id: each for each in credited}
-    return [[by_id[item.id] for item in members] for members in flip_sets([each.item for each in credited])]
-
-
 def on_flip_sets(credited: Sequence[ItemCredit]) -> list[ItemCredit]:
-    """Return the items of complete flip sets; an item counts once for each of its sets."""
-    return list(chain.from_iterable(flip_set_credits(credited)))
+    """Return the items of complete flip sets, set by set; an item counts once for each of its sets."""
+    by_id = {each.item.id: each for each in credited}
+    return [by_id[item.id] for item in chain.from_iterable(flip_sets([each.item for each in credited]))]
 
 
 def estimate_credits(
@@ -179,39 +249,37 @@ def paired_differences(
     return list(zip(found, holm([each.p for each in found]), strict=True))
 
 
-def slot_bias(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str, Any]:
+def slot_bias(judged: Judgements, samples: int, seed: int) -> dict[str, Any]:
     """Return by label how much more often its slot is `chosen` than `best`, as shares of n verdicts."""
     # Without models that give scores, which do not see slots.
-    listwise = [s for s in scored if s.judgement.verdict is not None and s.scores is None]
+    listwise = judged.rows[(judged.rows["verdict"] >= 0) & ~judged.rows["has_scores"]]
     found = {}
-    for slot in range(max((len(s.presented.responses) for s in listwise), default=0)):
-        offered = [s for s in listwise if slot < len(s.presented.responses)]
-        best = [float(s.presented.best == slot) for s in offered]
-        chosen = [float(s.judgement.verdict == slot) for s in offered]
-        bias = difference(best, chosen, [s.item.group for s in offered], samples, seed)
+    for slot in range(listwise["size"].max(initial=0)):
+        offered = listwise[slot < listwise["size"]]
+        best, chosen = ((offered[name] == slot).astype(float) for name in ("best", "verdict"))
+        bias = difference(best, chosen, judged.group[offered["item"]], samples, seed)
         found[LABELS[slot]] = {**Estimate.as_dict(bias, "bias"), "chosen": bias.b, "best": bias.a}
     return found
 
 
-def order_consistency(scored: Sequence[ScoredItem], samples: int, seed: int) -> dict[str, Any]:
+def order_consistency(judged: Judgements, samples: int, seed: int) -> dict[str, Any]:
     """Return the share of items for which the same response is chosen in all orders, of items with several orders.
 
     `all_right`, the share that is right in every order, is the consistent accuracy of J1 (arXiv 2505.10320).
     """
-    by_item = grouped(scored, lambda s: s.item.id).values()
-    several = [judgements for judgements in by_item if len({s.presented.responses for s in judgements}) > 1]
-    if not several:
+    places, consistent, all_right = list[int](), list[float](), list[float]()
+    for part in judged.of_items():
+        if len(part) > 1 and (part["order"] != part["order"][0]).any():
+            choices = zip(part["order"].tolist(), part["verdict"].tolist(), strict=True)
+            chosen = {judged.orders[order][verdict] if verdict >= 0 else -1 for order, verdict in choices}
+            places.append(part["item"][0])
+            consistent.append(float(len(chosen) == 1 and -1 not in chosen))
+            all_right.append(float((part["verdict"] == part["best"]).all()))
+    if not places:
         return {"n": 0}
-    chosen = [
-        {None if (v := s.judgement.verdict) is None else s.presented.responses[v] for s in judgements}
-        for judgements in several
-    ]
-    groups = [judgements[0].item.group for judgements in several]
-    consistent = [float(len(texts) == 1 and None not in texts) for texts in chosen]
-    all_right = [float(all(s.correct for s in judgements)) for judgements in several]
     return {
-        **accuracy(consistent, groups, samples, seed).as_dict("consistent"),
-        "all_right": accuracy(all_right, groups, samples, seed).as_dict(),
+        **accuracy(consistent, judged.group[places], samples, seed).as_dict("consistent"),
+        "all_right": accuracy(all_right, judged.group[places], samples, seed).as_dict(),
     }
 
 

@@ -27,6 +27,7 @@ _BLOCK = 2**22  # numbers of draws that are multiplied at once
 Values = Sequence[float] | NDArray[np.float64]
 Floats = NDArray[np.float64]
 Codes = NDArray[np.intp]
+Names = Sequence[str] | Codes  # of groups or cells, or their numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +66,7 @@ class Difference(Estimate):
         return {**Estimate.as_dict(self, name), "a": self.a, "b": self.b, "p": self.p}
 
 
-def accuracy(
-    scores: Values, groups: Sequence[str], samples: int = 2000, seed: int = 0, cells: Sequence[str] | None = None
-) -> Estimate:
+def accuracy(scores: Values, groups: Names, samples: int = 2000, seed: int = 0, cells: Names | None = None) -> Estimate:
     """Return the mean of scores in [0, 1] with a 95 % interval; with `cells` the mean over cells of their means.
 
     If `cluster_bootstrap` gives no interval, it is Wilson's with Student's t for the normal quantile, for the effective
@@ -78,7 +77,7 @@ def accuracy(
 
 
 def accuracies(
-    columns: Sequence[Values], groups: Sequence[str], samples: int, seed: int, cells: Sequence[str] | None = None
+    columns: Sequence[Values], groups: Names, samples: int, seed: int, cells: Names | None = None
 ) -> list[Estimate]:
     """Return the `accuracy` of several scores of the same items."""
     values, group, cell = _columns(columns[0], groups, cells)
@@ -106,10 +105,10 @@ def _accuracy(values: Floats, group: Codes, cell: Codes, samples: int, seed: int
 
 def estimate_mean(
     values: Values,
-    groups: Sequence[str],
+    groups: Names,
     samples: int,
     seed: int,
-    cells: Sequence[str] | None = None,
+    cells: Names | None = None,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Estimate:
     """Return the mean of values within `bounds` with a 95 % interval; with `cells` the mean of the cells' means."""
@@ -128,7 +127,7 @@ def estimate_mean(
 
 
 def difference(
-    a: Values, b: Values, groups: Sequence[str], samples: int = 2000, seed: int = 0, cells: Sequence[str] | None = None
+    a: Values, b: Values, groups: Names, samples: int = 2000, seed: int = 0, cells: Names | None = None
 ) -> Difference:
     """Return how much more B scores than A, paired by item, with a 95 % interval and a p-value.
 
@@ -192,9 +191,7 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(value) for value in multipletests(p, method="holm")[1]] if p else []
 
 
-def smallest_difference(
-    a: Values, b: Values, groups: Sequence[str], alpha: float = 0.05, power: float = 0.8
-) -> float | None:
+def smallest_difference(a: Values, b: Values, groups: Names, alpha: float = 0.05, power: float = 0.8) -> float | None:
     """Return the smallest true difference between two runs that is detectable with these items, or `None`.
 
     McNemar's test needs n = (t_alpha sqrt(psi) + t_beta sqrt(psi - d^2))^2 / d^2 pairs to find a difference d with
@@ -215,9 +212,7 @@ def smallest_difference(
     return smallest if smallest <= 1 else None
 
 
-def calibration(
-    margins: Sequence[float], scores: Sequence[float], groups: Sequence[str], samples: int, seed: int
-) -> dict[str, Any]:
+def calibration(margins: Values, scores: Values, groups: Names, samples: int, seed: int) -> dict[str, Any]:
     """Return the Brier score (1950) and expected calibration error (Guo et al. 2017, arXiv 1706.04599) of judgements.
 
     For comparison there are `brier_constant`, of a judge that always states this accuracy, and `ece_calibrated`, the
@@ -226,16 +221,17 @@ def calibration(
     probability of being right if it is broken at random: figures are expected values.
     """
     confidence, credit = expit(np.asarray(margins, float)), np.asarray(scores, float)
-    right = accuracy(credit, groups, samples, seed)
+    group = codes(groups)
+    right = accuracy(credit, group, samples, seed)
     luck = credit * (1 - credit)  # the variance of breaking ties
-    brier = accuracy((confidence - credit) ** 2 + luck, groups, samples, seed)
+    brier = accuracy((confidence - credit) ** 2 + luck, group, samples, seed)
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     members = [np.flatnonzero(bins == place) for place in np.unique(bins)]
     gaps, certain = confidence - credit, confidence * (1 - confidence)
     ece = sum(_mean_size(gaps[index].sum(), luck[index].sum()) for index in members) / len(credit)
     # The mean distance between confidence and right answers, summed over a bin, where confidence is the truth.
     noise = sum(_mean_size(0.0, certain[index].sum()) for index in members)
-    low, high = _calibration_interval(gaps, bins, groups, samples, seed)
+    low, high = _calibration_interval(gaps, bins, group, samples, seed)
     return {
         **right.as_dict(),
         "confidence": float(confidence.mean()),
@@ -248,7 +244,7 @@ def calibration(
         "bins": [
             {
                 "confidence": float(confidence[index].mean()),
-                **accuracy(credit[index], [groups[i] for i in index.tolist()], samples, seed).as_dict(),
+                **accuracy(credit[index], group[index], samples, seed).as_dict(),
             }
             for index in members
         ],
@@ -263,16 +259,14 @@ def _mean_size(mean: float, variance: float) -> float:
     return math.sqrt(2 * variance / math.pi) * math.exp(-(steep**2)) + mean * math.erf(steep)
 
 
-def _calibration_interval(
-    gaps: Floats, bins: Codes, groups: Sequence[str], samples: int, seed: int
-) -> tuple[float, float]:
+def _calibration_interval(gaps: Floats, bins: Codes, group: Codes, samples: int, seed: int) -> tuple[float, float]:
     """Return an interval for the calibration error of the bins' true means, by a bootstrap over groups.
 
     The error is never negative, so noise enlarges it, and again in every draw. So the expanded percentiles are reduced:
     the upper one by what drawing adds, the lower one by twice as much (in simulation, once is too little). The lower
     end is 0 if draws around calibrated bins reach the error. With too few groups the interval is [0, 1].
     """
-    group = _codes(groups) % _MOST_GROUPS
+    group = group % _MOST_GROUPS
     count = int(group.max()) + 1
     if count < _MIN_GROUPS:
         return 0.0, 1.0
@@ -367,16 +361,20 @@ def _blocks(samples: int, groups: int) -> list[slice]:
     return [slice(start, min(start + step, samples)) for start in range(0, samples, step)]
 
 
-def _columns(scores: Values, groups: Sequence[str], cells: Sequence[str] | None = None) -> tuple[Floats, Codes, Codes]:
+def _columns(scores: Values, groups: Names, cells: Names | None = None) -> tuple[Floats, Codes, Codes]:
     """Return scores, and a number for each one's group and cell."""
     if not len(scores):
         raise ValueError("no items to take the accuracy of")
-    if not len(scores) == len(groups) == len(cells or groups):
+    if not len(scores) == len(groups) == len(groups if cells is None else cells):
         raise ValueError(f"expected a group and a cell for each of {len(scores)} scores")
-    return np.array(scores, float), _codes(groups), _codes(cells or [""] * len(scores))
+    cell = np.zeros(len(scores), np.intp) if cells is None else codes(cells)
+    return np.array(scores, float), codes(groups), cell
 
 
-def _codes(names: Sequence[str]) -> Codes:
+def codes(names: Names) -> Codes:
+    """Return the place of each name, or number, among the distinct ones."""
     # Sorted, so that the meaning of a draw does not depend on the order of items.
+    if isinstance(names, np.ndarray):
+        return np.unique(names, return_inverse=True)[1]
     numbers = {name: i for i, name in enumerate(sorted(set(names)))}
     return np.array([numbers[name] for name in names])

@@ -249,5 +249,5 @@ def shuffled_order(responses: Sequence[str], seed: int, reverse: bool = False) -
 
 def _digest(*parts: str) -> str:
     # Lengths keep ("ab", "c") apart from ("a", "bc").
-    joined = "".join(f"{len(part)}:{part}" for part in parts)
+    joined = "".join([f"{len(part)}:{part}" for part in parts])
     return hashlib.sha256(joined.encode("utf-8", "surrogatepass")).hexdigest()

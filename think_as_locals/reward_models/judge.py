@@ -219,7 +219,7 @@ class Judge:
         With `fitting`, an item that is too long raises no error: its judgement has no verdict and says so.
         """
         answers = ask_all(self, [self.requests(item) for item in items], fitting)
-        return combine(self, list(zip(items, answers, strict=True)))
+        return list(combine(self, zip(items, answers, strict=True)))
 
     @property
     def identity(self) -> dict[str, Any]:

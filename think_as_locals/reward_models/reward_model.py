@@ -6,14 +6,15 @@ Item -> Request, Request, ... -> answers (plain JSON, kept in a journal) -> Scor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from think_as_locals.types import Item, Judgement, TooLong, TooLongError
+from think_as_locals.types import LABELS, Item, Judgement, TooLong, TooLongError
 
 _ITEM = tuple(field.name for field in fields(Item))
 
@@ -84,10 +85,10 @@ def ask_all(rm: RewardModel, requests: Sequence[Sequence[Request]], fitting: boo
 
 def ask_fitting(rm: Asker, requests: Sequence[Request], keep: Keep) -> None:
     """Answer requests as `Asker.ask` does, except that one that is too long gets the answer `{"too_long": why}`."""
-    kept = set()
+    is_open = bytearray(b"\1") * len(requests)
 
     def keep_once(place: int, answer: Answer) -> None:
-        kept.add(place)
+        is_open[place] = False
         keep(place, answer)
 
     try:
@@ -95,7 +96,7 @@ def ask_fitting(rm: Asker, requests: Sequence[Request], keep: Keep) -> None:
     except TooLongError as error:
         for place in error.places:
             keep_once(place, {TOO_LONG: str(error)})
-        if rest := [place for place in range(len(requests)) if place not in kept]:
+        if rest := [place for place in range(len(requests)) if is_open[place]]:
             rm.ask([requests[place] for place in rest], lambda i, answer: keep(rest[i], answer))
 
 
@@ -115,26 +116,29 @@ def why_too_long(answers: Sequence[Answer]) -> str | None:
     return next((answer[TOO_LONG] for answer in reversed(answers) if TOO_LONG in answer), None)
 
 
-def combine(rm: RewardModel, answered: Iterable[tuple[Item, Sequence[Answer]]]) -> list[ScoredItem]:
-    """Return the predictions on items, given the answers to the requests about each.
+def combine(rm: RewardModel, answered: Iterable[tuple[Item, Sequence[Answer]]]) -> Iterator[ScoredItem]:
+    """Yield the predictions on items, given the answers to the requests about each.
 
     For an item that is too long, the judgement has no verdict and says so.
     """
-    found = list[ScoredItem]()
     for item, answers in answered:
         if why := why_too_long(answers):
             judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(TOO_LONG,), completion=why)
-            found.append(ScoredItem(item=item, presented=item, judgement=judgement))
+            yield ScoredItem(item=item, presented=item, judgement=judgement)
         else:
-            found += rm.predictions(item, answers)
-    return found
+            yield from rm.predictions(item, answers)
 
 
-def settle(scored: Sequence[ScoredItem], too_long: TooLong) -> list[ScoredItem]:
-    """Return the predictions that count: items that are too long are left out, count as wrong or raise an error."""
-    reasons = {s.item.id: s.judgement.completion for s in scored if s.too_long}
-    check_lengths(reasons, len({s.item.id for s in scored}), too_long)
-    return [s for s in scored if too_long == "wrong" or not s.too_long]
+def settle(scored: Iterable[ScoredItem], too_long: TooLong) -> Iterator[ScoredItem]:
+    """Yield the predictions that count: items that are too long are left out, count as wrong or raise an error."""
+    reasons, ids = dict[str, str](), set[str]()
+    for each in scored:
+        ids.add(each.item.id)
+        if each.too_long:
+            reasons[each.item.id] = each.judgement.completion
+        if too_long == "wrong" or not each.too_long:
+            yield each
+    check_lengths(reasons, len(ids), too_long)
 
 
 def identify_weights(path: str, commit: str | None) -> dict[str, Any]:
@@ -162,7 +166,7 @@ class ScoredItem:
     @property
     def order(self) -> tuple[int, ...]:
         """Indices of the item's responses in the order in which the reward model saw them."""
-        return tuple(self.item.responses.index(response) for response in self.presented.responses)
+        return tuple(map(self.item.responses.index, self.presented.responses))
 
     @property
     def answer(self) -> Judgement:
@@ -203,19 +207,19 @@ class ScoredItem:
 
     def row(self) -> dict[str, Any]:
         """Return a flat row for a table of judgements; `verdict`, `best` and `scores` are in the item's own order."""
-        answer, scores = self.answer, self.scores
+        item, order, scores, verdict = self.item, self.order, self.scores, self.judgement.verdict
         return {
-            **{name: list(value) if type(value := getattr(self.item, name)) is tuple else value for name in _ITEM},
-            "verdict": answer.verdict,
-            "label": answer.label,
-            "order": list(self.order),
+            **{name: list(value) if type(value := getattr(item, name)) is tuple else value for name in _ITEM},
+            "verdict": None if verdict is None else order[verdict],
+            "label": None if verdict is None else LABELS[verdict],
+            "order": list(order),
             "correct": self.correct,
             "credit": self.credit,
             "verdict_only_credit": self.verdict_only_credit,
-            "scores": None if scores is None else [scores[self.order.index(i)] for i in range(len(scores))],
+            "scores": None if scores is None else [scores[order.index(i)] for i in range(len(scores))],
             "margin": self.margin,
-            "issues": list(answer.issues),
-            "completion": answer.completion,
+            "issues": list(self.judgement.issues),
+            "completion": self.judgement.completion,
         }
 
     def record(self) -> dict[str, Any]:
@@ -255,13 +259,11 @@ def logsumexp(values: Sequence[float]) -> float:
     """Return log(sum(exp(values))) bit for bit as scipy does, which takes 35 microseconds for a handful of numbers."""
     import numpy as np
 
-    numbers = np.asarray(values, float)
-    if not np.isfinite(numbers).all():
+    if not all(map(math.isfinite, values)):
         from scipy import special
 
-        return float(special.logsumexp(numbers))
-    top = numbers.max()
-    ties = numbers == top
-    count = float(ties.sum())
-    rest = np.exp(np.where(ties, -np.inf, numbers) - top).sum() / count
-    return float(np.log1p(rest) + np.log(count) + top)
+        return float(special.logsumexp(np.asarray(values, float)))
+    top = max(values)
+    rest = [value - top if value != top else -math.inf for value in values]
+    count = float(rest.count(-math.inf))
+    return float(np.log1p(np.exp(rest).sum() / count) + np.log(count) + top)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -44,6 +45,11 @@ Row = dict[str, list[int]]  # the inputs of a model for a prompt and a response:
 IGNORED = -100  # the label of tokens that no loss counts
 
 
+@lru_cache(maxsize=1)  # for all requests about an item
+def _by_length(prompt: str) -> tuple[int, str]:
+    return len(prompt), prompt
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseScorer(RewardModel):
     """A reward model that scores one response at a time; `seed` decides only the order within predictions."""
@@ -68,7 +74,7 @@ class ResponseScorer(RewardModel):
         return [ScoredItem(item=item, presented=presented, judgement=judgement, scores=scores, margin=margin(scores))]
 
     def sort_key(self, request: Request) -> tuple[int, str]:
-        return len(request.item.prompt), request.item.prompt  # responses to one prompt are cheaper together
+        return _by_length(request.item.prompt)  # responses to one prompt are cheaper together
 
     score_requests = requests
 

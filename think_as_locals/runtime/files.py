@@ -6,17 +6,19 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeVar
 
 from think_as_locals.types import DataError
 
 if TYPE_CHECKING:
     import pyarrow
+
+Thing = TypeVar("Thing")
 
 DISK_FAULTS = {
     errno.ENOSPC: "free the disk",
@@ -158,14 +160,17 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def write_parquet(path: Path, rows: Iterable[dict[str, Any]], schema: pyarrow.Schema) -> None:
-    """Write rows as a Parquet table, atomically and with few rows in memory."""
+def write_parquet(
+    path: Path, things: Iterable[Thing], row: Callable[[Thing], dict[str, Any]], schema: pyarrow.Schema
+) -> Iterator[Thing]:
+    """Yield things, and write a row of each to a Parquet table: atomically, and with few rows in memory."""
     import pyarrow.parquet
 
     with written_atomically(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
-        rest = iter(rows)
+        rest = iter(things)
         while some := list(islice(rest, _ROW_GROUP)):
-            writer.write_table(pyarrow.Table.from_pylist(some, schema))
+            writer.write_table(pyarrow.Table.from_pylist(list(map(row, some)), schema))
+            yield from some
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:

@@ -159,7 +159,7 @@ class JudgeTrainer(GroupTrainer):
         components = {**components, **load_custom_rewards(config.reward.own)}
         of_rows = [name for name in sources for _ in orders]
         self.rewards = Rewards(config, rows, chat, components, folder, of_rows)
-        dataset, weights = prompt_dataset(config, rows, chat), self.rewards.weights
+        dataset, weights = PromptDataset.of(config, rows, chat), self.rewards.weights
         gain_scorer = config.reward.criteria_gain.scorer
         super().__init__(
             *(config, model, chat, dataset, self.rewards.functions(), folder, checkpoints),
@@ -230,26 +230,30 @@ def load_chat(config: GrpoConfig, model: str) -> Chat:
     return Chat.load(model, config.model.revision, config.model.chat_template_kwargs)
 
 
-def prompt_dataset(config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> Dataset:
-    """Return a data set of items in the given orders (with the row as `index`), rendered as prompts when accessed.
+class PromptDataset(Dataset):
+    """Items in the given orders (with the row as `index`), rendered as prompts when accessed.
 
-    Texts that the tokenizer reads as control tokens are found here in the first `_CHECKED` items, later in others.
+    `Dataset.set_transform` would do the same, but pickles all rows for the fingerprint of its cache, 50 kB each.
     """
-    shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
-    items = list(dict.fromkeys(item for item, _ in rows))
-    chat.check_texts(items[:_CHECKED])
-    unchecked = frozenset(items[_CHECKED:])
 
-    def drawn(batch: dict[str, list[int]]) -> dict[str, list[Any]]:
-        of_batch = [rows[index] for index in batch["index"]]
-        chat.check_texts(dict.fromkeys(item for item, _ in of_batch if item in unchecked))
-        prompts = [chat.turns(render(item, reverse=reverse, **shown)) for item, reverse in of_batch]
-        return {"prompt": prompts, "index": batch["index"]}
+    @classmethod
+    def of(cls, config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> PromptDataset:
+        """Texts that the tokenizer reads as control tokens are found now in the first `_CHECKED` items, else later."""
+        dataset = cls.from_dict({"index": list(range(len(rows)))})
+        items = list(dict.fromkeys(item for item, _ in rows))
+        chat.check_texts(items[:_CHECKED])
+        dataset._rows, dataset._chat, dataset._unchecked = rows, chat, frozenset(items[_CHECKED:])
+        dataset._shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
+        return dataset
 
-    dataset = Dataset.from_dict({"index": list(range(len(rows)))})
-    # As `set_transform`, but for its fingerprint: that pickles the function with all rows, 50 kB each.
-    Dataset.set_format.__wrapped__(dataset, "custom", transform=drawn)
-    return dataset
+    def __getitem__(self, key: Any) -> dict[str, Any]:
+        if isinstance(key, int):
+            return {name: values[0] for name, values in self[[key]].items()}
+        indices = super().__getitem__(key)["index"]
+        rows = [self._rows[index] for index in indices]
+        self._chat.check_texts(dict.fromkeys(item for item, _ in rows if item in self._unchecked))
+        prompts = [self._chat.turns(render(item, reverse=reverse, **self._shown)) for item, reverse in rows]
+        return {"prompt": prompts, "index": indices}
 
 
 def trl_arguments(config: GrpoConfig | ScpoConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:
