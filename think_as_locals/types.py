@@ -7,6 +7,7 @@ source row -> Item -> messages -> Rollout -> Judgement -> RewardBreakdown -> adv
 from __future__ import annotations
 
 import reprlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -193,6 +194,9 @@ class Item:
             object.__setattr__(self, name, tuple(value))
         for fault in self._faults():
             raise DataError(f"item {self.id!r}: {fault}")
+        for name in ("culture", "language", "domain", "source"):  # of which a million items have a few
+            if type(value := getattr(self, name)) is str:
+                object.__setattr__(self, name, sys.intern(value))
 
     def _faults(self) -> list[str]:
         n, faults = len(self.responses), []

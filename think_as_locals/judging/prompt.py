@@ -242,12 +242,11 @@ def shuffle_responses(item: Item, seed: int = 0, reverse: bool = False) -> Item:
 
 def shuffled_order(responses: Sequence[str], seed: int, reverse: bool = False) -> list[int]:
     """Return the indices of responses in the order in which `shuffle_responses` presents them."""
-    together = _digest(str(seed), *sorted(responses))
-    places = [_digest(together, response) for response in responses]
+    # Lengths keep ("ab", "c") apart from ("a", "bc").
+    together = _digest("".join([f"{len(part)}:{part}" for part in (str(seed), *sorted(responses))]))
+    places = [_digest(f"{len(together)}:{together}{len(text)}:{text}") for text in responses]
     return sorted(range(len(responses)), key=places.__getitem__, reverse=reverse)
 
 
-def _digest(*parts: str) -> str:
-    # Lengths keep ("ab", "c") apart from ("a", "bc").
-    joined = "".join([f"{len(part)}:{part}" for part in parts])
-    return hashlib.sha256(joined.encode("utf-8", "surrogatepass")).hexdigest()
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -265,5 +265,6 @@ def logsumexp(values: Sequence[float]) -> float:
         return float(special.logsumexp(np.asarray(values, float)))
     top = max(values)
     rest = [value - top if value != top else -math.inf for value in values]
-    count = float(rest.count(-math.inf))
-    return float(np.log1p(np.exp(rest).sum() / count) + np.log(count) + top)
+    count = rest.count(-math.inf)
+    others = np.exp(rest).sum() / count if count < len(rest) else 0.0
+    return float(np.log1p(others) + np.log(float(count)) + top)
