@@ -169,6 +169,13 @@ def test_the_order_of_items_and_of_responses_does_not_matter_to_tfidf() -> None:
     assert tfidf(turned) == tfidf(items)
 
 
+def test_words_counted_in_several_processes_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = many("bagofe dikuma sotane", groups=6)
+    alone = tfidf(items)
+    monkeypatch.setattr(baselines, "_CHUNK", 20)
+    assert tfidf(items) == alone
+
+
 def test_tfidf_is_fitted_to_a_part_of_many_responses_and_scores_all(monkeypatch: pytest.MonkeyPatch) -> None:
     items = many("bagofe dikuma sotane")
     monkeypatch.setattr(baselines, "_MOST_FITTED", sum(len(item.responses) for item in items) // 3)

@@ -57,13 +57,10 @@ def chance(items: Sequence[Item]) -> list[float]:
 
 def majority_answer(items: Sequence[Item]) -> list[float]:
     """Return the credit of preferring the text that is most often right in other question groups ("Yes", "3")."""
-    right: Counter[str] = Counter()
-    own: dict[str, Counter[str]] = defaultdict(Counter)
-    for item in items:
-        answer = fold(item.responses[item.best])
-        right[answer] += 1
-        own[item.group][answer] += 1
-    return _credit_of(items, (right[t] - own[item.group][t] for item in items for t in map(fold, item.responses)))
+    answers = [fold(item.responses[item.best]) for item in items]
+    right, own = Counter(answers), Counter(zip((item.group for item in items), answers, strict=True))
+    texts = ((item.group, text) for item in items for text in map(fold, item.responses))
+    return _credit_of(items, (right[text] - own[group, text] if text in right else 0 for group, text in texts))
 
 
 def tfidf(items: Sequence[Item]) -> list[float]:

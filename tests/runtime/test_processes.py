@@ -1,0 +1,31 @@
+"""Work in processes: the order of chunks, errors, and that no process is left."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+
+import pytest
+
+from think_as_locals.runtime.processes import in_processes
+
+
+def test_chunks_keep_their_order_and_no_process_is_left() -> None:
+    squares = [(f"root of {n}", float(n * n)) for n in range(30)]
+    assert list(in_processes(math.sqrt, squares)) == [(f"root of {n}", float(n)) for n in range(30)]
+    assert not multiprocessing.active_children()
+
+
+def test_a_single_chunk_and_none_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing.context.SpawnProcess, "start", lambda _: pytest.fail("a process was started"))
+    assert list(in_processes(math.sqrt, [(None, 4.0)])) == [(None, 2.0)]
+    assert not list(in_processes(math.sqrt, list[tuple[None, float]]()))
+
+
+def test_an_error_in_a_process_is_raised_here_and_who_stops_taking_leaves_none_behind() -> None:
+    with pytest.raises(ValueError, match=r"math domain error|expected a nonnegative input"):
+        list(in_processes(math.sqrt, [(None, 1.0), (None, 4.0), (None, -1.0)]))
+    found = in_processes(math.sqrt, ((n, float(n)) for n in range(1000)))
+    assert [next(found)[0] for _ in range(3)] == [0, 1, 2]
+    del found
+    assert not multiprocessing.active_children()
