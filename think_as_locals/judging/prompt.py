@@ -137,23 +137,28 @@ def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
 
     Both are found in any form that a tokenizer's normaliser may map to them, such as `＜ＶＥＲＤＩＣＴ＞`.
     """
-    characters = list(text)
-    for read, places in _readings(text):
+    readings, marks = list(_readings(text)), dict[int, str]()
+    for read, places in readings:
         # Whole tags first, then tags that are nested or never closed.
         closed = [place for tag in _RESERVED_TAG.finditer(read) for place in (tag.start(), tag.end() - 1)]
-        marks = dict(zip(closed, cycle("‹›"), strict=False))
-        marks |= {tag.start(): "‹" for tag in _RESERVED_OPENING.finditer(read)}
-        for place, mark in marks.items():
-            characters[places[place]] = mark
-    return break_tokens("".join(characters), special_tokens)
+        marks |= dict(zip([places[place] for place in closed], cycle("‹›"), strict=False))
+        marks |= {places[tag.start()]: "‹" for tag in _RESERVED_OPENING.finditer(read)}
+    if marks:
+        text = "".join([marks.get(place, character) for place, character in enumerate(text)])
+        readings = list(_readings(text))
+    return _broken(text, readings, special_tokens)
 
 
 def break_tokens(text: str, special_tokens: Iterable[str]) -> str:
     """Break only the special tokens in untrusted text."""
+    return _broken(text, _readings(text), special_tokens)
+
+
+def _broken(text: str, readings: Iterable[tuple[str, Sequence[int]]], special_tokens: Iterable[str]) -> str:
     # Tokens may overlap: every occurrence is broken, not only those that a scan from the left finds.
     cuts: set[int] = set()
     tokens = _tokens_as_read(tuple(special_tokens))
-    for read, places in _readings(text):
+    for read, places in readings:
         for token in tokens:
             start = read.find(token)
             while start >= 0:
@@ -179,7 +184,7 @@ def _readings(text: str) -> Iterator[tuple[str, Sequence[int]]]:
 def _as_read(text: str, instead: Mapping[str, str]) -> tuple[str, Sequence[int]]:
     forms = {c: instead[c] if c in instead else _character_as_read(c) for c in set(text)}
     read = text.translate({ord(character): form for character, form in forms.items() if form != character})
-    if all(len(form) == 1 for form in forms.values()):
+    if {1}.issuperset(map(len, forms.values())):
         return read, range(len(text))
     return read, [place for place, character in enumerate(text) for _ in forms[character]]
 
