@@ -200,7 +200,7 @@ class Item:
 
     def _faults(self) -> list[str]:
         n, faults = len(self.responses), []
-        texts = (self.id, self.prompt, self.language, self.domain, self.group, self.source)
+        texts = [self.id, self.prompt, self.language, self.domain, self.group, self.source]
         texts += (*self.responses, *self.origins)
         if not all(map(is_text, texts)):
             names = ("id", "prompt", "language", "domain", "group", "source")

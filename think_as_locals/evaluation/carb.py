@@ -59,10 +59,11 @@ def summarise(
     """
     judged = Judgements(scored)
     items, group, rows = judged.items, judged.group, judged.rows
-    credit, drawn = judged.by_item("credit"), {"samples": bootstrap_samples, "seed": seed}
-    micro, names = accuracy(credit, group, **drawn), {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
+    drawn: dict[str, Any] = {"samples": bootstrap_samples, "seed": seed}
+    credit, names = judged.by_item("credit"), {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
+    micro = accuracy(credit, group, **drawn)
     failures = accuracy(rows["parse_failure"], group[rows["item"]], **drawn)
-    measure = partial(_measure, group=group, baselines=baseline_credits(items), **drawn)
+    measure = partial(_measure, group=group, baselines=baseline_credits(items), samples=bootstrap_samples, seed=seed)
     sure = rows[~np.isnan(rows["margin"])]
     # An item in several orders counts in several positions, and one that was not presented in none.
     presented = rows[~rows["too_long"]]

@@ -226,7 +226,7 @@ def collect(
     # By the model's key, then item, then order; sorted thrice, since tuples of all three would take gigabytes.
     wanted = sorted(by_key, key=lambda key: by_key[key].order)
     wanted.sort(key=lambda key: by_key[key].item.id)
-    wanted.sort(key=lambda key: asker.sort_key(by_key[key]))  # type: ignore[arg-type,return-value]
+    wanted.sort(key=lambda key: asker.sort_key(by_key[key]))
     progress = _Progress(advance, len(wanted))
     progress.add(sum(map(journal.has, wanted)))
     progress.show()

@@ -86,19 +86,24 @@ class Judgements:
         places[[number for number, _ in by_id]] = np.arange(len(by_id))
         rows["item"] = places[rows["item"]]
         self.rows = rows[np.argsort(rows["item"], kind="stable")]
-        for part in self.of_items():
-            if len(part) > 1:
-                part[:] = part[sorted(range(len(part)), key=[self._presented(each) for each in part].__getitem__)]
+        for part in self.of_several():
+            part[:] = part[sorted(range(len(part)), key=[self._presented(each) for each in part].__getitem__)]
 
-    def of_items(self) -> list[NDArray[np.void]]:
-        """Return the judgements of each item."""
-        return np.split(self.rows, np.flatnonzero(np.diff(self.rows["item"])) + 1)
+    def of_several(self) -> Iterator[NDArray[np.void]]:
+        """Yield the judgements of each item that has more than one."""
+        starts = np.flatnonzero(np.diff(self.rows["item"], prepend=-1))
+        ends = np.append(starts[1:], len(self.rows))
+        several = ends - starts > 1
+        for start, end in zip(starts[several].tolist(), ends[several].tolist(), strict=True):
+            yield self.rows[start:end]
 
     def by_item(self, name: str) -> Floats:
         """Return the mean of a column over the judgements of each item."""
-        if len(self.rows) == len(self.items):
-            return np.array(self.rows[name])
-        return np.array([math.fsum(part[name]) / len(part) for part in self.of_items()])
+        found = np.empty(len(self.items))
+        found[self.rows["item"]] = self.rows[name]
+        for part in self.of_several():
+            found[part["item"][0]] = math.fsum(part[name]) / len(part)
+        return found
 
     def _presented(self, row: Any) -> tuple[str, ...]:
         responses = self.items[row["item"]].responses
@@ -268,8 +273,8 @@ def order_consistency(judged: Judgements, samples: int, seed: int) -> dict[str, 
     `all_right`, the share that is right in every order, is the consistent accuracy of J1 (arXiv 2505.10320).
     """
     places, consistent, all_right = list[int](), list[float](), list[float]()
-    for part in judged.of_items():
-        if len(part) > 1 and (part["order"] != part["order"][0]).any():
+    for part in judged.of_several():
+        if (part["order"] != part["order"][0]).any():
             choices = zip(part["order"].tolist(), part["verdict"].tolist(), strict=True)
             chosen = {judged.orders[order][verdict] if verdict >= 0 else -1 for order, verdict in choices}
             places.append(part["item"][0])

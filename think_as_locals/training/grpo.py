@@ -239,7 +239,7 @@ class PromptDataset(Dataset):
     @classmethod
     def of(cls, config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> PromptDataset:
         """Texts that the tokenizer reads as control tokens are found now in the first `_CHECKED` items, else later."""
-        dataset = cls.from_dict({"index": list(range(len(rows)))})
+        dataset: PromptDataset = cls.from_dict({"index": list(range(len(rows)))})
         items = list(dict.fromkeys(item for item, _ in rows))
         chat.check_texts(items[:_CHECKED])
         dataset._rows, dataset._chat, dataset._unchecked = rows, chat, frozenset(items[_CHECKED:])
