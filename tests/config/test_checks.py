@@ -509,6 +509,10 @@ def test_a_value_beyond_its_bounds_or_of_another_type_is_named(place: str, value
             "grpo.num_generations: got 7, expected an even number with reward.both_orders=true",
         ),
         (
+            {"reward.both_orders": True, "reward.weights": {"criteria_gain": 0.5}, "grpo.num_generations": 2},
+            "grpo.num_generations: got 2, expected at least 4: criteria_gain compares rollouts of one order",
+        ),
+        (
             {"reward.weights": {"corectness": 1.0}},
             "no component 'corectness'; did you mean 'correctness'?; available: correctness, criteria_gain, ",
         ),

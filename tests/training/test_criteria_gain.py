@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from statistics import fmean
 from unittest.mock import Mock
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from training.small_grpo import tiny_trainer
 
-from think_as_locals.judging import write
+from think_as_locals.judging import COMPONENTS, write
 from think_as_locals.judging.formats import forced_verdict
 from think_as_locals.training.criteria_gain import GainQuery, force
 from think_as_locals.training.grpo import JudgeTrainer
@@ -94,6 +96,27 @@ def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_pa
         gains = [gain(rubric_of(reason), verdict) for reason in reasons]
         stated = gains.pop(verdict)
         assert stated > max(1, max(gains) + 1)
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        ([0.1, 0.1, 0.9, 0.9], [0, 0, 0, 0]),  # they differ between the orders alone
+        ([0.1, 0.3, 0.9, 0.7], [-math.sqrt(0.75), math.sqrt(0.75), math.sqrt(0.75), -math.sqrt(0.75)]),
+        ([0.1, None, 0.9, 0.7], [0, 0, 1, -1]),  # a reward failed: one rollout of that order is left
+    ],
+)
+def test_the_gain_of_a_rollout_is_compared_within_its_order(
+    tmp_path: Path, gains: list[float | None], expected: list[float]
+) -> None:
+    paid = iter(gains)
+    components = {**COMPONENTS, "criteria_gain": lambda *_: next(paid) or 1 / 0}
+    only = ["reward.weights={criteria_gain: 0.5}", "reward.both_orders=true", "reward.max_fault_share=0.5"]
+    trainer = tiny_trainer(tmp_path, *only, "grpo.max_steps=1", components=components)
+    trainer.train()
+    assert list(trainer._logs["advantages"]) == pytest.approx(expected, abs=2e-3)
+    (log,) = (log for log in trainer.state.log_history if "reward" in log)
+    assert log["rewards/criteria_gain/mean"] == pytest.approx(fmean(gain for gain in gains if gain))
 
 
 @pytest.mark.parametrize("beta", ["0", "0.05"])

@@ -267,6 +267,8 @@ def _reward_faults(config: RunConfig) -> Iterator[str]:
         yield "reward.weights.consistency: compares both orders of an item: set reward.both_orders=true"
     if reward.both_orders and (got := grpo.num_generations) % 2:
         yield f"grpo.num_generations: got {got}, expected an even number with reward.both_orders=true"
+    if reward.both_orders and "criteria_gain" in weighted and grpo.num_generations == 2:
+        yield "grpo.num_generations: got 2, expected at least 4: criteria_gain compares rollouts of one order"
 
 
 def _demonstration_faults(config: DemonstrationConfig) -> Iterator[str]:

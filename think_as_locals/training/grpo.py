@@ -183,7 +183,14 @@ class JudgeTrainer(GroupTrainer):
         rows = [example["index"] for example in inputs]
         step = int(self.state.global_step)
         self.rewards.score(completion_ids_list, rows, step, self._log_metric, self._gain_scorer.score)
-        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[no-any-return]
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self._both_orders and "criteria_gain" in self.rewards.weights:
+            # Its term log pi(j | q, y) depends on the prompt alone, and the mean of a group of one prompt cancels it. A
+            # group of both orders has two prompts: each gets a mean of its own, so that no rollout is rewarded for the
+            # order it was given.
+            gains = rewards[:, [*self.rewards.weights].index("criteria_gain")].view(-1, 2, self.num_generations // 2)
+            gains -= gains.nanmean(2, keepdim=True) - gains.nanmean((1, 2), keepdim=True)
+        return rewards
 
     def make_order(self, dataset: Dataset | None = None) -> RepeatSampler:
         """Return a new sampler of rows; with both orders of an item, if both are presented."""
