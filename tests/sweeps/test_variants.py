@@ -53,6 +53,11 @@ def test_every_variant_of_a_sweep_recipe_is_a_job_over_the_same_items_and_budget
     assert "variants: {}" in freeze(found[0], tmp_path).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("recipe", ["methods", "methods_quickstart"])
+def test_no_method_is_told_more_than_another(recipe: str) -> None:
+    assert [job.config.prompt.culture for job in jobs(recipe)] == ["hidden"] * 3  # rm_r1's prompt does not mention it
+
+
 def test_variants_are_all_recipes_that_have_some() -> None:
     recipes = [path.stem for path in (ROOT / "recipes").glob("*.yaml")]
     assert {name for name in recipes if compose_recipe(f"recipes/{name}.yaml").get("variants")} == {*SWEEPS}
