@@ -420,6 +420,36 @@ def test_a_dry_run_reads_the_data_and_makes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["quickstart", "sft.optim=adamw_8bit"], "sft.*: You need to install `bitsandbytes`"),
+        (["quickstart", "grpo.dataloader_persistent_workers=true"], "persistent_workers option needs num_workers > 0"),
+        (["quickstart", "grpo.per_device_train_batch_size=12"], "(12) must be divisible by num_generations (8)"),
+        (["ablations_quickstart"], "ablations_quickstart is a sweep over variants (full, without_gain, "),
+        (["carb", "eval.candidates=gone.jsonl"], "gone.jsonl: cannot be read"),
+        (["quickstart", "run.name=mine"], "mine exists and is not the folder of a run: choose another run.name"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_start_would(tal: Tal, words: list[str], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    for more in (["--dry-run"], []):
+        done = tal("run", *words, f"run.dir={tmp_path}", *more)
+        assert (done.status, expected in done.err) == (2, True), done.err
+
+
+def test_a_dry_run_counts_the_processes_of_the_launch_and_lists_what_this_machine_lacks(tal: Tal) -> None:
+    words = ["tal_grpo", "data=quickstart_cards", "model.path=./nowhere", "grpo.per_device_train_batch_size=2"]
+    words += ["grpo.gradient_accumulation_steps=1", "grpo.num_generations=16"]  # of 8 processes together
+    done = tal("run", *words, "--dry-run", columns=300)
+    assert done.status == 0, done.err
+    assert "lacking here" in done.out
+    assert "model: ./nowhere: neither a directory nor a Hub id" in done.out
+    done = tal("run", *words, "run.launch=null", "--dry-run")
+    assert (done.status, "(2) must be divisible by num_generations (16)" in done.err) == (2, True), done.err
+
+
 def test_a_plan_is_json_too(tal: Tal) -> None:
     words = ["carb", "data=quickstart_cards", "data.languages=[en]", "eval.items=test"]
     assert ["reward models", "constant"] in json.loads(tal("run", *words, "--dry-run", "--json").out)["plan"]

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from think_as_locals.config.checks import load_config
 from think_as_locals.config.launch import read_launch
 from think_as_locals.config.schema import (
     ChatSection,
@@ -24,7 +23,9 @@ from think_as_locals.config.schema import (
 )
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.load import check_leaks
-from think_as_locals.run import load_data
+from think_as_locals.machine.preflight import missing_for
+from think_as_locals.run import load_data, load_single
+from think_as_locals.runtime.run_folder import run_folder
 from think_as_locals.types import ConfigError, Item, first_of
 
 if TYPE_CHECKING:
@@ -36,12 +37,17 @@ Rows = list[tuple[str, str]]
 
 
 def plan(recipe: str, overrides: Sequence[str]) -> Rows:
-    """Return what a run would read, do and measure; the data are read, no model is loaded and no folder is made."""
-    config = load_config(recipe, overrides)
+    """Return what a run would read, do and measure, and what this machine lacks for it.
+
+    The data are read, no model is loaded and no folder is made. What is wrong with recipe or data is the same error as
+    at a start.
+    """
+    config = load_single(recipe, overrides)
+    run_folder(config)
     if isinstance(config, EvaluationConfig):
         from think_as_locals import evaluate
 
-        measured = evaluate.load_items(config)
+        measured = evaluate.load_data(config).items
         rows = [
             ("reward models", ", ".join(config.rms)),
             ("items", f"{_described(measured)} ({config.data.source}, {config.eval.items})"),
@@ -68,13 +74,22 @@ def plan(recipe: str, overrides: Sequence[str]) -> Rows:
             ("items", f"{_described(items)} ({config.data.source}, {config.items})"),
             ("tries", f"up to {config.tries}{orders}{', then with the hint' if config.hint else ''}"),
         ]
-    elif isinstance(config, ScpoConfig):
-        rows = _scpo_plan(config, load_data(config))
-    elif isinstance(config, PolicyConfig):
-        rows = _policy_plan(config, load_data(config))
     else:
-        rows = _training_plan(config, load_data(config))
-    return [*rows, ("runs folder", config.run.dir)]
+        rows = _of_training(config)
+    lacking = [("lacking here", fault) for fault in missing_for(config)]
+    return [*rows, ("runs folder", config.run.dir), *lacking]
+
+
+def _of_training(config: RunConfig | PolicyConfig | ScpoConfig) -> Rows:
+    from think_as_locals.training.grpo import check_arguments
+
+    data = load_data(config)
+    if isinstance(config, RunConfig):
+        check_leaks(config, data)
+    check_arguments(config, read_launch(config.run.launch or "single").processes)
+    if isinstance(config, ScpoConfig):
+        return _scpo_plan(config, data)
+    return _policy_plan(config, data) if isinstance(config, PolicyConfig) else _training_plan(config, data)
 
 
 def _scpo_plan(config: ScpoConfig, data: Splits) -> Rows:
@@ -116,7 +131,6 @@ def _policy_plan(config: PolicyConfig, data: PolicyData) -> Rows:
 def _training_plan(config: RunConfig, data: TrainingData) -> Rows:
     from think_as_locals.machine.hours import steps_of
 
-    check_leaks(config, data)
     grpo, every, launch = config.grpo, config.eval.every_steps, read_launch(config.run.launch or "single")
     steps = steps_of(config, launch, len(data.train))
     batch = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * launch.processes

@@ -92,14 +92,20 @@ def _training(config: TrainingConfig) -> Callable[..., None]:
     return train.run
 
 
-def _load(recipe: str, overrides: Sequence[str]) -> Config:
-    """Load the configuration in the main process, and check that machine and launch have what it needs."""
-    from think_as_locals.machine.preflight import preflight
-
+def load_single(recipe: str, overrides: Sequence[str]) -> Config:
+    """Load the configuration of one run; a ConfigError if the recipe is a sweep."""
     config = load_config(recipe, overrides)
     if isinstance(config, RunConfig) and config.variants:
         names = ", ".join(config.variants)
         raise ConfigError(f"{config.recipe} is a sweep over variants ({names}): tal run -m {recipe}")
+    return config
+
+
+def _load(recipe: str, overrides: Sequence[str]) -> Config:
+    """Load the configuration in the main process, and check that machine and launch have what it needs."""
+    from think_as_locals.machine.preflight import preflight
+
+    config = load_single(recipe, overrides)
     if (launched := take_up_launch(config.run.launch)) is not None:
         print(launched)
     preflight(config, recipe, overrides)

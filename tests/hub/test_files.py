@@ -34,7 +34,7 @@ def test_a_pushed_judge_judges_as_before(run: Path, tmp_path: Path) -> None:
 
 def test_a_pickle_under_another_name_is_refused(run: Path) -> None:
     (run / "model" / "model.safetensors").write_bytes(pickle.dumps({"weight": [0.0] * 100}))
-    refused(DataError, r"model.safetensors: called safetensors, but is not", run)
+    refused(DataError, r"model.safetensors: [\d,]+ bytes that are no whole file of safetensors", run)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_vocabulary_of_150_000_words_holds_no_key(run: Path) -> None:
 @pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": []}', "{", '{"weight_map": {"a": [1]}}', "[" * 9000])
 def test_an_index_of_weights_that_is_none_is_named(run: Path, content: str) -> None:
     (run / "model" / "model.safetensors.index.json").write_text(content)
-    refused(DataError, r"model.safetensors.index.json: no index of weights", run)
+    refused(DataError, r"model.safetensors.index.json(: not JSON|: expected a JSON|: no index of weights| names)", run)
 
 
 def test_harmless_text_that_resembles_a_secret_passes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

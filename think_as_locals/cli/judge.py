@@ -135,12 +135,14 @@ def _reader(model: str, backend: Any) -> Iterator[Read]:
     from think_as_locals.evaluation import judgement_views as views
     from think_as_locals.machine.preflight import model_fault
     from think_as_locals.reward_models.published import architecture
+    from think_as_locals.runtime.model_files import reading_model
     from think_as_locals.runtime.output import quiet_transformers
 
     if fault := model_fault(model, revision=None):
         raise PreflightError(fault)
     quiet_transformers()
-    settings, _ = PreTrainedConfig.get_config_dict(model)
+    with reading_model(model):
+        settings, _ = PreTrainedConfig.get_config_dict(model)
     classifies = any(name.endswith("ForSequenceClassification") for name in settings.get("architectures") or [])
     if classifies or architecture(settings):
         from think_as_locals.reward_models.scalar import ScalarRM

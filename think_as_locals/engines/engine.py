@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -17,7 +16,8 @@ from jinja2 import TemplateError
 
 from think_as_locals.judging import label_place, neutralise
 from think_as_locals.judging.prompt import culture_name
-from think_as_locals.runtime.hub import unreachable
+from think_as_locals.runtime.files import read_json
+from think_as_locals.runtime.model_files import model_file, reading_model
 from think_as_locals.types import LABELS, ConfigError, DataError, Item, ModelError, Rollout, TooLongError
 
 _CHECKED = 2000  # texts that are tokenised at once to be checked: an encoding has a hundred bytes for each token
@@ -147,19 +147,23 @@ class Chat:
         from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
         where = {"revision": revision, "trust_remote_code": False}
-        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **where)
+        with reading_model(path):
+            tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **where)
         require_chat_template(path, tokenizer)
         if adapter := model_file(path, "adapter_config.json", revision):  # alone: its base says what ends a turn
-            settings = json.loads(adapter.read_text(encoding="utf-8"))
-            path, revision = settings["base_model_name_or_path"], settings.get("revision")
+            settings = read_json(adapter)
+            path, revision = str(settings.get("base_model_name_or_path")), settings.get("revision")
             where["revision"] = revision
-        if model_file(path, "generation_config.json", revision):
-            declared = GenerationConfig.from_pretrained(path, revision=revision).eos_token_id
-        else:  # as transformers does
-            declared = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path, **where)).eos_token_id
+        with reading_model(path):
+            if model_file(path, "generation_config.json", revision):
+                declared = GenerationConfig.from_pretrained(path, revision=revision).eos_token_id
+            else:  # as transformers does
+                declared = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path, **where)).eos_token_id
         ids = [declared] if isinstance(declared, int) else declared or []
         ends = frozenset(token for token in (*ids, tokenizer.eos_token_id) if token is not None)
-        return cls(tokenizer, template_kwargs, ends)
+        chat = cls(tokenizer, template_kwargs, ends)
+        chat.text([{"role": "user", "content": "?"}], add_generation_prompt=True)  # a template may be broken
+        return chat
 
     @cached_property
     def special_tokens(self) -> tuple[str, ...]:
@@ -205,8 +209,14 @@ class Chat:
         return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]
 
     def text(self, messages: Messages, *, add_generation_prompt: bool) -> str:
-        """Return a conversation as the chat template renders it."""
-        return self._written(self.turns(messages), add_generation_prompt)
+        """Return a conversation as the chat template renders it; a ModelError if the template fails."""
+        try:
+            return self._written(self.turns(messages), add_generation_prompt)
+        except TemplateError as error:
+            raise ModelError(
+                f"{self.tokenizer.name_or_path}: its chat template cannot render a conversation ({error}): mend "
+                "chat_template.jinja, or download the tokenizer again"
+            ) from error
 
     def _written(self, messages: Messages, add_generation_prompt: bool = False) -> str:
         text: str = self.tokenizer.apply_chat_template(
@@ -303,33 +313,6 @@ def label_tokens(tokenizer: Any, rollout: Rollout) -> tuple[int, dict[str, int]]
         for other, token in tokens.items()
         if token is not None and tokenizer.convert_ids_to_tokens(token) == others[other]
     }
-
-
-def model_file(path: str, name: str, revision: str | None = None) -> Path | None:
-    """Return a file of a model in a directory or on the Hub; `None` if it has no such file.
-
-    A ModelError says that there is no such model, or that the Hub cannot be reached.
-    """
-    if Path(path).is_dir():
-        file = Path(path) / name
-        return file if file.is_file() else None
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    from huggingface_hub.errors import RemoteEntryNotFoundError as Missing
-
-    try:
-        return Path(hf_hub_download(path, name, revision=revision, local_files_only=unreachable() is not None))
-    except Missing:
-        return None
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        if isinstance(error, LocalEntryNotFoundError):
-            found = try_to_load_from_cache(path, name, revision=revision)
-            if found is not None and not isinstance(found, str):  # the cache says that the Hub has no such file
-                return None
-        raise ModelError(
-            f"{path!r} is not a directory, and the Hub has no {name} of it ({type(error).__name__}): check the name, "
-            "the revision, your access to it and the network, or give a directory"
-        ) from error
 
 
 def special_tokens(path: str, revision: str | None = None) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, s
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
+from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.types import ModelError
 
 T = TypeVar("T")
@@ -137,7 +138,8 @@ def generate(
 def load_language_model(path: str, dtype: str, revision: str | None, device_map: str | None = None) -> Any:
     """Load a language model for inference; a ModelError if weights are missing, as in a classifier's files."""
     options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "output_loading_info": True}
-    model, info = AutoModelForCausalLM.from_pretrained(path, revision=revision, trust_remote_code=False, **options)
+    with reading_model(path):
+        model, info = AutoModelForCausalLM.from_pretrained(path, revision=revision, trust_remote_code=False, **options)
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"{path} lacks weights of a language model, which would be random: {', '.join(missing[:5])}. Is it a "

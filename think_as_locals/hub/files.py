@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from think_as_locals.hub.source_run import SCPO_FIGURES, JudgeRun, SteeredRun, TrainedRun
 from think_as_locals.judging import prompt_texts
 from think_as_locals.reward_models.judge import SETTINGS_FILE
 from think_as_locals.reward_models.training_items import TRAINING_ITEMS_FILE
+from think_as_locals.runtime.files import read_json
+from think_as_locals.runtime.model_files import files_fault
 from think_as_locals.types import ConfigError, DataError
 
 CARD = "README.md"
@@ -57,11 +59,8 @@ class HubFile:
         """Return the text in it; for weights the header, with the names of tensors."""
         if isinstance(self.content, bytes):
             return self.content
-        try:
-            with safe_open(self.content, framework="np") as weights:
-                return json.dumps([weights.metadata(), list(weights.keys())], ensure_ascii=False).encode()
-        except SafetensorError as error:
-            raise DataError(f"{self.content}: called safetensors, but is not: {error}") from error
+        with safe_open(self.content, framework="np") as weights:
+            return json.dumps([weights.metadata(), list(weights.keys())], ensure_ascii=False).encode()
 
 
 def is_pushed_path(path: str) -> bool:
@@ -91,6 +90,8 @@ def collect_files(run: JudgeRun | SteeredRun, adapter: bool) -> tuple[list[HubFi
             files.append(HubFile(path.name, path if weights else path.read_bytes()))
         elif path.name != CARD:  # the card is written anew
             left_out.append(f"{where}/{path.name!r}: not on the list of files that are pushed")
+    if fault := files_fault(folder):
+        raise DataError(fault)
     _check_complete(folder, {file.path for file in files}, {_ADAPTER} if adapter else {"config.json", *settings})
     if adapter:
         # The name of the base model on the Hub, instead of a local path.
@@ -134,11 +135,7 @@ def _json_file(name: str, value: dict[str, Any]) -> HubFile:
 def _check_complete(folder: Path, names: set[str], required: set[str]) -> None:
     index = folder / "model.safetensors.index.json"
     if index.name in names:
-        try:
-            shards = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            expected = 'expected {"weight_map": {tensor: file}} as transformers writes it'
-            raise DataError(f"{index}: no index of weights ({error!r}); {expected}: save the model again") from error
+        shards = set(map(str, read_json(index)["weight_map"].values()))
     else:
         shards = {"adapter_model.safetensors" if _ADAPTER in required else "model.safetensors"}
     if missing := sorted((required | shards | {"tokenizer_config.json"}) - names):

@@ -24,11 +24,11 @@ from think_as_locals.data.splits import select
 from think_as_locals.judging import RULES
 from think_as_locals.machine import hours, memory
 from think_as_locals.machine.memory import GB
-from think_as_locals.machine.preflight import missing_for, packages
+from think_as_locals.machine.preflight import missing_for, model_fault, packages
 from think_as_locals.runtime.gpus import gpu_fault, gpus, has_driver
 from think_as_locals.runtime.output import quiet_transformers
 from think_as_locals.runtime.run_folder import environment
-from think_as_locals.types import ConfigError, Item
+from think_as_locals.types import ConfigError, Item, PreflightError
 
 if TYPE_CHECKING:
     from think_as_locals.engines.engine import Backend
@@ -172,6 +172,8 @@ def ask_model(path: str, backend: Backend, prompt: str | None) -> list[Finding]:
     """Ask a model for a few judgements of our culture cards, with its own or another prompt, and check their format."""
     from think_as_locals.reward_models.judge import Judge
 
+    if fault := model_fault(path, revision=None):
+        raise PreflightError(fault)
     quiet_transformers()
     changes: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
     items = select(tuple(read(load_items(["data=culture_cards"]).data, 0)), JUDGEMENTS)

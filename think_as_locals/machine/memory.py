@@ -31,7 +31,8 @@ from think_as_locals.config.schema import (
     RewardModelSection,
 )
 from think_as_locals.config.scpo_schema import ScpoConfig
-from think_as_locals.types import ConfigError
+from think_as_locals.runtime.model_files import reading_model
+from think_as_locals.types import ConfigError, ModelError
 
 GB = 1e9
 PROMPT_TOKENS = 1024
@@ -116,8 +117,11 @@ def _architecture(path: str, revision: str | None) -> Any:
     folder = Path(path).expanduser()
     source = str(folder) if folder.is_dir() else path
     try:
-        return AutoConfig.from_pretrained(source, revision=revision, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+        with reading_model(source):
+            return AutoConfig.from_pretrained(source, revision=revision, local_files_only=True, trust_remote_code=False)
+    except ModelError as error:
+        if folder.is_dir():
+            raise
         raise ConfigError(
             f"{path}: its config.json is not on this machine, so its size is not known; fetch it with "
             f"`hf download {path} config.json`, or set its path to a directory"

@@ -38,6 +38,7 @@ from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.fit import memory_faults
 from think_as_locals.runtime.gpus import gpu_fault
 from think_as_locals.runtime.hub import unreachable
+from think_as_locals.runtime.model_files import files_fault
 from think_as_locals.runtime.ranks import launch_faults
 from think_as_locals.runtime.run_folder import installed_version
 from think_as_locals.types import ConfigError, PreflightError, ServerError
@@ -176,10 +177,10 @@ def packages(extra: str) -> list[str]:
 def model_fault(path: str, revision: str | None) -> str | None:
     """Return why a model cannot be loaded from a directory, the local cache or the Hub; `None` if it can."""
     if (folder := Path(path).expanduser()).is_dir():
-        of_run = f"; a run's model is {path}/model" if (folder / "model/config.json").is_file() else ""
-        if not (folder / "config.json").is_file():
-            return f"model: {path} is a directory without config.json{of_run}"
-        return _own_code_fault(path, folder / "config.json")
+        fault = files_fault(folder)
+        return f"model: {fault}" if fault else _own_code_fault(path, folder / "config.json")
+    if folder.is_file():
+        return f"model: {path} is a file, expected the directory with all files of a model"
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         return f"model: {path}: neither a directory nor a Hub id (owner/name)"
     if not find_spec("huggingface_hub"):

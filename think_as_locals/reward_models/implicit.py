@@ -16,6 +16,7 @@ from think_as_locals.engines.engine import require_chat_template
 from think_as_locals.engines.transformers_engine import load_language_model
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import IGNORED, BatchScorer, Row, identify_loaded, padded, resolve_max_length
+from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.types import ModelError
 
 
@@ -123,7 +124,8 @@ def _load(
 ) -> tuple[Any, Any, int]:
     model = load_language_model(path, dtype, revision, device_map)
     model.config.get_text_config().use_cache = False  # keys and values that no later token would read
-    tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+    with reading_model(path):
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
     return model, tokenizer, resolve_max_length(path, model, tokenizer, max_length)
 
 

@@ -18,7 +18,7 @@ from think_as_locals.data.rows import Row, valid_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
-from think_as_locals.engines.engine import Backend, load_engine, model_file, special_tokens
+from think_as_locals.engines.engine import Backend, load_engine, special_tokens
 from think_as_locals.judging import CHAT_TOKENS, label_place, prompt_digest, render_presented
 from think_as_locals.judging.formats import Format
 from think_as_locals.reward_models.protocols import LISTWISE, JudgingProtocol
@@ -34,6 +34,7 @@ from think_as_locals.reward_models.reward_model import (
     logsumexp,
 )
 from think_as_locals.runtime.files import write_json
+from think_as_locals.runtime.model_files import model_file
 from think_as_locals.types import (
     LABELS,
     ConfigError,

@@ -35,6 +35,7 @@ from think_as_locals.reward_models.reward_model import (
     identify_weights,
     margin,
 )
+from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.types import LABELS, Item, Judgement, ModelError, TooLongError
 
 _logger = logging.getLogger(__name__)
@@ -238,8 +239,9 @@ class ScalarRM(BatchScorer):
             new_head_seed: Adds a random head to a model without one: a baseline and no reward model.
             **settings: `batch_size` (responses at a time), `chunk_size` (of `RewardModel`), `seed` (`ResponseScorer`).
         """
-        model = _load(path, dtype, device_map, revision, new_head_seed)
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+        with reading_model(path):
+            model = _load(path, dtype, device_map, revision, new_head_seed)
+            tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         config = model.config.get_text_config()
         declared = config.pad_token_id  # one outside the vocabulary (-1 is common) is in no text
         pad_id = declared if declared is not None and 0 <= declared < config.vocab_size else None

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from think_as_locals.engines.engine import model_file
 from think_as_locals.runtime.files import write_text
+from think_as_locals.runtime.model_files import model_file
 from think_as_locals.types import Item, ModelError
 
 TRAINING_ITEMS_FILE = "training_items.txt"  # one hash a line

@@ -167,11 +167,24 @@ def _step_of(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def open_run(config: Config) -> RunFolder:
-    """Create the folder of a run with its configuration and environment, or open it again with `run.resume=auto`."""
+def run_folder(config: Config) -> RunFolder:
+    """Return the folder of a run; a `ConfigError` if it exists and the run may not or cannot be continued there."""
     run = RunFolder(Path(config.run.dir).expanduser() / config.run.name)
     if run.config.is_file():
         check_resumable(config, run)
+    elif run.path.is_file() or (run.path.is_dir() and any(run.path.iterdir())):
+        raise _not_a_run(run)
+    return run
+
+
+def _not_a_run(run: RunFolder) -> ConfigError:
+    return ConfigError(f"{run.path} exists and is not the folder of a run: choose another run.name")
+
+
+def open_run(config: Config) -> RunFolder:
+    """Create the folder of a run with its configuration and environment, or open it again with `run.resume=auto`."""
+    run = run_folder(config)
+    if run.config.is_file():
         return run
     # Made under another name and renamed, so that the folder is complete whenever this process is killed.
     unfinished = RunFolder(run.path.with_name(f".{run.name}.{os.getpid()}"))
@@ -186,7 +199,7 @@ def open_run(config: Config) -> RunFolder:
         if run.config.is_file():  # another process has just made it
             check_resumable(config, run)
             return run
-        raise ConfigError(f"{run.path} exists and is not the folder of a run: choose another run.name") from error
+        raise _not_a_run(run) from error
     finally:
         shutil.rmtree(unfinished.path, ignore_errors=True)
     return run

@@ -40,6 +40,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from think_as_locals.config.schema import ModelSection
 from think_as_locals.runtime.files import explain, file_fault, flush, probe, write_json, write_text
+from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.ranks import uses_deepspeed
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder, rewind
 from think_as_locals.runtime.signals import STOP_SIGNALS, end_at_next, on_signals
@@ -234,7 +235,8 @@ class CheckpointedTrainer(Trainer):
     """
 
     def __init__(self, *, checkpoints: Checkpoints, **settings: Any) -> None:
-        super().__init__(**settings)
+        with reading_model(str(settings["model"])):
+            super().__init__(**settings)
         self.checkpoints = checkpoints
         self.resumed_from: Path | None = None
         self.is_restored = False  # from that checkpoint, except for the random state, which is restored last

@@ -27,6 +27,7 @@ from think_as_locals.engines import Chat
 from think_as_locals.judging import prompt_format, render_presented, reorder_responses
 from think_as_locals.judging.formats import Format
 from think_as_locals.judging.prompt import culture_name, shuffled_order
+from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
 from think_as_locals.training.grpo import adapter_config, trl_arguments
 from think_as_locals.types import LABELS, Criterion, Demonstration, Item, Rubric
@@ -46,7 +47,8 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
         demonstrations: Sequence[Demonstration],
         checkpoints: Checkpoints,
     ) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, trust_remote_code=False)
+        with reading_model(model):
+            tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, trust_remote_code=False)
         arguments = trl_arguments(config, sft, checkpoints.folder)
         chat = Chat(tokenizer, config.model.chat_template_kwargs)
         shown, end = config.prompt.arguments(), tokenizer.eos_token_id

@@ -305,13 +305,18 @@ def adapter_config(config: GrpoConfig, section: TrlSection) -> LoraConfig | None
     return LoraConfig(**config.lora.model_dump()) if config.lora and trains_adapter(config, section) else None
 
 
-def check_arguments(config: GrpoConfig | ScpoConfig) -> None:
-    """Check all settings with TRL's own configurations, once the processes of the launch have joined."""
+def check_arguments(config: GrpoConfig | ScpoConfig, processes: int | None = None) -> None:
+    """Check all settings with TRL's own configurations, for a number of processes.
+
+    `None` stands for those of this launch, which have joined.
+    """
     kinds = {"grpo": GRPOConfig, "sft": SFTConfig, "scpo": RewardConfig, "global_rm": RewardConfig}
     faults = []
     for name, kind in kinds.items():
         if (section := getattr(config, name, None)) is not None:
             try:
+                if processes is not None:
+                    kind = type(kind.__name__, (kind,), {"world_size": processes})
                 arguments = kind(**trl_arguments(config, section, Path(config.run.dir)))  # it makes no folder
                 try_arguments(arguments)
                 if isinstance(config, PolicyConfig):

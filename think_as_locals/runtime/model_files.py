@@ -1,0 +1,119 @@
+"""The files of a model: where they are, and what is wrong with them if a library cannot load it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+from think_as_locals.runtime.files import file_fault, read_json
+from think_as_locals.runtime.hub import unreachable
+from think_as_locals.types import DataError, ModelError, ThinkAsLocalsError, cut, shown
+
+_CONFIG, _ADAPTER, _INDEX = "config.json", "adapter_config.json", "model.safetensors.index.json"
+_JSON = (
+    *(_CONFIG, _ADAPTER, _INDEX, "generation_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+)
+_AGAIN = "save the model or download it again"
+_LOADERS = ("from_pretrained", "get_config_dict", "load_published")  # of transformers and PEFT; ours
+
+
+def model_file(path: str, name: str, revision: str | None = None) -> Path | None:
+    """Return a file of a model in a directory or on the Hub; `None` if it has no such file.
+
+    A ModelError says that there is no such model, or that the Hub cannot be reached.
+    """
+    if Path(path).is_dir():
+        file = Path(path) / name
+        return file if file.is_file() else None
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError as Missing
+
+    try:
+        return Path(hf_hub_download(path, name, revision=revision, local_files_only=unreachable() is not None))
+    except Missing:
+        return None
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        if isinstance(error, LocalEntryNotFoundError):
+            found = try_to_load_from_cache(path, name, revision=revision)
+            if found is not None and not isinstance(found, str):  # the cache says that the Hub has no such file
+                return None
+        raise ModelError(
+            f"{path!r} is not a directory, and the Hub has no {name} of it ({type(error).__name__}): check the name, "
+            "the revision, your access to it and the network, or give a directory"
+        ) from error
+
+
+def files_fault(folder: Path) -> str | None:
+    """Return which file in a model's directory is damaged or missing, what was expected and a remedy, or `None`.
+
+    JSON files are read, and of weights their headers, which say how long the files have to be.
+    """
+    if not any((folder / name).is_file() for name in (_CONFIG, _ADAPTER)):
+        of_run = f"; a run's model is {folder}/model" if (folder / "model" / _CONFIG).is_file() else ""
+        return f"{folder} is a directory without {_CONFIG}{of_run}"
+    try:
+        found = {name: read_json(folder / name) for name in _JSON if (folder / name).is_file()}
+    except DataError as error:
+        return f"{error}: {_AGAIN}"
+    if fault := _config_fault(found.get(_CONFIG)):
+        return f"{folder / _CONFIG}: {fault}: {_AGAIN}"
+    shards = found.get(_INDEX, {"weight_map": {}}).get("weight_map")
+    if not isinstance(shards, dict):
+        return f'{folder / _INDEX}: no index of weights, expected {{"weight_map": {{tensor: file}}}}: {_AGAIN}'
+    if missing := sorted({str(name) for name in shards.values() if not (folder / str(name)).is_file()}):
+        return f"{folder} lacks {cut(', '.join(missing))}, which {_INDEX} names: {_AGAIN}"
+    if not find_spec("safetensors"):
+        return None  # a missing package
+    from safetensors import SafetensorError, safe_open
+
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights and not list(folder.glob("*.bin")):
+        return f"{folder} has no weights, expected model.safetensors: {_AGAIN}"
+    for file in weights:
+        try:
+            with safe_open(file, "np"):
+                pass
+        except (SafetensorError, OSError, ValueError) as error:  # ValueError: an empty file
+            return f"{file}: {file.stat().st_size:,} bytes that are no whole file of safetensors ({error}): {_AGAIN}"
+    return None
+
+
+def _config_fault(config: dict[str, Any] | None) -> str | None:
+    """Return what is wrong with the fields of a config.json by which its class is chosen, if there is one."""
+    if config is None:
+        return None
+    if not isinstance(kind := config.get("model_type"), str):
+        return f"model_type is {shown(kind)}, expected the name of an architecture, such as 'qwen3'"
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return f"architectures is {shown(names)}, expected a list of classes, such as ['Qwen3ForCausalLM']"
+    return None
+
+
+@contextmanager
+def reading_model(path: str) -> Iterator[None]:
+    """Raise a ModelError that names the file at fault if a library cannot load a model in this block.
+
+    Whatever comes out of a `from_pretrained` is about the model; other errors, of disks and of memory, pass unchanged.
+    """
+    try:
+        yield
+    except (ThinkAsLocalsError, MemoryError):
+        raise
+    except Exception as error:
+        called = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
+        if called.isdisjoint(_LOADERS) or file_fault(error) or type(error).__name__ == "OutOfMemoryError":  # torch's
+            raise
+        fault = files_fault(folder) if (folder := Path(path)).is_dir() else None
+        if fault is None:
+            reason = f"{type(error).__name__}: {cut(' '.join(str(error).split()), 500)}"
+            if "ignore_mismatched_sizes" in reason:
+                reason = "its weights have other shapes than config.json describes"
+            fault = f"{path} is not a model as this version of transformers expects it ({reason}): {_AGAIN}, all of it"
+        raise ModelError(fault) from error
