@@ -215,7 +215,7 @@ def _makes(_: Reader, typed: Command) -> None:
 
 
 def _installs(_: Reader, typed: Command) -> None:
-    extras = re.findall(r"\w+", typed.words()[-1])
+    extras = re.findall(r"\[(.+?)\]", typed.text)[0].split(",")
     assert {*extras} <= {*tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]}
 
 

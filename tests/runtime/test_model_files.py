@@ -67,7 +67,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "one class": (config(architectures="Qwen3"), "architectures is 'Qwen3', expected a list of classes"),
     "unknown type": (config(dtype="float17"), "no attribute 'float17'"),
     "tokenizer cut": (cut("tokenizer.json"), "tokenizer.json: not JSON: "),
-    "tokenizer of nothing": (text("tokenizer.json", "{}"), "is not a model as this version of transformers"),
+    "tokenizer of nothing": (text("tokenizer.json", "{}"), "cannot be loaded: KeyError"),
     "no tokenizer": (lacking("tokenizer.json"), "Couldn't instantiate the backend tokenizer"),
     "tokenizer's settings cut": (cut("tokenizer_config.json"), "tokenizer_config.json: not JSON: "),
     "chat template cut": (text("chat_template.jinja", "{% for"), "its chat template cannot render a conversation"),

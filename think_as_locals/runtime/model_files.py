@@ -115,5 +115,5 @@ def reading_model(path: str) -> Iterator[None]:
             reason = f"{type(error).__name__}: {cut(' '.join(str(error).split()), 500)}"
             if "ignore_mismatched_sizes" in reason:
                 reason = "its weights have other shapes than config.json describes"
-            fault = f"{path} is not a model as this version of transformers expects it ({reason}): {_AGAIN}, all of it"
+            fault = f"{path} cannot be loaded: {reason}: {_AGAIN}, all of it, unless this is about a setting of yours"
         raise ModelError(fault) from error
