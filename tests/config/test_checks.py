@@ -1013,3 +1013,9 @@ def test_faults_of_our_keys_and_of_trls_are_listed_in_one_message() -> None:
     found = message(SCPO, "scpo.max_steps=0", "scpo.report_to=[wandb]", "mode.ties=none", "seed=-1")
     assert found.count("\n  - ") == 4
     assert message(PRISM, "seed=-1").count("\n  - ") == 1
+
+
+def test_the_home_folder_may_be_written_as_a_shell_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/local")
+    words = ["trainer=grpo", "model.scratch=null", 'model.path="~/judge"']
+    assert load_recipe(QUICKSTART, words).model.path == "/home/local/judge"

@@ -265,6 +265,11 @@ def test_a_file_that_is_no_recipe_is_named(tmp_path: Path, text: str) -> None:
     assert "a_recipe" not in found
 
 
+def test_a_file_of_something_else_is_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("prompt,chosen,rejected\n?,!,.\n")
+    assert "rows.csv: not a recipe, expected YAML whose `defaults` begin with" in message(tmp_path / "rows.csv")
+
+
 def test_a_recipe_called_as_the_defaults_are_does_not_go_round_in_circles(tmp_path: Path) -> None:
     path = a_recipe(tmp_path, HEAD, "config.yaml")
     try:

@@ -201,9 +201,17 @@ def test_a_source_is_recognised_by_its_fields_though_some_rows_are_bad(tmp_path:
     assert recognise(str(path)) == source
 
 
-@pytest.mark.parametrize("text", ["{", '{"a": 1}'])
-def test_rows_of_no_known_source_are_an_error_that_lists_the_sources(tmp_path: Path, text: str) -> None:
-    (tmp_path / "rows.jsonl").write_text(text)
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("rows.jsonl", ""), ("rows", "; a file named without .csv .*: rename it")]
+)
+def test_rows_without_names_of_columns_are_no_source(tmp_path: Path, name: str, remedy: str) -> None:
+    (tmp_path / name).write_text("prompt,chosen\n?,!\n")
+    with pytest.raises(DataError, match=f"its first rows have no named columns, expected JSON objects{remedy}$"):
+        recognise(str(tmp_path / name))
+
+
+def test_rows_of_no_known_source_are_an_error_that_lists_the_sources(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}')
     with pytest.raises(DataError, match=r"no known data set has .*\n.*\n.* --source NAME \(jsonl, carb, .*care"):
         recognise(str(tmp_path / "rows.jsonl"))
 

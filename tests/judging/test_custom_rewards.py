@@ -51,14 +51,14 @@ def test_a_function_in_a_file_or_module_is_a_component_of_judgement_and_item_as_
         ("{own}:brif", "LookupError: no brif in it; functions there: dataclass, brief, no_item"),
         ("{own}:number", "expected a function, got 3"),
         ("{own}:no_item", "expected a function of (judgement, item), got {own}:no_item(judgement): too many"),
-        ("{own}.gone.py:brief", "FileNotFoundError"),
+        ("{own}.gone.py:brief", "FileNotFoundError: not found from {here}; start in the folder"),
         ("no_such_package.rewards:brief", "ModuleNotFoundError: No module named 'no_such_package'"),
         ("think_as_locals.judging:brief", "AttributeError: module 'think_as_locals.judging' has no attribute 'brief'"),
         ("{raises}:brief", "ZeroDivisionError: division by zero"),
     ],
 )
 def test_what_cannot_be_a_component_is_a_configuration_error(own: Path, reference: str, message: str) -> None:
-    places = {"own": str(own), "raises": str(own.with_name("raises.py"))}
+    places = {"here": str(Path.cwd()), "own": str(own), "raises": str(own.with_name("raises.py"))}
     own.with_name("raises.py").write_text("1 / 0")
     with pytest.raises(ConfigError, match=r"^reward\.own\.mine: ") as caught:
         load_custom_rewards({"mine": reference.format(**places)})

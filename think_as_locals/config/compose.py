@@ -48,7 +48,12 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
     except ConfigError as error:
         raise ConfigError(f"{recipe}: {error}") from None
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError) as error:
-        remedy = ""
+        if "Could not override 'recipe'" in str(error):
+            expected = (
+                "expected YAML whose `defaults` begin with a root of conf/, such as /config, or with /recipes/NAME"
+            )
+            raise ConfigError(f"{recipe}: not a recipe, {expected}: tal recipes copy NAME gives one to edit") from error
+        remedy = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
         if lacking := re.search(r"Could not load '(?:recipes/)?(.*)'", str(error)):
             known = [path.stem for path in recipes()]
             remedy = (

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from think_as_locals.types import Convention, CultureShown, DataSource, ProtocolKind, RubricLanguage, TooLong
 
@@ -15,6 +25,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,49}$")]
 Reference = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_]*$")]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")]
+ModelPath = Annotated[str, AfterValidator(os.path.expanduser)]  # or Hub id; a shell leaves ~ behind `key=` as it is
 Share = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as numpy takes them
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -53,7 +64,7 @@ class ScratchSection(Section):
 class ModelSection(Section):
     """The model to train: a path or Hub id, or a randomly initialised model."""
 
-    path: str | None
+    path: ModelPath | None
     revision: str | None
     scratch: ScratchSection | None
     dtype: Literal["float32", "bfloat16"]  # float16 would need its loss scaled
@@ -349,7 +360,7 @@ VLLM_OPTIONS = ("tensor_parallel_size", "max_model_length", "gpu_memory_utilizat
 class LocalModelSection(Section):
     """A language model in this process."""
 
-    path: str
+    path: ModelPath
     revision: str | None
     backend: Literal["transformers", "vllm"]
     dtype: Dtype | None
@@ -403,7 +414,7 @@ class ServerSection(AskedSection, PolicyServerSection):
 class ScorerSection(Section):
     """A model in this process that scores whole responses."""
 
-    path: str
+    path: ModelPath
     revision: str | None
     dtype: Dtype | None
     device_map: Literal["auto"] | None
@@ -423,7 +434,7 @@ class ImplicitSection(ScorerSection):
     """The implicit reward of a DPO policy."""
 
     kind: Literal["implicit"]
-    reference: str | None
+    reference: ModelPath | None
     reference_revision: str | None
     beta: PositiveFloat
     per_token: bool

@@ -66,8 +66,10 @@ def _load(name: str, reference: str) -> OwnReward:
 
 
 def _from_file(name: str, path: Path, attribute: str) -> Any:
+    if not (file := path.expanduser()).is_file():
+        raise FileNotFoundError(f"not found from {Path.cwd()}; start in the folder that the path is relative to")
     module_name = f"own_reward_{name}"
-    spec = spec_from_file_location(module_name, path.expanduser())
+    spec = spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be imported")
     module = module_from_spec(spec)

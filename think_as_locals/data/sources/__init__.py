@@ -162,11 +162,16 @@ def recognise(path: str) -> str:
     with warnings.catch_warnings(action="ignore", category=DataWarning):  # given again when the rows are loaded
         rows = map(pairs.last_turns, islice(read_rows(path), _SAMPLE))
         given = [row.value.keys() for row in rows if isinstance(row.value, Mapping)]
+    if not given:
+        unnamed = (
+            "; a file named without .csv or the like is read as lines of JSON: rename it" if not folder.suffix else ""
+        )
+        raise DataError(f"{path}: its first rows have no named columns, expected JSON objects{unnamed}")
     known = {name: source.fields for name, source in SOURCES.items() if source.fields}
     scores = Counter({name: len(fields) * sum(set(fields) <= row for row in given) for name, fields in known.items()})
     ((best, score),) = scores.most_common(1)
     if not score:
-        raise DataError(f"{path}: {_renaming([*given[0]] if given else [], known)}")
+        raise DataError(f"{path}: {_renaming([*given[0]], known)}")
     return best
 
 
@@ -187,7 +192,7 @@ def _renaming(names: list[str], known: Mapping[str, tuple[str, ...]]) -> str:
     if lacking := [wanted for wanted in _OTHER_NAMES[source] if wanted not in found[source]]:
         changes.append(f"add {', '.join(map(repr, lacking))}")
     return (
-        f"no known data set has the columns {cut(', '.join(names)) or 'that it has'}.\n"
+        f"no known data set has the columns {cut(', '.join(names))}.\n"
         f"For {source} ({', '.join(_OTHER_NAMES[source])}): {'; '.join(changes)}.\n"
         f"What another format lacks: tal data validate FILE --source NAME ({', '.join(known)})"
     )
