@@ -14,6 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from think_as_locals.runtime.files import naming, write_text
 from think_as_locals.types import ConfigError, DataError, first_of
 
 _SAMPLE = "pairs.csv"
@@ -56,7 +57,7 @@ def _init(arguments: Namespace) -> None:
         values["in_shell"] = shlex.quote(path)
         for template in files(__package__).joinpath("starter").iterdir():
             text = Template(template.read_text(encoding="utf-8")).substitute(values)
-            (made / template.name.removesuffix(".template")).write_text(text, encoding="utf-8")
+            write_text(made / template.name.removesuffix(".template"), text)
         made.rename(folder)
     except BaseException:
         shutil.rmtree(made)
@@ -72,7 +73,7 @@ def _write_sample(path: Path) -> None:
     from think_as_locals.data import read
 
     config = load_items(_SAMPLED)
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with naming(path), path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["prompt", "chosen", "rejected", "culture", "language"])
         for item in read(config.data, config.seed):
