@@ -152,6 +152,7 @@ def test_overrides_with_one_value_are_shared_by_all_jobs() -> None:
     [
         (["seed=1,2", "seed=3"], "seed: given 2 times"),
         (["run.name=a,b"], "a sweep has one run.name"),
+        (["variant=full,without_gain"], "each variant of a recipe is run; leave one out by ~variants.NAME"),
         (["grpo.beta=interval(0,1)"], "choose sweep=optuna"),
         (["grpo.beta=choice("], "grpo.beta"),
         (["seed=range(3,1)"], r"seed=range\(3,1\): holds no value"),
