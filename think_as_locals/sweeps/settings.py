@@ -163,7 +163,9 @@ def parse(overrides: Sequence[str]) -> Space:
     for override in swept:
         key = override.key_or_group
         if f"{key}=" == VARIANT:
-            raise ConfigError(f"{override.input_line}: each variant of a recipe is run; leave one out by ~variants.NAME")
+            raise ConfigError(
+                f"{override.input_line}: each variant of a recipe is run; leave one out by ~variants.NAME"
+            )
         if key.startswith("run."):
             raise ConfigError(f"{override.input_line}: a sweep has one {key}; its jobs get names of their own")
         if keys.count(key) > 1:
