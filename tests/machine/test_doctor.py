@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import QUICK, SMALL
+from conftest import QUICK, SMALL, Tal
 from items import RUBRIC, make_item
 from reward_models.scripted import Scripted, shown_in
 
@@ -194,3 +194,16 @@ def test_a_trained_judge_is_asked_by_the_command(
     assert not ended.value.code
     assert "of 20 judgements keep the format of prompt compact" in printed
     assert "by the last verdict tag, of 20" in printed
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_by_doctor_dry_run_and_start(
+    tal: Tal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("think_as_locals.machine.preflight.os.access", lambda *_: False)  # whoever runs the test
+    words = ["quickstart", f"run.dir={tmp_path}/runs"]
+    expected = f"disk: {tmp_path} is not writable: set run.dir"
+    found = json.loads(tal("doctor", *words, "--json").out)["findings"]
+    assert [finding["what"] for finding in found if expected in finding["found"]] == ["disk"]
+    assert ["lacking here", expected] in json.loads(tal("run", *words, "--dry-run", "--json").out)["plan"]
+    done = tal("run", *words)
+    assert (done.status, expected in done.err) == (2, True)

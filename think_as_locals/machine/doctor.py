@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from netrc import NetrcParseError, netrc
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -24,7 +23,7 @@ from think_as_locals.data.splits import select
 from think_as_locals.judging import RULES
 from think_as_locals.machine import hours, memory
 from think_as_locals.machine.memory import GB
-from think_as_locals.machine.preflight import missing_for, model_fault, packages
+from think_as_locals.machine.preflight import existing, missing_for, model_fault, packages, write_faults
 from think_as_locals.runtime.gpus import gpu_fault, gpus, has_driver
 from think_as_locals.runtime.output import quiet_transformers
 from think_as_locals.runtime.run_folder import environment
@@ -82,18 +81,17 @@ def _hardware(config: Config | None) -> Iterator[Finding]:
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
     yield Finding("CPU", f"{cores} cores, {pages / GB:.1f} GB of memory, OMP_NUM_THREADS {threads}")
-    fault, listed = gpu_fault(), gpus()
+    no_gpu, listed = gpu_fault(), gpus()
     for gpu in listed:
         yield Finding("GPU", gpu)
-    if listed and not fault:
+    if listed and not no_gpu:
         yield Finding("GPU", "`make gpu` checks in ten minutes what the guides say about such a GPU (launch/README.md)")
-    if fault:
-        yield Finding("GPU", f"{fault}: runs with requires_gpu or bfloat16 weights cannot run here", has_driver())
-    folder = Path(config.run.dir if config else "runs").expanduser().absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    writable = os.access(there, os.W_OK)
-    free = f"{shutil.disk_usage(there).free / GB:.1f} GB free where runs go"
-    yield Finding("disk", free if writable else f"{free}, which is not writable: set run.dir", not writable)
+    if no_gpu:
+        yield Finding("GPU", f"{no_gpu}: runs with requires_gpu or bfloat16 weights cannot run here", has_driver())
+    folder = config.run.dir if config else "runs"
+    yield Finding("disk", f"{shutil.disk_usage(existing(folder)).free / GB:.1f} GB free where runs go")
+    for fault in write_faults(folder):
+        yield Finding("disk", fault, True)
 
 
 def _ports(config: Config | None) -> Iterator[Finding]:

@@ -84,7 +84,8 @@ def missing_for(config: Config | ServeConfig, skip: str | None = None) -> list[s
 
     The config.json of a model may be downloaded.
     """
-    missing = packages("train") + (packages("serve") if isinstance(config, ServeConfig) else [])
+    missing = packages("train")
+    missing += packages("serve") if isinstance(config, ServeConfig) else write_faults(config.run.dir)
     for place, section in sections(config):
         if skip is not None and place.startswith(skip):
             continue
@@ -105,6 +106,18 @@ def missing_for(config: Config | ServeConfig, skip: str | None = None) -> list[s
         else:
             missing += reward_model_faults(section)
     return list(dict.fromkeys(missing))
+
+
+def write_faults(folder: str) -> list[str]:
+    """Return why runs cannot be written into a folder, which may not exist yet."""
+    there = existing(folder)
+    return [] if os.access(there, os.W_OK) else [f"disk: {there} is not writable: set run.dir"]
+
+
+def existing(folder: str) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
+    path = Path(folder).expanduser().absolute()
+    return next(each for each in (path, *path.parents) if each.exists())
 
 
 def _without_gpu(config: Config | ServeConfig) -> str:
