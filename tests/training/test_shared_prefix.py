@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +20,11 @@ from peft import LoraConfig
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import utils
 
 from think_as_locals.engines import packing
 from think_as_locals.reward_models.scratch import train_tokenizer
+from think_as_locals.training import shared_prefix
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer, _float32, micro_batches
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
@@ -147,6 +151,24 @@ def test_loss_and_gradients_are_trls_for_every_loss(make: Make, lora: bool, chec
     trainer = make(lora=lora, gradient_checkpointing=checkpointing, beta=beta)
     for trainer.loss_type in LOSSES:
         assert assert_trls(trainer, batch()).norm() > 0
+
+
+def test_the_heads_tiles_are_as_wide_as_the_vocabulary_to_the_same_bits(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, widths = make(), list[int]()
+    head = utils._ChunkedLogProbFunction
+
+    def apply(*arguments: Any) -> Any:
+        widths.append(arguments[5])
+        return head.apply(*arguments)
+
+    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", SimpleNamespace(apply=apply))
+    narrow = loss_and_gradient(trainer, batch())
+    monkeypatch.setattr(shared_prefix, "narrow_tiles", nullcontext)
+    wide = loss_and_gradient(trainer, batch())
+    assert (widths[0], widths[-1]) == (trainer.model.config.vocab_size, 32_768), "this TRL's tiles are others"
+    assert all(map(torch.equal, narrow, wide))
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from string import Template
+from typing import Any
 
 from datasets import Dataset
 from transformers import AutoTokenizer
@@ -30,6 +31,7 @@ from think_as_locals.judging.prompt import culture_name, shuffled_order
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints
 from think_as_locals.training.grpo import adapter_config, trl_arguments
+from think_as_locals.training.shared_prefix import narrow_tiles
 from think_as_locals.types import LABELS, Criterion, Demonstration, Item, Rubric
 
 _ELSEWHERE = "-"  # the origin of a response that is not the best, if the source does not give it
@@ -72,6 +74,11 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
             processing_class=tokenizer,
             peft_config=adapter_config(config, sft),
         )
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return TRL's loss."""
+        with narrow_tiles(self.accelerator.unwrap_model(self.model)):
+            return super().compute_loss(model, inputs, *args, **kwargs)
 
 
 def demonstrate(
