@@ -23,7 +23,7 @@ from think_as_locals.types import Item
 Trait = Callable[[Item, str], float]
 
 _FOLDS = 5
-_CHUNK = 20_000  # texts whose words are counted at once
+_CHUNK = 50_000  # texts whose words a process counts at once
 _MOST_FITTED = 200_000  # responses that a model of words is fitted to; a sample of more
 _WORDS = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+|[^\w\s]"
 """A character of a script without spaces between words (Thai to Khmer, kana, Han), a word, or punctuation."""
