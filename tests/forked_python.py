@@ -147,9 +147,10 @@ if __name__ == "__main__":
     import threading
     from importlib import import_module
 
-    from think_as_locals.runtime.startup import loading
+    from think_as_locals.runtime.startup import keep_freed_memory, loading
 
     owner, *modules = rest
+    keep_freed_memory()
     with loading():
         for name in modules:
             import_module(name)

@@ -22,10 +22,11 @@ from think_as_locals.config.schema import (
     SampleConfig,
 )
 from think_as_locals.config.scpo_schema import ScpoConfig
+from think_as_locals.runtime.gpus import has_gpu, take_own_gpus
 from think_as_locals.runtime.ranks import Peers, take_up_launch
 from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run, resumable
 from think_as_locals.runtime.signals import interrupt, on_signals
-from think_as_locals.runtime.startup import loading
+from think_as_locals.runtime.startup import keep_freed_memory, loading
 from think_as_locals.types import ConfigError, DataWarning, Item
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def start(recipe: str, overrides: Sequence[str]) -> RunFolder:
     with ExitStack() as lock:
         with loading():
             program, run = _prepare(recipe, overrides, lock)
+        if not has_gpu():
+            keep_freed_memory()
         with resumable(run.path), on_signals(interrupt):
             program()
     return run
@@ -54,8 +57,6 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     data = run = None
     settings = _composed(recipe, overrides) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
     if "rms" in settings:
-        from think_as_locals.runtime.gpus import take_own_gpus
-
         take_own_gpus()
     if int(os.environ.get("RANK", "0")) > 0:
         if "rms" in settings:

@@ -1,12 +1,16 @@
-"""Start faster: no garbage collection while loading, and no imports of optional packages that are not used."""
+"""What saves a process time: no garbage collection while loading, no imports that are not used, memory that is kept."""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
+_KEPT = 2**30
 
 
 @contextmanager
@@ -31,3 +35,14 @@ def hidden(*packages: str) -> Iterator[None]:
     finally:
         for name in absent:
             del sys.modules[name]
+
+
+def keep_freed_memory() -> None:
+    """Have this process keep up to a gigabyte that it frees, on Linux.
+
+    A step's tensors on CPU would else be new memory, which the system hands out page by page: a sixth of the time.
+    """
+    with suppress(AttributeError, OSError):  # other C libraries have no mallopt
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_TRIM_THRESHOLD, _KEPT)
+        libc.mallopt(_MMAP_THRESHOLD, _KEPT)
