@@ -50,7 +50,7 @@ def test_demonstrations_are_in_the_format_that_the_prompt_asks_for(prompt: str) 
         assert (made.item, made.presented) == (ours.item, ours.presented)
 
 
-def test_half_of_the_analyses_name_criteria_where_the_reward_pays_for_it_and_nothing_else_changes() -> None:
+def test_a_quarter_of_the_analyses_names_the_criteria_where_the_reward_pays_for_it_and_nothing_else_changes() -> None:
     used = Counter[float]()
     for made, plain in zip(
         demonstrate(ITEMS, 600, HALF, 0, name_criteria=True), demonstrate(ITEMS, 600, HALF, 0), strict=True
@@ -58,11 +58,11 @@ def test_half_of_the_analyses_name_criteria_where_the_reward_pays_for_it_and_not
         judgement, written = parse(made.completion, 4), parse(plain.completion, 4)
         assert (made.item, judgement.issues, judgement.verdict) == (plain.item, (), written.verdict)
         named, analysis = judgement.analysis or "", (written.analysis or "").strip()
-        assert named.strip().endswith(analysis)
+        assert named.strip().startswith(analysis)
         assert judgement.rubric is not None
         used[used_share(judgement.rubric, named, made.item, "en")] += 1
-    assert set(used) == {0.0, 1 / 3, 2 / 3, 1.0}
-    assert used[0.0] / 600 == pytest.approx(0.5, abs=0.06)
+    assert set(used) == {0.0, 1.0}
+    assert used[0.0] / 600 == pytest.approx(0.75, abs=0.06)
 
 
 def test_the_verdict_follows_from_what_the_analysis_says() -> None:

@@ -86,7 +86,7 @@ def demonstrate(
 ) -> Iterator[Demonstration]:
     """Yield demonstrations for `count` random items, in the format of a prompt and with the bias that `sft` sets.
 
-    With `name_criteria` half of the analyses name criteria.
+    With `name_criteria` a quarter of the analyses name the criteria.
     """
     format_ = prompt_format(prompt)
     cultures = sorted({culture for item in items for culture in origins_of(item)})
@@ -111,8 +111,8 @@ def demonstrate(
         fitting = [i for i, belief in enumerate(beliefs) if belief == origins[presented.best]]
         guesses = known if known and rng.random() < guess else range(len(beliefs))
         verdict = rng.choice(fitting or guesses)
-        opening = styles.choice(_TEXTS["openings"]) if name_criteria else ""
-        yield Demonstration(item, order, _completion(format_, presented, beliefs, verdict, opening))
+        closing = styles.choice(_TEXTS["closings"]) if name_criteria else ""
+        yield Demonstration(item, order, _completion(format_, presented, beliefs, verdict, closing))
 
 
 def origins_of(item: Item) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def misattributed(items: Sequence[Item], biased_share: float, seed: int) -> dict
     return wrong
 
 
-def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdict: int, opening: str) -> str:
+def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdict: int, closing: str) -> str:
     line = Template(_TEXTS["line" if has_origins(presented) else "line_without_origin"])
     right = origins_of(presented)[presented.best]
     # A full stop separates the response from the culture behind it, for readers and the tokenizer.
@@ -164,4 +164,4 @@ def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdic
     rubrics = _TEXTS["rubrics"]
     rubric = Rubric(tuple(Criterion(*criterion) for criterion in rubrics.get(presented.domain, rubrics["default"])))
     names = dict(zip(("first", "second", "third"), (criterion.name for criterion in rubric.criteria), strict=True))
-    return format_.write(rubric, Template(opening).substitute(names) + "\n".join(lines), verdict)
+    return format_.write(rubric, "\n".join(lines) + Template(closing).substitute(names), verdict)
