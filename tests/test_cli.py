@@ -82,7 +82,10 @@ def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: 
         (["launch", "nofile.yaml"], "nofile.yaml: no such file; those that come with the package: ablations, "),
         (["launch", "quickstart", "--config_file", "gpu8_zero4"], "no launch file 'gpu8_zero4'; did you mean 'gpu8_z"),
         (["run", "-m", "quickstart", "seed=1,2", "--dry-run"], "--print-config and --dry-run are for one run"),
-        (["run", "quickstart", "--dry", "--no-such"], "unrecognized arguments: --no-such"),
+        (
+            ["run", "quickstart", "--dry", "--no-such"],
+            "arguments: --no-such; settings are key=value, without dashes: seed=1",
+        ),
         (["compare", "a", "b", "seed=3"], "unrecognized arguments: seed=3"),
         (["validity", "runs/GONE"], "no such file; expected the folder of an evaluation, or rows of results"),
         (["compare", "runs/GONE", "b"], "no such file; expected the folder of a run, or a carb/NAME.parquet"),

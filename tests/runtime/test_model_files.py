@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import Tal
@@ -153,6 +155,18 @@ def test_every_command_that_loads_a_model_says_so_without_a_traceback(
         assert expected in message, command
         # A dry run lists what the machine lacks, and an evaluation goes on with other reward models.
         assert done.status in ((0, 2) if command == "dry run" else (1, 2)), command
+
+
+def test_vllm_that_cannot_load_a_model_is_a_model_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**_: object) -> None:
+        raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=fails))
+    monkeypatch.setattr("think_as_locals.engines.vllm_engine.prepare", lambda: None)
+    with pytest.raises(
+        ModelError, match=r"judge: vLLM cannot load it, for the reason that it wrote above: Engine core"
+    ):
+        Judge.load(str(models / "judge"), "vllm")
 
 
 def test_errors_that_are_not_about_a_model_pass_unchanged(models: Path) -> None:

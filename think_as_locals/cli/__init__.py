@@ -132,7 +132,8 @@ def _parse(words: list[str]) -> Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
     if rest and ("overrides" not in arguments or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        settings = "; settings are key=value, without dashes: seed=1" if "overrides" in arguments else ""
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{settings}")
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
     return arguments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -26,7 +27,7 @@ from think_as_locals.data.fields import (
 )
 from think_as_locals.data.rows import Defect, Fault, mark_repeats, read_rows, valid_items
 from think_as_locals.data.selection import choose
-from think_as_locals.data.sources import SOURCES, check_settings, row_outcomes
+from think_as_locals.data.sources import SOURCES, check_settings, recognise, row_outcomes
 from think_as_locals.data.splits import Splits, mix, select, split_items
 from think_as_locals.types import (
     TEST,
@@ -141,8 +142,17 @@ def read(data: DataSection, seed: int = 0) -> Sequence[Item]:
     """Load the items of a source, limited by the selection keys of its configuration."""
     check_settings(data)
     source = SOURCES[data.source]
-    items = source.items(data, seed) if source.items else valid_items(mark_repeats(row_outcomes(data, seed)))
-    return choose(items, data, source.applies, seed)
+    try:
+        items = source.items(data, seed) if source.items else valid_items(mark_repeats(row_outcomes(data, seed)))
+        return choose(items, data, source.applies, seed)
+    except DataError as error:
+        other: str = data.source
+        if source.fields and data.path and Path(data.path).is_file():
+            with suppress(DataError):
+                other = recognise(data.path)
+        if other == data.source:
+            raise
+        raise DataError(f"{error}\nThe rows look like data={other}, got data={data.source}") from error
 
 
 # --- Candidates: prompts with any number of responses, of which a reward model selects one ---

@@ -14,7 +14,7 @@ import torch
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
 from think_as_locals.runtime.output import is_verbose
-from think_as_locals.types import ModelError
+from think_as_locals.types import ModelError, cut
 
 _CLOSING_S = 20.0  # for vLLM's processes to end by themselves: killed, they leave shared memory behind
 
@@ -98,7 +98,11 @@ class VLLMEngine(TokenEngine):
         eager = not torch.cuda.is_available()
         options |= {"dtype": dtype, "enforce_eager": eager, "max_model_len": max_model_length}
         options |= {"disable_log_stats": True, "use_tqdm_on_load": is_verbose()}
-        llm = LLM(model=path, revision=revision, **options)
+        try:
+            llm = LLM(model=path, revision=revision, **options)
+        except (RuntimeError, ValueError) as error:  # of the process with the model, which writes why to stderr
+            reason = cut(" ".join(str(error).split()), 500)
+            raise ModelError(f"{path}: vLLM cannot load it, for the reason that it wrote above: {reason}") from error
         return cls(llm, replace(chat, positions=llm.model_config.max_model_len))
 
     def close(self) -> None:
