@@ -131,7 +131,7 @@ def test_reward_models_that_fail_leave_the_others_on_the_leaderboard_and_are_tri
         "full": "OutOfMemoryError: CUDA out of memory",
         "short": "2 of 12 items are too long: 'long-0', 'long-1'. item 'long-0': response A has ",
         "silent": "failed: got no answer for 0.3 s",
-        "weightless": "OSError: Error no file named model.safetensors",
+        "weightless": "weightless has no weights, expected model.safetensors",
     }
     with monkeypatch.context() as patched:
         errors = {"full": torch.OutOfMemoryError("CUDA out of memory"), "buggy": TypeError("[b]mid-way")}

@@ -147,10 +147,10 @@ def test_paths_of_this_machine_are_found(run: Path, monkeypatch: pytest.MonkeyPa
         ("/home/someone/base", "a path in the home directory"),
         ("/home/someone/ünï", "a path in the home directory"),
     ):
-        path.write_text(json.dumps({"_name_or_path": text}))
+        path.write_text(json.dumps({"model_type": "qwen3", "_name_or_path": text}))
         assert text not in refused(LeakError, f"config.json: {kind}", run)
     for harmless in ("/home/someone", f"{run}s", "/home/someone else"):  # tokens of a vocabulary, say
-        path.write_text(json.dumps({"_name_or_path": harmless}))
+        path.write_text(json.dumps({"model_type": "qwen3", "_name_or_path": harmless}))
         prepare(run, REPO)
 
 

@@ -19,7 +19,7 @@ _JSON = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
 )
 _AGAIN = "save the model or download it again"
-_LOADERS = ("from_pretrained", "get_config_dict", "load_published")  # of transformers and PEFT; ours
+_LOADERS = ("from_pretrained", "get_config_dict", "architecture", "load_published")  # of transformers and PEFT; ours
 
 
 def model_file(path: str, name: str, revision: str | None = None) -> Path | None:
