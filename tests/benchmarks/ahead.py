@@ -5,11 +5,15 @@ with ahead=0 it takes their sum, and the time of a weight sync in both.
 
 With `--quickstart`: GRPO of the quick start from trainer to last step, in TRL's own GRPOTrainer and in ours, sampled by
 transformers and by vLLM in the trainer's process; the same judge after its cold start, prompts, reward and arguments.
+
+With `--learning`: what stale rollouts cost. The quick start's judge of each seed after its cold start, trained
+through a server with `rollout.ahead` 0, 1 and 4, and 4 without importance weights; accuracy on the same test items.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import secrets
@@ -57,6 +61,12 @@ SETTINGS = [
     "grpo.gradient_checkpointing=true",  # so that the update takes about as long as sampling
 ]
 WARM_UP = 2  # steps that do not count
+ARMS = {
+    "ahead=0": [],
+    "ahead=1": ["rollout.ahead=1"],
+    "ahead=4": ["rollout.ahead=4"],
+    "ahead=4, no importance weights": ["rollout.ahead=4", "grpo.vllm_importance_sampling_correction=false"],
+}
 LIMITS = {"against the longer of sampling and update": 1.2, "against ahead=0": 0.65}
 
 
@@ -86,7 +96,9 @@ class Clock(TrainerCallback):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quickstart", action="store_true", help="compare whole trainings with TRL's")
-    parser.add_argument("--steps", type=int, help="12, of the quick start 50")
+    parser.add_argument("--learning", action="store_true", help="compare accuracy after training with stale rollouts")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of --learning")
+    parser.add_argument("--steps", type=int, help="12, of the quick start 50, of --learning 30")
     parser.add_argument("--overrides", nargs="*", default=[], help="of the quick start, to try the script")
     parser.add_argument("--engines", nargs="+", default=["transformers", "vllm_colocate"], help="of the quick start")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
@@ -95,8 +107,12 @@ def main() -> None:
     if arguments.quickstart:
         compare_quickstart(arguments.steps or 50, arguments.engines, arguments.overrides, arguments.out)
         return
-    server_core, trainer_core = sorted(os.sched_getaffinity(0))[:2]
     os.environ["VLLM_API_KEY"] = secrets.token_hex(16)
+    if arguments.learning:
+        found = {s: compare_learning(s, arguments.steps or 30, arguments.overrides) for s in arguments.seeds}
+        write_json(arguments.out / "ahead_learning.json", {str(seed): of_seed for seed, of_seed in found.items()})
+        return
+    server_core, trainer_core = sorted(os.sched_getaffinity(0))[:2]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = make_model(folder)
@@ -155,10 +171,7 @@ def compare_quickstart(steps: int, engines: list[str], overrides: list[str], out
     """Print and write the seconds of both trainers, each in a process of its own with the same allocator settings."""
     os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**36)}
     with tempfile.TemporaryDirectory() as name:
-        run = [sys.executable, "-m", "think_as_locals", "run", "recipes/quickstart.yaml", f"run.dir={name}"]
-        first = ["run.name=judge", "grpo.max_steps=1", "eval.max_items=2", "eval.every_steps=100"]
-        subprocess.run([*run, *overrides, *first], check=True, stdout=subprocess.DEVNULL)
-        model, words = Path(name) / "judge" / "cold_start" / "model", [*overrides, f"grpo.max_steps={steps}"]
+        model, words = cold_started(name, overrides), [*overrides, f"grpo.max_steps={steps}"]
         found = {}
         # Forked from a process that has this module: what is imported is in neither's seconds.
         context = multiprocessing.get_context("forkserver")
@@ -172,6 +185,49 @@ def compare_quickstart(steps: int, engines: list[str], overrides: list[str], out
         table.add_row(name, f"{seconds:.1f}", f"{reward:.2f}")
     Console().print(table)
     write_json(out / "quickstart.json", {"steps": steps, "found": found})
+
+
+def cold_started(folder: str, overrides: list[str]) -> Path:
+    """The quick start's judge before GRPO."""
+    first = ["run.name=judge", "grpo.max_steps=1", "eval.max_items=2", "eval.every_steps=100"]
+    run_quickstart(folder, [*overrides, *first])
+    return Path(folder) / "judge" / "cold_start" / "model"
+
+
+def run_quickstart(folder: str, overrides: list[str]) -> None:
+    """As a user does."""
+    run = [sys.executable, "-m", "think_as_locals", "run", "recipes/quickstart.yaml", f"run.dir={folder}"]
+    subprocess.run([*run, *overrides], check=True, stdout=subprocess.DEVNULL)
+
+
+def compare_learning(seed: int, steps: int, overrides: list[str]) -> dict[str, Any]:
+    """Print and return accuracy before and after each of ARMS, and the staleness of its batches."""
+    found: dict[str, Any] = {}
+    table = Table("", "before", "after", "95 % interval", "staleness", title=f"seed {seed}")
+    with tempfile.TemporaryDirectory() as name:
+        model = cold_started(name, [*overrides, f"seed={seed}"])
+        server = Server(model, Path(name) / "server.log")
+        words = [word for word in overrides if not word.startswith(("sft.", "model.scratch."))]
+        words += [f"seed={seed}", "sft=null", "model.scratch=null", f"model.path={model}"]
+        words += ["rollout=vllm_server", f"rollout.urls=[{server.url}]", f"grpo.max_steps={steps}"]
+        try:
+            server.wait()
+            for number, (arm, its) in enumerate(ARMS.items()):
+                run_quickstart(name, [*words, *its, f"run.name=arm-{number}", f"eval.every_steps={steps}"])
+                run = Path(name) / f"arm-{number}"
+                before, after = (json.loads((run / f"carb/step-{step}.json").read_text()) for step in (0, steps))
+                lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+                stale = [line["rollout/staleness"] for line in lines if "rollout/staleness" in line]
+                staleness = statistics.mean(stale) if stale else 0.0
+                found[arm] = {"before": before["accuracy"], "staleness": staleness}
+                found[arm] |= {key: after[key] for key in ("accuracy", "ci95", "n")}
+                low, high = after["ci95"]
+                interval, shares = f"[{low:.1%}, {high:.1%}]", (before["accuracy"], after["accuracy"])
+                table.add_row(arm, *(f"{share:.1%}" for share in shares), interval, f"{staleness:.1f}")
+        finally:
+            server.kill()
+    Console().print(table)
+    return found
 
 
 def whole_training(make: Callable[..., GRPOTrainer], words: list[str], model: Path) -> tuple[float, float]:
