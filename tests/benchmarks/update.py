@@ -352,11 +352,13 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     runs: list[list[dict[str, Any]]] = []
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "trl")}
+    allocator = {name: os.environ[name] for name in os.environ if name.startswith("MALLOC_")}
     for _ in range(arguments.runs):
-        runs.append(list(_results(chosen, arguments)))
-        allocator = {name: os.environ[name] for name in os.environ if name.startswith("MALLOC_")}
-        found = {"shape": shape, "allocator": allocator, "versions": versions, "runs": runs}
-        write_json(arguments.out / "update.json", found)
+        runs.append([])
+        for result in _results(chosen, arguments):
+            runs[-1].append(result)
+            found = {"shape": shape, "allocator": allocator, "versions": versions, "runs": runs}
+            write_json(arguments.out / "update.json", found)  # after each case: all of them take an hour
     console = Console(record=True, width=180)
     console.print(table(runs, f"How many times as fast ({shape})"))
     console.save_svg(str(arguments.out / "update.svg"), title="make bench")
