@@ -64,7 +64,6 @@ def summarise(
     micro = accuracy(credit, group, **drawn)
     failures = accuracy(rows["parse_failure"], group[rows["item"]], **drawn)
     measure = partial(_measure, group=group, baselines=baseline_credits(items), samples=bootstrap_samples, seed=seed)
-    sure = rows[~np.isnan(rows["margin"])]
     # An item in several orders counts in several positions, and one that was not presented in none.
     presented = rows[~rows["too_long"]]
     return {
@@ -95,9 +94,7 @@ def summarise(
         },
         "slot_bias": slot_bias(judged, **drawn),
         "order_consistency": order_consistency(judged, **drawn),
-        "calibration": calibration(sure["margin"], sure["credit"], group[sure["item"]], **drawn)
-        if len(sure)
-        else {"n": 0},
+        "calibration": _calibration(judged, drawn),
         "flips": _flips(judged, credit, measure, drawn),
     }
 
@@ -118,7 +115,17 @@ def _measure(
     return {**own, "baselines": dict(zip(baselines, beside, strict=True))}
 
 
-def _flips(judged: Judgements, credit: Floats, measure: Callable[..., dict[str, Any]], drawn: Any) -> dict[str, Any]:
+def _calibration(judged: Judgements, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the calibration of the judgements that have a margin."""
+    sure = judged.rows[~np.isnan(judged.rows["margin"])]
+    if not len(sure):
+        return {"n": 0}
+    return calibration(sure["margin"], sure["credit"], judged.group[sure["item"]], **drawn)
+
+
+def _flips(
+    judged: Judgements, credit: Floats, measure: Callable[..., dict[str, Any]], drawn: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the accuracy on complete flip sets, on which a judge that ignores the culture scores exactly 1/N."""
     found = flip_sets(judged.items)
     if not found:

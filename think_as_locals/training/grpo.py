@@ -245,7 +245,10 @@ class PromptDataset(Dataset):
 
     @classmethod
     def of(cls, config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> PromptDataset:
-        """Texts that the tokenizer reads as control tokens are found now in the first `_CHECKED` items, else later."""
+        """Return the data set of a run's rows.
+
+        Texts that the tokenizer reads as control tokens are found now in the first `_CHECKED` items, later in others.
+        """
         dataset: PromptDataset = cls.from_dict({"index": list(range(len(rows)))})
         items = list(dict.fromkeys(item for item, _ in rows))
         chat.check_texts(items[:_CHECKED])
