@@ -78,16 +78,6 @@ def test_of_100_edited_copies_in_ten_languages_all_are_found(cards: list[Item], 
     assert kinds(cards, copies) == {copy.id: "text" for copy in copies}
 
 
-def test_texts_normalised_in_several_processes_find_the_same(
-    cards: list[Item], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured = [replace(word_replaced(item), id=f"copy of {item.id}", source="other") for item in cards[::50]]
-    alone = kinds(cards, measured)
-    monkeypatch.setattr("think_as_locals.data.overlap._NORMALISED", len(cards) // 3)
-    assert kinds(cards, measured) == alone
-    assert set(alone.values()) == {"text"}
-
-
 def test_a_prompt_that_is_the_same_but_for_its_form_is_found_beside_other_responses(cards: list[Item]) -> None:
     for name in ("another case and punctuation", "decomposed", "markup and line breaks", "a label", "no culture"):
         copies = [replace(c, responses=("this", "that"), best=0, origins=()) for c in planted(cards, EDITS[name], 1, 3)]

@@ -20,11 +20,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Literal
 
 from think_as_locals.data.rows import SUFFIXES
-from think_as_locals.runtime.processes import in_processes
 from think_as_locals.types import DataError, Item, first_of, requiring
 
 with requiring("near-duplicates of training items are found by"):
@@ -45,7 +44,6 @@ _BANDS, _ROWS = 42, 3  # of the MinHash index: it misses 4 in 1,000 pairs of sim
 _UNRELATED = 0.2  # similarity of prompts below which the same numeric id is a coincidence
 _KEPT = 2**14  # cached texts: many items share some
 _CHUNK, _BLOCK = 2**13, 2**22  # prompts and shingles processed at once
-_NORMALISED = 2**15  # items whose texts a process normalises at once
 _SHOWN = 5  # pairs in a message
 
 _NUMBERED = re.compile(rf"(?:^|/)\d+$|(?:{'|'.join(map(re.escape, SUFFIXES))}|:\w+)-\d+$")
@@ -227,15 +225,12 @@ class _Index:
         texts: dict[int, _Text] = {}  # of training items, by their places
         numbers: dict[str, int] = {}  # of distinct prompts
         prompts = np.empty(len(train), dtype=np.int64)  # the number of each item's
-        read = ((item.prompt, item.responses[item.best]) for item in train)
-        chunks = iter(lambda: list(islice(read, _NORMALISED)), [])
-        normalised = in_processes(_normalised, ((None, chunk) for chunk in chunks))
-        both = chain.from_iterable(of_chunk for _, of_chunk in normalised)
-        for place, (item, (prompt, best)) in enumerate(zip(train, both, strict=True)):
+        for place, item in enumerate(train):
+            prompt = words(item.prompt)
             prompts[place] = numbers.setdefault(prompt, len(numbers))
             named = ("id", item.source, item.id), ("group", item.source, item.group), ("prompt", prompt)
             # The other responses of most need not be read: a key with them has a measured prompt or best response too.
-            if wanted.isdisjoint(named) and best not in bests:
+            if wanted.isdisjoint(named) and words(item.responses[item.best]) not in bests:
                 continue
             text = _Text.of(item, words)
             if found := wanted.intersection(text.keys.values()):
@@ -274,11 +269,6 @@ class _Index:
                 alone = NEAR if match.is_long and text.is_long else NEAR_ALONE
                 if match.may_ask(text) and (similarity >= alone or match.answers_as(text)):
                     yield "text", match
-
-
-def _normalised(texts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    words = lru_cache(_KEPT)(normalise)
-    return [(words(prompt), words(response)) for prompt, response in texts]
 
 
 class _Prompts:
