@@ -18,7 +18,7 @@ import psutil
 import pytest
 from filelock import FileLock
 
-from think_as_locals.runtime.startup import loading
+from think_as_locals.runtime.processes import loading
 from think_as_locals.types import Item
 
 # One thread each, in this process and in all it starts: models this small gain nothing from more, and several processes

@@ -147,7 +147,7 @@ if __name__ == "__main__":
     import threading
     from importlib import import_module
 
-    from think_as_locals.runtime.startup import keep_freed_memory, loading
+    from think_as_locals.runtime.processes import keep_freed_memory, loading
 
     owner, *modules = rest
     keep_freed_memory()

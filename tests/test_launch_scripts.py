@@ -91,7 +91,7 @@ def test_a_job_has_its_nodes_for_itself_and_a_port_of_its_own(script: str) -> No
 
 WORKER = """
 import os, signal, time
-from think_as_locals.runtime.signals import on_signals
+from think_as_locals.runtime.processes import on_signals
 received = []
 with on_signals(received.append):
     print("ready", flush=True)

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from think_as_locals.config.schema import AskedSection, EvaluationConfig
 from think_as_locals.data import read
-from think_as_locals.data.edit_files import of_items, read_edits
-from think_as_locals.data.edits import Edits, Pair, edited_pairs, why_not
+from think_as_locals.data.edits import Edits, Pair, edited_pairs, of_items, read_edits, why_not
 from think_as_locals.data.load import Candidates, load_side, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb

@@ -23,10 +23,9 @@ from think_as_locals.config.schema import (
 )
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import has_gpu, take_own_gpus
+from think_as_locals.runtime.processes import interrupt, keep_freed_memory, loading, on_signals
 from think_as_locals.runtime.ranks import Peers, take_up_launch
 from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run, resumable
-from think_as_locals.runtime.signals import interrupt, on_signals
-from think_as_locals.runtime.startup import keep_freed_memory, loading
 from think_as_locals.types import ConfigError, DataWarning, Item
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from data.tables import write
 from items import make_item
 
-from think_as_locals.data.edit_files import of_items, read_edits
+from think_as_locals.data.edits import of_items, read_edits
 from think_as_locals.types import DataError, Item
 
 ITEMS = [

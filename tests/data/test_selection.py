@@ -17,9 +17,8 @@ from items import make_item
 from think_as_locals.config.checks import load_items
 from think_as_locals.config.compose import quoted
 from think_as_locals.data import flip_sets, load, read
-from think_as_locals.data.selection import choose
 from think_as_locals.data.sources import SOURCES, jsonl
-from think_as_locals.data.splits import select
+from think_as_locals.data.splits import choose, select
 from think_as_locals.data.validate import build
 from think_as_locals.types import DataError, DataWarning, Item
 

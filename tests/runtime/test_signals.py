@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from think_as_locals.runtime.signals import STOP_SIGNALS, end_at_next, interrupt, on_signals
+from think_as_locals.runtime.processes import STOP_SIGNALS, end_at_next, interrupt, on_signals
 from think_as_locals.training import checkpoints
 from think_as_locals.training.checkpoints import StopSignals
 

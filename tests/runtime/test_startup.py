@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from think_as_locals.runtime.startup import hidden, loading
+from think_as_locals.runtime.processes import hidden, loading
 
 
 def test_what_is_loaded_is_frozen_and_garbage_is_collected_again_also_after_a_failure() -> None:
@@ -39,7 +39,7 @@ def test_a_hidden_package_is_found_again_afterwards_and_one_in_use_stays() -> No
 
 FAULTS = """
 from resource import RUSAGE_SELF, getrusage
-from think_as_locals.runtime.startup import keep_freed_memory
+from think_as_locals.runtime.processes import keep_freed_memory
 for _ in range(3):
     before = getrusage(RUSAGE_SELF).ru_minflt
     bytearray(2**26)

@@ -52,7 +52,7 @@ def _build(arguments: Namespace) -> None:
 def _validate(arguments: Namespace) -> None:
     from think_as_locals.config.checks import load_items
     from think_as_locals.config.compose import quoted
-    from think_as_locals.data.edit_files import are_edits
+    from think_as_locals.data.edits import are_edits
     from think_as_locals.data.sources import SOURCES, recognise
     from think_as_locals.data.validate import show, validate, validate_edits
 

@@ -55,7 +55,7 @@ def _judge(arguments: Namespace) -> None:
     from rich.progress import Progress
 
     from think_as_locals.runtime.output import progress_console
-    from think_as_locals.runtime.startup import loading
+    from think_as_locals.runtime.processes import loading
 
     items = _items(arguments)
     out = Console(markup=False, highlight=False, emoji=False)

@@ -26,9 +26,8 @@ from think_as_locals.data.fields import (
     question_group,
 )
 from think_as_locals.data.rows import Defect, Fault, mark_repeats, read_rows, valid_items
-from think_as_locals.data.selection import choose
 from think_as_locals.data.sources import SOURCES, check_settings, recognise, row_outcomes
-from think_as_locals.data.splits import Splits, mix, select, split_items
+from think_as_locals.data.splits import Splits, choose, mix, select, split_items
 from think_as_locals.types import (
     TEST,
     VALIDATION,

@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from think_as_locals.runtime.hub import unreachable
+from think_as_locals.runtime.model_files import unreachable
 from think_as_locals.types import DataError, DataWarning, Item, cut, first_of, requiring, shown
 
 if TYPE_CHECKING:

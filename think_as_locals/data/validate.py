@@ -19,14 +19,13 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from think_as_locals.data.edit_files import edit_outcomes
+from think_as_locals.data.edits import edit_outcomes
 from think_as_locals.data.languages import other_language
 from think_as_locals.data.rows import Defect, Fault, Outcome, mark_repeats
-from think_as_locals.data.selection import choose
 from think_as_locals.data.sources import SOURCES, check_settings, jsonl, row_outcomes
+from think_as_locals.data.splits import choose
 from think_as_locals.runtime.files import new_file
-from think_as_locals.runtime.processes import in_processes
-from think_as_locals.runtime.startup import loading
+from think_as_locals.runtime.processes import in_processes, loading
 from think_as_locals.types import DataError, Item, shown
 
 if TYPE_CHECKING:

@@ -15,24 +15,25 @@ rows' common prefix, and only the last token of each branch is scored.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from itertools import groupby, takewhile
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
-
-from think_as_locals.engines.float32 import computing_in_float32
 
 SUPPORTED_KERNELS = ("sdpa", "flash_attention_2", "flash_attention_3")
 # What transformers turns the last two into if flash-attn is not installed but `kernels` is.
@@ -215,6 +216,50 @@ def prepare_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 def scores(model: nn.Module, packed: Packed) -> Tensor:
     """Return the scores (rows,) of packed rows by a prepared classifier, which may be wrapped."""
     return model(**packed.inputs).logits[:, 0]  # type: ignore[no-any-return]
+
+
+_HALF = (torch.bfloat16, torch.float16)
+_PROMOTED = {  # functions of which float32 activations need float32 weights
+    *(nn.functional.embedding, nn.functional.linear, nn.functional.layer_norm, nn.functional.rms_norm),
+    *(nn.functional.scaled_dot_product_attention, nn.functional.conv1d),
+    *(torch.matmul, torch.bmm, torch.addmm, Tensor.matmul, Tensor.__matmul__),
+}
+
+
+@contextmanager
+def computing_in_float32(model: Any) -> Iterator[None]:
+    """Have a model compute in float32, whatever the type of its weights and their sharding; no weight is changed."""
+    autocast, plain = model.__dict__.get("forward"), model.__dict__.get("_original_forward")  # accelerate's
+    device, backends = next(model.parameters()).device.type, cast("Any", torch.backends)
+    precision = backends.fp32_precision
+    if plain is not None:
+        model.forward = plain
+    backends.fp32_precision = "ieee"  # not TF32
+    try:
+        with torch.autocast(device, enabled=False), _Promoting():
+            yield
+    finally:
+        backends.fp32_precision = precision
+        if plain is not None:
+            model.forward = autocast
+
+
+class _Promoting(TorchFunctionMode):
+    """Passes float32 copies of half-precision tensors to functions that use weights, one function at a time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _PROMOTED:
+            args, kwargs = tree_map_only(Tensor, _promoted, (args, kwargs))
+        elif func is Tensor.to and any(
+            wanted is half for wanted in (*args[1:2], kwargs.get("dtype")) for half in _HALF
+        ):
+            return args[0]  # PEFT rounds activations to the type of an adapter
+        return func(*args, **kwargs)
+
+
+def _promoted(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in _HALF else tensor
 
 
 def scores_differ(model: nn.Module, pad_id: int | None, device: torch.device, *, full_precision: bool) -> str | None:

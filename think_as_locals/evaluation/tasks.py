@@ -11,8 +11,8 @@ from string import Template
 
 from think_as_locals.config.schema import TaskSection
 from think_as_locals.data.load import load_side
-from think_as_locals.data.selection import choose
 from think_as_locals.data.sources.blend import short_answers
+from think_as_locals.data.splits import choose
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.types import LABELS, Item
 

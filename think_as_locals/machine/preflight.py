@@ -37,8 +37,7 @@ from think_as_locals.config.serve_schema import ServeConfig
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.fit import memory_faults
 from think_as_locals.runtime.gpus import gpu_fault
-from think_as_locals.runtime.hub import unreachable
-from think_as_locals.runtime.model_files import files_fault
+from think_as_locals.runtime.model_files import files_fault, unreachable
 from think_as_locals.runtime.ranks import launch_faults
 from think_as_locals.runtime.run_folder import installed_version
 from think_as_locals.types import ConfigError, PreflightError, ServerError

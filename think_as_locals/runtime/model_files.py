@@ -10,7 +10,6 @@ from traceback import walk_tb
 from typing import Any
 
 from think_as_locals.runtime.files import file_fault, read_json
-from think_as_locals.runtime.hub import unreachable
 from think_as_locals.types import DataError, ModelError, ThinkAsLocalsError, cut, shown
 
 _CONFIG, _ADAPTER, _INDEX = "config.json", "adapter_config.json", "model.safetensors.index.json"
@@ -20,6 +19,21 @@ _JSON = (
 )
 _AGAIN = "save the model or download it again"
 _LOADERS = ("from_pretrained", "get_config_dict", "architecture", "load_published")  # of transformers and PEFT; ours
+
+
+_TIMEOUT = 5.0  # seconds
+
+
+def unreachable() -> str | None:
+    """Return why the Hub does not answer a request; `None` if it answers, whatever the answer."""
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_TIMEOUT)
+    except (HTTPError, OSError) as error:
+        return str(error) or type(error).__name__
+    return None
 
 
 def model_file(path: str, name: str, revision: str | None = None) -> Path | None:

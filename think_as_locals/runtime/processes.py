@@ -1,16 +1,54 @@
-"""Work on many chunks of data in a process for each core."""
+"""The signals that stop a process, the memory that it keeps, and work in a process for each core.
+
+SIGINT (Ctrl-C), SIGTERM and SIGUSR1 have the same effect everywhere: the first one stops the program so that it can
+continue later, the next one ends the process at once.
+"""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import gc
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing import get_context
-from typing import TypeVar
+from typing import NoReturn, TypeVar
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@contextmanager
+def on_signals(receive: Callable[[int], None], numbers: Iterable[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
+    """Call a function for each of these signals, except those that this process ignores (nohup, a background job)."""
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda received, _: receive(received)) for number in heeded}
+    # launch/node.sh blocks SIGUSR1 in the launcher, and so in its children.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_at_next(numbers: Iterable[signal.Signals] = STOP_SIGNALS) -> None:
+    """Let the next of these signals end the process, even if it hangs outside of Python."""
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def interrupt(_: int) -> NoReturn:
+    """Raise KeyboardInterrupt, as Ctrl-C does."""
+    end_at_next()
+    raise KeyboardInterrupt
+
 
 Kept = TypeVar("Kept")
 Sent = TypeVar("Sent")
@@ -46,3 +84,42 @@ def in_processes(work: Callable[[Sent], Made], chunks: Iterable[tuple[Kept, Sent
 def _start() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the first one ends the others
     gc.disable()  # what is sent has no reference cycles
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
+_KEPT = 2**30
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Disable garbage collection for imports and data, which takes a quarter of the time of a start."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # otherwise extension modules report leaks at exit
+
+
+@contextmanager
+def hidden(*packages: str) -> Iterator[None]:
+    """Hide packages that are not imported yet from libraries that import them only because they are installed."""
+    absent = [name for name in packages if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
+
+
+def keep_freed_memory() -> None:
+    """Have this process keep up to a gigabyte that it frees, on Linux.
+
+    A step's tensors on CPU would else be new memory, which the system hands out page by page: a sixth of the time.
+    """
+    with suppress(AttributeError, OSError):  # other C libraries have no mallopt
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_TRIM_THRESHOLD, _KEPT)
+        libc.mallopt(_MMAP_THRESHOLD, _KEPT)

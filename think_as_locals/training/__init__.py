@@ -1,6 +1,6 @@
 """From rollouts to an updated judge: the cold start, GRPO, checkpoints, and the records of a run."""
 
-from think_as_locals.runtime.startup import hidden
+from think_as_locals.runtime.processes import hidden
 
 # vLLM (5 s), which `rollouts.ColocatedEngine` alone uses, and scikit-learn (1 s), of assisted decoding.
 with hidden("vllm", "sklearn"):

@@ -41,9 +41,9 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from think_as_locals.config.schema import ModelSection
 from think_as_locals.runtime.files import explain, file_fault, flush, probe, write_json, write_text
 from think_as_locals.runtime.model_files import reading_model
+from think_as_locals.runtime.processes import STOP_SIGNALS, end_at_next, on_signals
 from think_as_locals.runtime.ranks import uses_deepspeed
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder, rewind
-from think_as_locals.runtime.signals import STOP_SIGNALS, end_at_next, on_signals
 from think_as_locals.training.logging import MetricsWriter, ShardsWriter
 from think_as_locals.types import ConfigError, RunStoppedError, ThinkAsLocalsError, TrainingError
 

@@ -30,7 +30,7 @@ from trl.trainer import grpo_trainer, utils
 from trl.trainer.utils import nanmax, nanmin
 
 from think_as_locals.engines import packing
-from think_as_locals.engines.float32 import computing_in_float32
+from think_as_locals.engines.packing import computing_in_float32
 from think_as_locals.engines.transformers_engine import generate, padded
 
 _logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from think_as_locals.data.synonyms import Synonyms
+from think_as_locals.data.sources.blend import Synonyms
 
 NOTHING_LEARNED = Synonyms([])
 
