@@ -22,6 +22,7 @@ from typing import Any
 import anyio.to_thread
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -97,10 +98,9 @@ def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
         await run_in_threadpool(batches.close)
 
     errors = (HTTPException, RequestValidationError, DataError, Exception)
-    app = FastAPI(
+    app = FastAPIOffline(  # /docs with this server's own scripts, not those of another
         title="Think-as-Locals judge",
         lifespan=lifespan,
-        docs_url=None,  # pages that load scripts from another server
         redoc_url=None,
         exception_handlers=dict.fromkeys(errors, answer_error),
     )
