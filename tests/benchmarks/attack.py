@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -200,12 +201,8 @@ def tokens(count: int, rng: Rng) -> Outcomes:
         safe = neutralise(text, FAMILIES[family])
         found = control.intersection(made.encode(safe).ids)
         read = normalizer.normalize_str(safe) if normalizer else safe
-        tags = [
-            tag
-            for tag in ("<rubric", "</rubric", "<analysis", "</analysis", "<verdict", "</verdict")
-            if tag in read.lower()
-        ]
-        yield f"{family}, {kind}, {name}: {text!r} as {safe!r}" if found or tags else None
+        tag = re.search(r"</?(rubric|analysis|verdict)\b", read.lower())
+        yield f"{family}, {kind}, {name}: {text!r} as {safe!r}" if found or tag else None
 
 
 @cache

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub.disguises import disguised, vocabulary
+from hub.disguises import DISGUISES, KEYS, disguised, vocabulary
 from hub.small_runs import REPO, refused, write_evaluation
 from safetensors.torch import load_file, save_file
 
 from think_as_locals.hub.files import HubFile
-from think_as_locals.hub.leaks import LeakError, check_leaks
+from think_as_locals.hub.leaks import LeakError, check_leaks, readings
 from think_as_locals.hub.push import prepare
 from think_as_locals.hub.source_run import read_judge_run
 from think_as_locals.types import DataError
@@ -84,6 +84,12 @@ def test_no_disguise_hides_a_key_from_the_scan(run: Path) -> None:
             check_leaks([HubFile("file", content)], settings)
             missed.append(name)
     assert not missed
+
+
+def test_a_key_that_ends_its_line_in_the_sign_of_a_fold_in_mail_is_read_whole() -> None:
+    key = KEYS["Azure"]
+    content = f"See\n{DISGUISES['invisible characters, escaped'](key)}\nthere.".encode()
+    assert any(key in reading for reading in readings(content))
 
 
 @pytest.mark.slow

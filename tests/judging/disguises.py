@@ -64,6 +64,8 @@ def disguises(text: str) -> Iterator[str]:
     for inside in ("\x0b", "\x1c", "\x1f", "\x85\x0c"):  # spaces to some readers, nothing to others
         yield text[:middle] + inside + text[middle:]
     yield text[:-1] + "\x85x" + text[-1] + text
+    for nothing, space in (("\x1c", "\x85"), ("\x0b", "\x0c"), ("\x1f", "\x0b")):  # each to one reader, at once
+        yield text[:middle] + nothing + text[middle:-1] + space + "x" + text[-1]
     yield unicodedata.normalize("NFC", "".join(c + "\u0301" if c.isalpha() else c for c in text))
     yield text[0].replace("<", "\u226e") + text[1:-1] + text[-1].replace(">", "\u226f")
     yield text.replace("<", "\ufe64").replace(">", "\ufe65")

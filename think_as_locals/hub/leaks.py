@@ -118,11 +118,11 @@ def _decoded(text: str, levels: int) -> Iterator[str]:
 
 
 def _forms(text: str) -> list[str]:
-    """Return a text and its forms with escapes decoded, in either order of the decoders."""
+    """Return a text and its forms with escapes decoded, in several orders of the decoders."""
     found = {text: None}
-    for decoders in (_DECODERS, _DECODERS[::-1]):
+    for decoders in _ORDERS:
         form = text
-        for decode in decoders * _NESTED:
+        for decode in decoders:
             form = decode(form)
             found[form] = None
     return list(found)
@@ -180,8 +180,11 @@ def _as_text(content: bytes) -> str:
     return content.replace(b"\0", b"").decode(errors="ignore")  # without zeros, UTF-16 becomes ASCII
 
 
-_DECODERS: tuple[Callable[[str], str], ...] = (
-    *(_seen, _unescaped, partial(unquote, errors="surrogateescape"), unescape, _unquoted),
+_DECODERS: tuple[Callable[[str], str], ...] = (_seen, _unescaped, partial(unquote, errors="surrogateescape"), unescape)
+_ORDERS = (
+    # As mail only after the others: to mail, the `=` that ends a key and its line is a fold.
+    _DECODERS * _NESTED + (_unquoted, *_DECODERS) * (_NESTED - 1),
+    (_unquoted, *_DECODERS[::-1]) * _NESTED,
 )
 
 

@@ -39,8 +39,8 @@ _RESERVED_OPENING = re.compile(rf"<(?={_TAG_START})", re.IGNORECASE)
 _SUBDIVISION = re.compile("[A-Z]{2}-[A-Z0-9]{1,3}")  # a code of ISO 3166-2
 _ENGLISH = {"ID-JB": "West Java"}  # for BLEnD; ISO 3166-2 has names in the region's own language
 _BREAK = " "  # breaks special tokens: BERT's normaliser removes invisible characters
-# Control and invisible characters: some normalisers read them as spaces, others remove them.
-_SPACE_OR_NOTHING = ("\x0b\x0c\x1c\x1d\x1e\x1f\x85", "\u200b\u200c\u200d\u200e\u200f\ufeff\ufffd")
+# Control and invisible characters: some normalisers read them as spaces, others remove them, all of a kind alike.
+_SPACE_OR_NOTHING = ("\x0b", "\x0c\x85", "\x1c\x1d\x1e\x1f", "\u200b\u200c\u200d\u200e\u200f\ufeff\ufffd")
 _TONE_MARKS = "\u1cf2\u1cf3"  # letters since Unicode 12, marks to older tokenizers
 _RESPONSES_FIRST = "_responses_first"
 _SHARED = ("grammar.txt", "unknown_culture.txt", *(f"rubric_language_{each}.txt" for each in get_args(RubricLanguage)))
