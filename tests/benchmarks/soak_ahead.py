@@ -34,8 +34,10 @@ def ahead_kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
     model, server = serve_judge(folder)
     words = [*WORDS, f"model.path={model}", f"rollout.urls=[{server.url}]", f"rollout.ahead={AHEAD}"]
     words.append(f"rollout.timeout_s={PATIENCE_S}.0")
-    result = dict.fromkeys(("trainer_kills", "server_kills", "runs", "batches", "did_not_go_on", "hangs"), 0)
+    result = dict.fromkeys(("trainer_kills", "server_kills", "runs", "batches", "ended_with_an_error"), 0)
+    result |= dict.fromkeys(("unclear_errors", "did_not_go_on", "hangs"), 0)
     result |= dict.fromkeys(("wrong_items", "wrong_steps", "too_old", "of_other_weights"), 0)
+    errors = 0  # since the last kill
     try:
         server.wait()
         began = time.monotonic()
@@ -45,14 +47,21 @@ def ahead_kills(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
             task = progress.add_task("ahead SIGKILL", total=count)
             while (killed := result["trainer_kills"] + result["server_kills"]) < count and not result["hangs"]:
                 name = f"ahead-{result['runs']}"
+                log = folder / f"{name}.log"
+                size = log.stat().st_size if log.exists() else 0
                 status, kind = _run(folder, name, words, server, rng.uniform(0.2, whole), rng)
                 if kind:
+                    errors = 0
                     result[f"{kind}_kills"] += 1
                     progress.update(task, completed=killed + 1)
                 if status is None:
                     result["hangs"] += kind != "trainer"
-                elif status:
-                    result["did_not_go_on"] += 1
+                elif status:  # a start that finds no server ends; it is started again, with one
+                    errors += 1
+                    message = log.read_bytes()[size:].decode()
+                    result["ended_with_an_error"] += 1
+                    result["unclear_errors"] += f"the vLLM server at {server.url}" not in message
+                    result["did_not_go_on"] += errors > 1  # nobody has touched the server since the last one
                 else:
                     _judge(folder / name, expected, result)
     finally:

@@ -57,7 +57,7 @@ DISGUISES: dict[str, Callable[[str], str]] = {
     "hexadecimal of base64": lambda key: base64.b64encode(key.encode()).hex(),
     "a list of numbers": lambda key: ", ".join(map(str, key.encode())),
     "octal": lambda key: "".join(f"\\{ord(c):03o}" for c in key),
-    "as in mail": lambda key: f"={ord(key[0]):02X}{key[1:6]}=\n{key[6:]}",
+    "as in mail": lambda key: f"={ord(key[0]):02X}{key[1:6]}=\n{key[6:].replace('=', '=3D')}",
     "invisible characters inside": lambda key: "\u200b".join(key[:9]) + "\u00ad\u2060" + key[9:],
     "invisible characters, escaped": lambda key: key[:3] + _escaped("\u200d\ufeff") + key[3:],
     "wide letters": lambda key: "".join(chr(ord(c) + 0xFEE0) if c.isalnum() else c for c in key),
