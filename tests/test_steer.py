@@ -42,8 +42,7 @@ from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.training_items import item_hash, read_training_items
 from think_as_locals.run import start
 from think_as_locals.scpo import trainer as scpo_trainer
-from think_as_locals.scpo.results import VariantResult, read_result
-from think_as_locals.scpo.scores import fitting_requests, score_responses
+from think_as_locals.scpo.results import VariantResult, fitting_requests, read_result, score_responses
 from think_as_locals.scpo.select import minority_ids, select_pairs
 from think_as_locals.scpo.trainer import make_trainer
 from think_as_locals.types import ConfigError, DataError, Item, RunStoppedError

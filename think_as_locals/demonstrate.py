@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,15 +18,15 @@ from think_as_locals.data.rows import Row, read_rows, valid_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.evaluation.journal import ask_by_journal
+from think_as_locals.evaluation.sampling import Sampler, Tally, advance, yield_table
 from think_as_locals.evaluation.tables import Table
-from think_as_locals.evaluation.tries import Sampler, Tally, advance, yield_table
 from think_as_locals.judging import RULES
 from think_as_locals.judging.formats import Format
 from think_as_locals.judging.prompt import hint, shuffled_order
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.load import load_judge
 from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
-from think_as_locals.runtime.files import new_file, read_json, write_json
+from think_as_locals.runtime.files import read_json, write_json, write_rows
 from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, DataError, Demonstration, Item, is_text
@@ -62,9 +61,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
                 f"no completion about {len(items)} items was right ({why}): look at {folder.journal('try-1')}; raise "
                 "tries or teacher.max_completion_length, or choose another teacher"
             )
-        with new_file(folder.demonstrations) as file:
-            for row in sorted(rows, key=lambda row: tally.place(row["item"]["id"])):
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        write_rows(folder.demonstrations, sorted(rows, key=lambda row: tally.place(row["item"]["id"])))
     print_result(table(read_json(folder.yields)).terminal())
     print(f"demonstrations  {folder.demonstrations}")
 

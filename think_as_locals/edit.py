@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,13 +28,12 @@ from think_as_locals.data.languages import language_tag
 from think_as_locals.data.load import load_side
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.evaluation.breakdowns import language_name
-from think_as_locals.evaluation.candidates import load_policy
 from think_as_locals.evaluation.journal import ask_by_journal
+from think_as_locals.evaluation.sampling import Sampler, Tally, advance, load_policy, yield_table
 from think_as_locals.evaluation.tables import Cell, Table
-from think_as_locals.evaluation.tries import Sampler, Tally, advance, yield_table
 from think_as_locals.judging.prompt import break_tokens, culture_name
 from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
-from think_as_locals.runtime.files import new_file, read_json, write_json
+from think_as_locals.runtime.files import read_json, write_json, write_rows
 from think_as_locals.runtime.output import print_result, progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import ConfigError, DataError, Item
@@ -73,8 +71,7 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
                 f"no edit of {len(items)} items keeps the rules ({most}): look at {folder.yields} and at the journals "
                 f"beside it; raise tries or max_completion_length, or choose another editor"
             )
-        with new_file(folder.edits) as file:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_rows(folder.edits, rows)
     print_result(*(table.terminal() for table in tables(read_json(folder.yields))))
     print(f"edits  {folder.edits}")
 

@@ -1,4 +1,4 @@
-"""Evaluate reward models: reward models -> CARB, probes, selections -> leaderboard."""
+"""Evaluate reward models: a policy's candidates, if sampled -> CARB, probes, selections -> leaderboard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 
-from think_as_locals.config.schema import AskedSection, EvaluationConfig
+from think_as_locals.config.schema import AskedSection, EvaluationConfig, SampleConfig
 from think_as_locals.data import read
 from think_as_locals.data.edits import Edits, Pair, edited_pairs, of_items, read_edits, why_not
 from think_as_locals.data.load import Candidates, load_side, read_candidates
@@ -21,7 +21,6 @@ from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.candidates import draw
 from think_as_locals.evaluation.downstream import (
     best_scored,
     read_results,
@@ -34,9 +33,9 @@ from think_as_locals.evaluation.downstream import (
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 from think_as_locals.evaluation.probes import applied, probe
+from think_as_locals.evaluation.sampling import advance
 from think_as_locals.evaluation.tables import escape_terminal
-from think_as_locals.evaluation.tasks import Question, questions_of
-from think_as_locals.evaluation.tries import advance
+from think_as_locals.evaluation.tasks import Question, candidates_table, draw, questions_of
 from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.machine.preflight import reward_model_faults
@@ -150,6 +149,17 @@ def _validity(folder: RunFolder, errors: Console) -> None:
         errors.print(f"warning: {found['warning']}", markup=False)
     print_result(*(table.terminal() for table in tables(found)))
     print(f"validity     {drawn}")
+
+
+def sample(config: SampleConfig, questions: Sequence[Question], folder: RunFolder) -> None:
+    """Sample candidates and write them to the folder's `candidates.jsonl`, as `eval.candidates` reads them."""
+    quiet_transformers()
+    console = progress_console()
+    console.print(f"{config.run.name}: {len(questions):,} prompts ({config.sample.task})", highlight=False)
+    with progress_bar(console) as bar:
+        draw(config.sample, config.seed, questions, folder, bar)
+    print_result(candidates_table(read_json(folder.candidates_summary)).terminal())
+    print(f"candidates  {folder.candidates}")
 
 
 def record_failure(error: Exception, path: Path) -> str:

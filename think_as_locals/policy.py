@@ -1,12 +1,18 @@
-"""Train a policy: prompts -> GRPO on a reward model -> the quality of its answers before, during and after."""
+"""Train a policy: prompts -> GRPO on a reward model -> the quality of its answers before, during and after.
+
+The results are `policy.json`, `policy.md` and `answers.jsonl`.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,19 +28,37 @@ from think_as_locals.data.overlap import check_overlaps, find_overlaps
 from think_as_locals.data.splits import select
 from think_as_locals.engines import Messages, sample_all
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.candidates import samplings
-from think_as_locals.evaluation.policy_results import CAPTION, table, write_answers, write_results
-from think_as_locals.evaluation.tasks import Question, distinct_prompts, quality, questions_of
+from think_as_locals.evaluation.scored import with_cultures
+from think_as_locals.evaluation.statistics import estimate_mean
+from think_as_locals.evaluation.tables import Cell, Table, escape_markdown, figure
+from think_as_locals.evaluation.tasks import (
+    NO_ANSWER,
+    Question,
+    distinct_prompts,
+    qualities,
+    quality,
+    questions_of,
+    samplings,
+)
 from think_as_locals.integrations.trl_reward import judge_reward
-from think_as_locals.reward_models.group import question, response
+from think_as_locals.reward_models import group
 from think_as_locals.reward_models.load import load_reward_model
-from think_as_locals.runtime.files import read_json
+from think_as_locals.runtime.files import json_line, read_json, write_json, write_text
 from think_as_locals.runtime.output import print_result, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, unsharded
 from think_as_locals.training.grpo import GroupTrainer, RewardFunction, load_chat, train_grpo
 from think_as_locals.training.trainer_engine import gather_shares, policy_engine, share_of_rank
 from think_as_locals.types import DataWarning, Item, TrainingError
+
+_CAPTION = (
+    "Mean quality of an answer, with 95 % intervals by question group; gains are paired by question. multiple_choice: "
+    "the share of right letters; short_answers: votes of the answer named, over those of the most frequent one; "
+    "prompts: the scorer's score, or for a judge the share of comparisons won among the answers from both times."
+)
+
+Answers = Mapping[str, Sequence[Sequence[str]]]
+"""By task, the answers to each of its questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +103,7 @@ def run(config: PolicyConfig, data: PolicyData, folder: RunFolder) -> None:
     if is_main:
         if not folder.policy_results.is_file():
             write_results(config, data.questions, folder)
-        print_result(table(read_json(folder.policy_results)).terminal(config.run.name, CAPTION))
+        print_result(table(read_json(folder.policy_results)).terminal(config.run.name, _CAPTION))
         print(f"model       {folder.model}\nresults     {folder.path / 'policy.md'}")
 
 
@@ -121,7 +145,7 @@ def recorded(reward: RewardFunction, rows: list[dict[str, Any]]) -> RewardFuncti
                 "rm.prompt=listwise; rm.max_completion_length may be too short for it"
             )
         rows.extend(
-            {"step": step, "prompt": question(prompt), "completion": response(completion), "reward": value}
+            {"step": step, "prompt": group.question(prompt), "completion": group.response(completion), "reward": value}
             for prompt, completion, value in zip(prompts, completions, values, strict=True)
         )
         return values
@@ -166,3 +190,92 @@ def answer(
 
 def _asked(prompt: str) -> Messages:
     return [{"role": "user", "content": prompt}]
+
+
+def write_answers(path: Path, answers: Answers, questions: Mapping[str, Sequence[Question]]) -> None:
+    """Write a policy's answers, a line for each task and question."""
+    rows = [
+        {"task": task, "id": question.item.id, "answers": list(texts)}
+        for task, of_task in answers.items()
+        for question, texts in zip(questions[task], of_task, strict=True)
+    ]
+    path.parent.mkdir(exist_ok=True)
+    write_text(path, "".join(map(json_line, rows)))
+
+
+def read_answers(path: Path) -> Answers:
+    """Read what `write_answers` wrote, with blank answers replaced by `NO_ANSWER`."""
+    found: dict[str, list[list[str]]] = {}
+    for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        found.setdefault(row["task"], []).append([text.strip() or NO_ANSWER for text in row["answers"]])
+    return found
+
+
+def write_results(config: PolicyConfig, questions: Mapping[str, Sequence[Question]], folder: RunFolder) -> None:
+    """Score the answers of the first and the last step, those to a question together, and write the results."""
+    steps = folder.answered_steps()
+    before, after = (read_answers(steps[step]) for step in (min(steps), max(steps)))
+    found: dict[str, Any] = {"model": config.model.path, "steps": max(steps), "tasks": {}}
+    lines = list[str]()
+    for name, section in config.tasks.items():
+        texts = [[*old, *new] for old, new in zip(before[name], after[name], strict=True)]
+        worth = qualities(section, config.seed, questions[name], texts)
+        rows = []
+        for question, old, new, scores in zip(questions[name], before[name], after[name], worth, strict=True):
+            item = {key: getattr(question.item, key) for key in ("id", "prompt", "culture", "language", "group")}
+            old_side = {"answers": list(old), "qualities": list(scores[: len(old)])}
+            new_side = {"answers": list(new), "qualities": list(scores[len(old) :])}
+            rows.append({"task": name, **item, "before": old_side, "after": new_side})
+        lines += map(json_line, rows)
+        items = [question.item for question in questions[name]]
+        found["tasks"][name] = {
+            "task": section.task,
+            "data": section.data.title,
+            "num_candidates": section.num_candidates,
+            **_summary(list(zip(items, rows, strict=True)), config, 1.0 if section.scorer is None else math.inf),
+        }
+    write_text(folder.path / "answers.jsonl", "".join(lines))
+    parts = [f"# {escape_markdown(config.run.name)}", f"{_CAPTION} {max(steps)} steps of GRPO."]
+    parts.append(table(found).markdown())
+    parts += [f"## {name}\n\n{by_culture(of_task).markdown()}" for name, of_task in found["tasks"].items()]
+    write_text(folder.path / "policy.md", "\n\n".join(parts) + "\n")
+    write_json(folder.policy_results, found)
+
+
+def _summary(rows: Sequence[tuple[Item, dict[str, Any]]], config: PolicyConfig, most: float) -> dict[str, Any]:
+    """Return the means before and after and the gain, in all and by culture; a quality is at most `most`."""
+    bounds = {"before": (0.0 if most == 1 else -most, most)}
+    bounds |= {"after": bounds["before"], "gain": (-most, most)}
+
+    def part(of: Sequence[tuple[Item, dict[str, Any]]]) -> dict[str, Any]:
+        columns = {side: [_mean(row[side]["qualities"]) for _, row in of] for side in ("before", "after")}
+        columns["gain"] = [new - old for old, new in zip(*columns.values(), strict=True)]
+        how = [item.group for item, _ in of], config.eval.bootstrap_samples, config.seed
+        return {
+            name: estimate_mean(column, *how, bounds=bounds[name]).as_dict("quality")
+            for name, column in columns.items()
+        }
+
+    return with_cultures(rows, part, lambda each: each[0])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """Return the content of `policy.json` as a table, a row for each task."""
+    rows = [[name, of_task["task"], of_task["data"], *_cells(of_task)] for name, of_task in found["tasks"].items()]
+    return Table(["task", "kind", "data", "before", "after", "gain", "n"], rows)
+
+
+def by_culture(of_task: Mapping[str, Any]) -> Table:
+    """Return the cultures of a task as a table."""
+    rows = [[culture, *_cells(part)] for culture, part in of_task["by_culture"].items()]
+    return Table(["culture", "before", "after", "gain", "n"], rows)
+
+
+def _cells(part: Mapping[str, Any]) -> list[Cell]:
+    forms = {"before": ".3f", "after": ".3f", "gain": "+.3f"}
+    cells: list[Cell] = [figure(part[name], "quality", form, 1) for name, form in forms.items()]
+    return [*cells, str(part["gain"]["n"])]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from think_as_locals.config.checks import Config, load_config
@@ -132,7 +131,7 @@ def load_data(config: TrainingConfig) -> Any:
         from think_as_locals import policy
 
         return policy.load_data(config)
-    from think_as_locals.judging.custom_rewards import load_custom_rewards
+    from think_as_locals.judging.rewards import load_custom_rewards
     from think_as_locals.judging.rubric import check_languages
 
     load_custom_rewards(config.reward.own)
@@ -179,7 +178,7 @@ def _fitted(config: TrainingConfig, data: Any, recipe: str, overrides: Sequence[
 
 def _open(config: TrainingConfig, lock: ExitStack) -> RunFolder:
     """Open and lock the folder of a run, after the last check."""
-    from think_as_locals.judging.custom_rewards import keep_sources
+    from think_as_locals.judging.rewards import keep_sources
     from think_as_locals.training.grpo import check_arguments
 
     check_arguments(config)
@@ -200,23 +199,20 @@ def _share(config: TrainingConfig | None, lock: ExitStack) -> tuple[TrainingConf
     box: list[Any] = [None, None]
     try:
         if config is not None:
-            box = [config.model_dump(), str(_open(config, lock).path)]
+            box = [config, _open(config, lock)]
     finally:
         broadcast_object_list(box)
-    values, path = box
-    if values is None:
-        return None, None
-    kind = ScpoConfig if "scpo" in values else PolicyConfig if "tasks" in values else RunConfig
-    received = kind.model_validate(values)
-    set_rank_timeout(received)
-    return received, RunFolder(Path(path))
+    received, run = box
+    if received is not None:
+        set_rank_timeout(received)
+    return received, run
 
 
 def _without_training(
     config: EvaluationConfig | DemonstrationConfig | SampleConfig | EditConfig, lock: ExitStack
 ) -> tuple[Callable[[], None], RunFolder]:
     """As `_prepare`, for what shards no model; a fault in the data ends it before there is a folder."""
-    from think_as_locals import demonstrate, edit, evaluate, sample
+    from think_as_locals import demonstrate, edit, evaluate
     from think_as_locals.evaluation.tasks import questions_of
 
     peers = Peers.join()
@@ -226,12 +222,12 @@ def _without_training(
     elif isinstance(config, EditConfig):
         program = partial(edit.run, config, edit.items_of(config))
     elif isinstance(config, SampleConfig):
-        program = partial(sample.run, config, questions_of(config.sample, config.seed))
+        program = partial(evaluate.sample, config, questions_of(config.sample, config.seed))
     else:
         program = partial(evaluate.run, config, evaluate.load_data(config), peers=peers)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
-    peers.exchange((config.model_dump(), str(run.path)))
+    peers.exchange((config, run))
     return partial(program, run), run
 
 
@@ -241,7 +237,6 @@ def _join_evaluation() -> tuple[Callable[[], None], RunFolder]:
 
     peers = Peers.join()
     received: list[Any] = peers.exchange(None)
-    values, path = received[0]
-    config, run = EvaluationConfig.model_validate(values), RunFolder(Path(path))
+    config, run = received[0]
     with warnings.catch_warnings(action="ignore", category=DataWarning):  # the main process has shown them
         return partial(evaluate.run, config, evaluate.load_data(config), run, peers), run

@@ -11,7 +11,7 @@ from shutil import rmtree
 import torch
 from accelerate import PartialState
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data import Splits
@@ -23,18 +23,22 @@ from think_as_locals.evaluation.journal import by_response
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import make_scalar_rm
-from think_as_locals.runtime.output import progress_console, quiet_transformers
+from think_as_locals.runtime.output import progress_bar, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.scpo.report import on_terminal, write_report
 from think_as_locals.scpo.results import (
     HeldOutSet,
+    Scores,
     VariantResult,
     VariantSpec,
+    fitting_requests,
+    pair_keys,
     read_result,
+    response_requests,
+    score_responses,
     variant_specs,
     write_result,
 )
-from think_as_locals.scpo.scores import Scores, fitting_requests, pair_keys, response_requests, score_responses
 from think_as_locals.scpo.select import Reference, disagreed_ids, minority_ids
 from think_as_locals.scpo.trainer import VariantTrainer
 from think_as_locals.training.checkpoints import StopSignals, stop_if_asked, unsharded
@@ -48,8 +52,7 @@ def run(config: ScpoConfig, pairs: Splits, folder: RunFolder) -> None:
         torch.set_num_threads(1)  # a model this small is nearly twice as slow on two threads
     quiet_transformers()
     console = progress_console(is_main=PartialState().is_main_process)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with StopSignals() as signals, Progress(*columns, console=console) as bar:
+    with StopSignals() as signals, progress_bar(console) as bar:
         ScpoRun(config, folder, signals, bar).run(pairs)
 
 

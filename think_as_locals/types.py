@@ -49,6 +49,9 @@ RubricLanguage = Literal["item", "en", "any"]
 ProtocolKind = Literal["listwise", "pairwise", "round_robin", "pointwise"]
 """Which responses of an item a judge sees together; `reward_models.protocols` turns its judgements into scores."""
 
+MAX_ORDERS: dict[ProtocolKind, int] = {"listwise": len(LABELS), "pairwise": 2, "round_robin": 2, "pointwise": 1}
+"""In how many orders at most a protocol presents responses."""
+
 Convention = Literal["strict", "rewardbench2"]
 """How verdicts are parsed and how a parse failure counts: our way, or that of RewardBench 2 (arXiv 2506.01937)."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.judging import Evidence, parse
-from think_as_locals.judging.custom_rewards import keep_sources, load_custom_rewards
+from think_as_locals.judging.rewards import keep_sources, load_custom_rewards
 from think_as_locals.types import ConfigError, Item
 
 QUICKSTART = "recipes/quickstart.yaml"

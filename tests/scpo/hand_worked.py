@@ -15,8 +15,7 @@ from think_as_locals.config.checks import load_config
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion
 from think_as_locals.evaluation.journal import content_key
-from think_as_locals.scpo.results import HeldOutSet, VariantResult, VariantSpec
-from think_as_locals.scpo.scores import Scores
+from think_as_locals.scpo.results import HeldOutSet, Scores, VariantResult, VariantSpec
 from think_as_locals.types import Item
 
 

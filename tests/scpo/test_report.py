@@ -32,8 +32,7 @@ from scpo.hand_worked import (
 
 from think_as_locals.evaluation.pages import axis
 from think_as_locals.scpo.report import DIFFERENCES, VARIANT_NAMES, on_terminal, write_report
-from think_as_locals.scpo.results import HeldOutSet, VariantResult
-from think_as_locals.scpo.scores import Scores
+from think_as_locals.scpo.results import HeldOutSet, Scores, VariantResult
 from think_as_locals.types import Item
 
 EVIL = "</style><script>alert('x')</script>\"><img src=x onerror=alert(1)> | [a](http://x) *b* `c`"

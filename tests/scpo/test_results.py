@@ -19,11 +19,11 @@ from think_as_locals.scpo.results import (
     SCORES,
     VariantResult,
     VariantSpec,
+    js_distance,
     read_result,
     summarise,
     write_result,
 )
-from think_as_locals.scpo.scores import js_distance
 from think_as_locals.types import DataError
 
 

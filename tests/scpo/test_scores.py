@@ -22,7 +22,7 @@ from think_as_locals.engines import packing
 from think_as_locals.evaluation import journal
 from think_as_locals.evaluation.journal import by_response, content_key
 from think_as_locals.reward_models.scalar import ScalarRM
-from think_as_locals.scpo.scores import Scores, js_distance, opinion_distances, response_requests, score_responses
+from think_as_locals.scpo.results import Scores, js_distance, opinion_distances, response_requests, score_responses
 from think_as_locals.types import DataError, Item
 
 

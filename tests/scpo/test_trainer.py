@@ -23,7 +23,7 @@ from trl import RewardConfig, RewardTrainer
 
 from think_as_locals.config.schema import LoraSection
 from think_as_locals.reward_models.scalar import Row, ScalarRM
-from think_as_locals.scpo.scores import response_requests
+from think_as_locals.scpo.results import response_requests
 from think_as_locals.scpo.select import pair_weights
 from think_as_locals.scpo.trainer import (
     Pair,

@@ -17,7 +17,7 @@ from think_as_locals.run import start
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.sweeps.jobs import Job, freeze, make_jobs
 from think_as_locals.sweeps.settings import Space, parse
-from think_as_locals.sweeps.variants import write_variants
+from think_as_locals.sweeps.sweep import write_variants
 from think_as_locals.types import ConfigError
 
 ITEMS = flip_items(groups=8)

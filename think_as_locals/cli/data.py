@@ -7,7 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from think_as_locals.cli.ask import add_asking
+from think_as_locals.cli.run import add_asking
 from think_as_locals.types import ConfigError
 
 _EDITS = "edits"  # the `--source` of rows written by `tal data edit`

@@ -1,4 +1,4 @@
-"""`tal run`, `launch`, `doctor` and `recipes`: run a recipe, check it against this machine, show or copy it."""
+"""`tal run`, `launch`, `doctor`, `recipes`, `demonstrate`, `sample`: run, check, show or copy a recipe."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import io
 import json
 import os
 import sys
-from argparse import REMAINDER, Namespace
+from argparse import REMAINDER, ArgumentParser, Namespace
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ from think_as_locals.runtime.output import print_result
 from think_as_locals.types import ConfigError
 
 _RECIPE = "a recipe file, or the name of a built-in one (tal recipes)"
+_EXAMPLES = {
+    "demonstrate": "teacher.path=MODEL data=jsonl data.path=FILE tries=8",
+    "sample": "sample=short_answers sample.data.path=DIR sample.policy.path=MODEL",
+    "edit": "data=carb data.path=FILE editor.url=URL editor.model=MODEL",
+}
 
 
 def add(commands: Any) -> None:
@@ -67,6 +73,22 @@ def add(commands: Any) -> None:
     copy.add_argument("file", nargs="?", type=Path, help="a new file; default: the recipe's name in this folder")
     copy.set_defaults(command=_copy)
 
+    demonstrate = add_asking(commands, "demonstrate", "have a model write demonstrations for a cold start (sft.data)")
+    hint = "retry items that no try got right, with the best response in the prompt (hint=true)"
+    demonstrate.add_argument("--hint", action="store_true", help=hint)
+    add_asking(commands, "sample", "sample candidates from a policy for each prompt, and score them (eval.candidates)")
+
+
+def add_asking(commands: Any, name: str, does: str) -> ArgumentParser:
+    """Add the parser of a command that is configured by conf/NAME.yaml, and return it."""
+    again = "To continue a killed run, add run.name=NAME run.resume=auto."
+    parser: ArgumentParser = commands.add_parser(name, help=does, epilog=again)
+    example = f"key=value of conf/{name}.yaml, e.g. {_EXAMPLES[name]}"
+    parser.add_argument("overrides", nargs="*", default=[], help=example)
+    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+    parser.set_defaults(command=partial(_ask, name), hint=False)
+    return parser
+
 
 def _run(arguments: Namespace) -> None:
     recipe, overrides = arguments.recipe, arguments.overrides
@@ -109,6 +131,11 @@ def _do(recipe: str, overrides: list[str], *, several: bool, as_json: bool) -> N
         sys.stdout.write(RunFolder(path).findings.read_text(encoding="utf-8"))
     if not done:
         raise SystemExit(1)
+
+
+def _ask(name: str, arguments: Namespace) -> None:
+    overrides = [*arguments.overrides, *(["hint=true"] if arguments.hint else [])]
+    _do(str(ASSETS / "conf" / f"{name}.yaml"), overrides, several=False, as_json=arguments.json)
 
 
 def _launch(arguments: Namespace) -> None:

@@ -35,6 +35,7 @@ from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.config.serve_schema import ServeConfig
 from think_as_locals.types import (
     GRAMMAR_PROMPTS,
+    MAX_ORDERS,
     RATING_PROMPTS,
     TEST,
     VALIDATION,
@@ -136,8 +137,7 @@ def _asked_faults(place: str, section: PromptSection | JudgeSection | ServerSect
 
 
 def _orders_faults(place: str, asked: EvalSetSection | JudgeSection | ServerSection) -> Iterator[str]:
-    most = {"listwise": 8, "pairwise": 2, "round_robin": 2, "pointwise": 1}[asked.protocol]
-    if asked.orders > most:
+    if asked.orders > (most := MAX_ORDERS[asked.protocol]):
         yield f"{place}.orders: got {asked.orders}, expected at most {most} with protocol {asked.protocol}"
 
 

@@ -7,7 +7,6 @@ it ("Guinea pig") or may mean something else ("Granada" is a city in Spanish pro
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections import defaultdict
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from babel import Locale
 from babel.core import UnknownLocaleError, get_global, parse_locale
 
+from think_as_locals.runtime.files import read_json
 from think_as_locals.types import requiring
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _subdivision(code: str) -> Any:
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    return dict(json.loads(Path(__file__).with_name("countries.json").read_text(encoding="utf-8")))
+    return read_json(Path(__file__).with_name("countries.json"))
 
 
 def _plain(name: str) -> str:

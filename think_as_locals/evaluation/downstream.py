@@ -6,7 +6,6 @@ between parts, else in a `tournament`.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import warnings
@@ -31,7 +30,7 @@ from think_as_locals.evaluation.pages import axis, spread, templates
 from think_as_locals.evaluation.probes import Scorer, scored
 from think_as_locals.evaluation.statistics import estimate_mean
 from think_as_locals.evaluation.tables import Cell, Figure, Table
-from think_as_locals.runtime.files import new_file, read_json, write_json, write_text
+from think_as_locals.runtime.files import read_json, write_json, write_rows, write_text
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, ConfigError, DataError, Item
 
@@ -98,11 +97,16 @@ def selection_quality(rows: Sequence[Candidates], chosen: Sequence[int], samples
 
 def write_selections(rows: Sequence[Candidates], chosen: Sequence[int], path: Path) -> None:
     """Write a row for each prompt: `id`, `chosen` (an index into the candidates), `candidate`, `quality` (or null)."""
-    with new_file(path) as file:
-        for row, index in zip(rows, chosen, strict=True):
-            quality = None if row.qualities is None else row.qualities[index]
-            line = {"id": row.id, "chosen": index, "candidate": row.texts[index], "quality": quality}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    written = (
+        {
+            "id": row.id,
+            "chosen": index,
+            "candidate": row.texts[index],
+            "quality": None if row.qualities is None else row.qualities[index],
+        }
+        for row, index in zip(rows, chosen, strict=True)
+    )
+    write_rows(path, written)
 
 
 def _shuffled(row: Candidates, seed: int) -> list[int]:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from string import Template
+from typing import Any
 
-from think_as_locals.config.schema import TaskSection
+from rich.progress import Progress
+
+from think_as_locals.config.schema import SampleSection, TaskSection
 from think_as_locals.data.load import load_side
 from think_as_locals.data.sources.blend import short_answers
 from think_as_locals.data.splits import choose
+from think_as_locals.engines import Messages, Sampling
+from think_as_locals.evaluation.journal import ask_by_journal
+from think_as_locals.evaluation.sampling import Sampler, advance, load_policy
+from think_as_locals.evaluation.scored import with_cultures
+from think_as_locals.evaluation.statistics import estimate_mean
+from think_as_locals.evaluation.tables import Cell, Table, figure
 from think_as_locals.judging import shuffle_responses
+from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, PolicyRow, clean
+from think_as_locals.reward_models.load import load_reward_model
+from think_as_locals.reward_models.reward_model import Answer, Request
+from think_as_locals.runtime.files import write_json, write_rows
+from think_as_locals.runtime.ranks import ALONE, Peers
+from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import LABELS, Item
 
 _ANSWER = re.compile(rf"(?<!\w)answer[ \t:*(\[]{{1,8}}([{LABELS}])(?!\w)", re.IGNORECASE)
@@ -102,3 +120,114 @@ def vote_share(text: str, votes: Votes) -> float:
 def _template(name: str) -> Template:
     text = files(__package__).joinpath("prompts", f"{name}.txt").read_text(encoding="utf-8")
     return Template(text.strip("\n"))
+
+
+# --- Candidates: several answers to each question, and their qualities ---
+
+NO_ANSWER = "(no answer)"
+"""Replaces a blank candidate, which cannot be shown to a reward model."""
+
+
+def draw(
+    section: SampleSection,
+    seed: int,
+    questions: Sequence[Question],
+    folder: RunFolder,
+    bar: Progress,
+    peers: Peers = ALONE,
+) -> None:
+    """Sample candidates, score them, and write the folder's `candidates.jsonl` and, last, `candidates.json`.
+
+    Answers are kept in a journal for each candidate number, so that a run that was killed does not sample again.
+    Several processes of a launch share the sampling.
+    """
+    if peers.exchange(folder.candidates_summary.is_file())[0]:
+        return
+    items = [question.item for question in questions]
+    requests, answers = [Request(item, ()) for item in items], list[list[Answer]]()
+    engine, identity, chunk_size = load_policy(section.policy)
+    with closing(engine):
+        for number, sampling in enumerate(samplings(section, seed), start=1):
+            sampler = Sampler(engine, sampling, chunk_size, _conversation, lambda request: request.item.prompt)
+            drawn = {name: getattr(sampling, name) for name in ("max_completion_length", "temperature", "seed")}
+            path = folder.journal(f"candidate-{number}")
+            shown = advance(bar, f"candidate {number} of {section.num_candidates}")
+            of_number = ask_by_journal(sampler, path, {**identity, **drawn}, requests, shown, peers=peers)
+            answers.append([{**answer, "seed": sampling.seed} for answer in of_number])
+    if not peers.is_main:
+        return
+    of_questions = list(zip(*answers, strict=True))
+    texts = [[answer["text"].strip() or NO_ANSWER for answer in found] for found in of_questions]
+    scores = qualities(section, seed, questions, texts)
+    provenance = {"policy": identity, "temperature": section.temperature, "task": section.task}
+    folder.candidates.unlink(missing_ok=True)  # of a run that was killed before the summary
+    rows = (
+        {
+            **{name: getattr(item, name) for name in ("id", "prompt", "culture", "language", "group")},
+            "candidates": of_item,
+            "qualities": worth,
+            "sampled": {
+                **provenance,
+                "seeds": [answer["seed"] for answer in found],
+                "finish_reasons": [answer["finish_reason"] for answer in found],
+            },
+        }
+        for item, of_item, found, worth in zip(items, texts, of_questions, scores, strict=True)
+    )
+    write_rows(folder.candidates, rows)
+    write_json(folder.candidates_summary, summary(section, items, scores, seed))
+
+
+def samplings(section: TaskSection, seed: int) -> Iterator[Sampling]:
+    """Yield the sampling parameters of each candidate of a task."""
+    for number in range(section.num_candidates):
+        yield Sampling(
+            max_completion_length=section.max_completion_length,
+            temperature=section.temperature,
+            seed=random.Random(f"{seed}-candidate-{number}").randrange(2**31),
+        )
+
+
+def _conversation(request: Request) -> Messages:
+    return [{"role": "user", "content": request.item.prompt}]
+
+
+def qualities(
+    section: TaskSection, seed: int, questions: Sequence[Question], texts: Sequence[Sequence[str]]
+) -> list[list[float]]:
+    """Return the quality of each candidate of each question; a judge compares those of one question."""
+    if section.scorer is None:
+        return [[quality(q, text) for text in of_q] for q, of_q in zip(questions, texts, strict=True)]
+    every = [(q.item, text) for q, of_q in zip(questions, texts, strict=True) for text in of_q]
+    rows = [PolicyRow(PolicyPrompt(i.prompt, i.culture, i.language), clean(text)) for i, text in every]
+    with closing(load_reward_model(section.scorer, seed)) as rm:
+        reward = GroupReward(rm)
+        found = iter([reward.neutral if value is None else value for value, _ in reward.rewards(rows)])
+    return [[next(found) for _ in of_q] for of_q in texts]
+
+
+def summary(
+    section: TaskSection, items: Sequence[Item], scores: Sequence[Sequence[float]], seed: int
+) -> dict[str, Any]:
+    """Return the mean quality of candidates and of the best of each question, in all and by culture, as JSON."""
+    bounds = (0, 1) if section.scorer is None else (-math.inf, math.inf)
+
+    def part(of: Sequence[tuple[Item, Sequence[float]]]) -> dict[str, Any]:
+        groups, every = [item.group for item, _ in of], [found for _, found in of]
+        columns = {"mean": [sum(found) / len(found) for found in every], "best": list(map(max, every))}
+        return {
+            name: estimate_mean(column, groups, 2000, seed, bounds=bounds).as_dict("quality")
+            for name, column in columns.items()
+        }
+
+    found = with_cultures(list(zip(items, scores, strict=True)), part, lambda each: each[0])
+    return {"task": section.task, "num_candidates": section.num_candidates, **found}
+
+
+def candidates_table(found: Mapping[str, Any]) -> Table:
+    """Return a summary as a table."""
+    rows: list[list[Cell]] = []
+    for name, part in [*found["by_culture"].items(), ("all", found)]:
+        rows.append([name, *(figure(part[key], "quality", ".3f", 1, show_n=True) for key in ("mean", "best"))])
+    best = f"best of {found['num_candidates']}"
+    return Table(["culture", "mean quality", best], rows, sections=[len(rows) - 1])

@@ -14,9 +14,8 @@ from think_as_locals.judging import prompt_format, reorder_responses
 from think_as_locals.judging.formats import Format
 from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.reward_models.reward_model import Request, ScoredItem, favourite, tie_credit
-from think_as_locals.types import LABELS, ConfigError, Convention, Item, Judgement, ProtocolKind
+from think_as_locals.types import LABELS, MAX_ORDERS, ConfigError, Convention, Item, Judgement, ProtocolKind
 
-_MAX_ORDERS: dict[ProtocolKind, int] = {"listwise": len(LABELS), "pairwise": 2, "round_robin": 2, "pointwise": 1}
 _UNPARSABLE_RATING = -1.0
 
 
@@ -36,7 +35,7 @@ class JudgingProtocol:
     convention: Convention
 
     def __post_init__(self) -> None:
-        most = _MAX_ORDERS[self.kind]
+        most = MAX_ORDERS[self.kind]
         if not 1 <= self.orders <= most:
             raise ConfigError(f"got {self.orders} orders of a {self.kind} protocol, expected 1 to {most}")
 

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -127,6 +127,20 @@ def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write a new file with a line of JSON for each row, as `new_file` does, and return how many there are."""
+    count = 0
+    with new_file(path) as file:
+        for count, row in enumerate(rows, 1):  # noqa: B007
+            file.write(json_line(row))
+    return count
+
+
+def json_line(value: Mapping[str, Any]) -> str:
+    """Return a line of JSON."""
+    return json.dumps(value, ensure_ascii=False) + "\n"
 
 
 def write_bytes(path: Path, content: bytes) -> None:

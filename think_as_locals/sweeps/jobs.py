@@ -29,8 +29,9 @@ from think_as_locals.config.compose import ASSETS, quoted
 from think_as_locals.config.launch import read_launch
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.runtime.files import read_json, write_json, write_text
+from think_as_locals.runtime.gpus import GPUS_VARIABLE
 from think_as_locals.runtime.processes import STOP_SIGNALS, on_signals
-from think_as_locals.sweeps.settings import GPUS_VARIABLE, Combination, Settings, Space, compose_settings
+from think_as_locals.sweeps.settings import Combination, Settings, Space, compose_settings
 from think_as_locals.types import ConfigError
 
 JOBS, LOG, STATUS, STOP = "jobs", "log.txt", "ended.json", ".stop"

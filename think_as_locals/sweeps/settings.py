@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
@@ -17,13 +14,12 @@ from think_as_locals.config.checks import validate_as
 from think_as_locals.config.compose import ASSETS, group_options, nearest, read_override, reason
 from think_as_locals.config.launch import find_launch, read_launch
 from think_as_locals.config.schema import Section
+from think_as_locals.runtime.gpus import visible_gpus
 from think_as_locals.types import ConfigError
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from optuna.distributions import BaseDistribution
-
-GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 VARIANT = "variant="
 
@@ -102,19 +98,6 @@ def compose_settings(option: str, overrides: Sequence[str]) -> Any:
         message = reason(error)
         missing = "; pip install 'think-as-locals[sweep]'" if "hydra/launcher" in message else ""
         raise ConfigError(f"sweep={option}: {message}{missing}") from error
-
-
-def visible_gpus() -> list[str]:
-    """Return the GPUs that a process started here may use, in the form of CUDA_VISIBLE_DEVICES."""
-    if (named := os.environ.get(GPUS_VARIABLE)) is not None:
-        # CUDA ignores all names from the first unknown one, and -1 is the usual value for none.
-        return [] if named.strip() in ("", "-1", "NoDevFiles") else [name.strip() for name in named.split(",")]
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    done = subprocess.run([program, "-L"], capture_output=True, text=True, check=False)  # noqa: S603
-    count = sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done.returncode == 0 else 0
-    return [str(index) for index in range(count)]
 
 
 @dataclass(frozen=True, slots=True)

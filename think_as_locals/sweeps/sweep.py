@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,8 @@ from rich.console import Console
 
 from think_as_locals.config.compose import compose_recipe
 from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.tables import Table, escape_markdown
+from think_as_locals.evaluation.scored import ItemCredit, grouped, item_credits, paired_differences, read_scored
+from think_as_locals.evaluation.tables import Cell, Figure, Table, escape_markdown, figure
 from think_as_locals.machine.preflight import packages
 from think_as_locals.runtime.files import probe, read_json, write_json, write_text
 from think_as_locals.runtime.output import progress_console
@@ -31,8 +32,16 @@ from think_as_locals.sweeps.jobs import (
     read_status,
     stop_signals,
 )
-from think_as_locals.sweeps.settings import Combination, Settings, Space, load_settings, parse, split_overrides, suggest
-from think_as_locals.sweeps.variants import CAPTION, write_variants
+from think_as_locals.sweeps.settings import (
+    VARIANT,
+    Combination,
+    Settings,
+    Space,
+    load_settings,
+    parse,
+    split_overrides,
+    suggest,
+)
 from think_as_locals.types import TEST, VALIDATION, ConfigError, PreflightError, RunStoppedError
 
 _STATES: tuple[State, ...] = ("done", "stopped", "failed")  # in the order of the table
@@ -71,7 +80,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
         metric, rows = read_rows(folder, this.combinations, bool(received))
         print_results(console, folder, metric, rows)
         if space.variants:
-            console.print(write_variants(folder, possible).terminal("variants", CAPTION))
+            console.print(write_variants(folder, possible).terminal("variants", _VARIANTS))
             console.print(f"table {folder / 'variants.md'}", soft_wrap=True)
         if any(row.state == "failed" for row in rows):
             probe(folder)  # on a full disk, jobs cannot write why they failed
@@ -215,3 +224,101 @@ def _figures(found: Mapping[str, Any]) -> tuple[str, str, str]:
     low, high = found["ci95"]
     mark = " †" if found["trained_on"] else ""
     return f"{100 * found['accuracy']:.1f} %{mark}", f"[{100 * low:.1f}, {100 * high:.1f}]", str(found["n"])
+
+
+# --- Variants, each compared with the model before training and with the first one, item by item ---
+
+_VARIANTS = (
+    "Per cent on the same test items, with 95 % intervals by question group; base: the model before GRPO. Differences "
+    "are paired by item, in points; p by question group, Holm over the column. Verdict-only: by the last verdict tag, "
+    "whatever the format."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A measurement of a judge, and the measurements that it is compared with."""
+
+    name: str
+    summary: dict[str, Any]
+    credits: list[ItemCredit]
+    base: Measured | None = None  # the model before its training
+    first: Measured | None = None  # the first variant
+
+
+def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
+    """Write `variants.json` and `variants.md` about the measured jobs, and return their table."""
+    # Compared are jobs that differ in their variant alone, and not in the seed, say.
+    parts = grouped(jobs, lambda job: job.combination[1:]).values()
+    measured = list(chain.from_iterable(_measured_variants(sweep, part) for part in parts))
+    gains = {kind: _gains(measured, kind) for kind in ("base", "first")}
+    write_json(
+        sweep / "variants.json",
+        {
+            "variants": [
+                {
+                    "name": m.name,
+                    **{key: m.summary[key] for key in ("step", "n", "accuracy", "ci95", "verdict_only", "flips")},
+                    "parse_failure": m.summary["parse_failure"],
+                    **{f"against_{kind}": found.get(m.name) for kind, found in gains.items()},
+                }
+                for m in measured
+            ]
+        },
+    )
+    rows: list[list[Cell]] = [
+        [
+            m.name,
+            figure(m.summary),
+            figure(m.summary["verdict_only"]),
+            figure(m.summary["flips"]),
+            Figure(100 * m.summary["parse_failure"], strong=False),
+            *chain.from_iterable(_gain_cells(found.get(m.name)) for found in gains.values()),
+            str(m.summary["n"]),
+            str(m.summary["step"]),
+        ]
+        for m in measured
+    ]
+    headings = ["variant", "accuracy, %", "verdict-only, %", "flip sets, %", "parse failures, %"]
+    table = Table([*headings, "against base", "p", "against the first", "p", "n", "step"], rows)
+    write_text(sweep / "variants.md", f"# Variants\n\n{_VARIANTS}\n\n{table.markdown()}\n")
+    return table
+
+
+def _measured_variants(sweep: Path, jobs: Sequence[Job]) -> list[Measured]:
+    """Return the models before training, each once, then the variants."""
+    bases: dict[str, Measured] = {}
+    found = list[Measured]()
+    for job in jobs:
+        steps = carb.steps(RunFolder(sweep / job.name))
+        variant, *rest = job.combination
+        name = " ".join([variant.removeprefix(VARIANT), *rest])
+        base = None
+        if 0 in steps:
+            asked = repr((job.config.model, job.config.prompt, job.config.sft, job.config.grpo.max_completion_length))
+            base = bases.setdefault(asked, Measured(f"base of {name}", *_read(steps[0])))
+        if steps and (last := max(steps)):
+            found.append(Measured(name, *_read(steps[last]), base, found[0] if found else None))
+    return [*bases.values(), *found]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[ItemCredit]]:
+    credited = item_credits(read_scored(path.with_suffix(".parquet")))
+    return carb.read(path), sorted(credited, key=lambda c: c.item.id)
+
+
+def _gains(measured: Sequence[Measured], kind: str) -> dict[str, dict[str, Any]]:
+    """Return by name how much better each is than its base or the first, where both have the same items."""
+    pairs = {}
+    for m in measured:
+        other: Measured | None = getattr(m, kind)
+        if other is not None and [c.item for c in other.credits] == [c.item for c in m.credits]:
+            pairs[m.name] = other.credits, m.credits
+    found = zip(pairs, paired_differences(list(pairs.values())), strict=True)
+    return {name: {**gain.as_dict(), "p_holm": p} for name, (gain, p) in found}
+
+
+def _gain_cells(gain: dict[str, Any] | None) -> list[Cell]:
+    if gain is None:
+        return [None, None]
+    return [figure(gain, "difference", "+.1f"), Figure(gain["p_holm"], form="p", strong=False)]

@@ -23,7 +23,7 @@ from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig, S
 from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig
 from think_as_locals.engines import Chat
 from think_as_locals.judging import COMPONENTS, Component, render
-from think_as_locals.judging.custom_rewards import load_custom_rewards
+from think_as_locals.judging.rewards import load_custom_rewards
 from think_as_locals.runtime.ranks import current_launch, device_arguments, shards
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.ahead import SampledAhead

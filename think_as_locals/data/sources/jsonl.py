@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 from think_as_locals.data.fields import Prompt, RowModel, Text, check_culture, check_texts
 from think_as_locals.data.languages import culture_fault
 from think_as_locals.data.rows import Defect, Outcome, Row, mark_repeats, read_rows, valid_items
-from think_as_locals.runtime.files import new_file
+from think_as_locals.runtime.files import json_line, write_rows
 from think_as_locals.types import DataError, Item, shown
 
 REQUIRED = tuple(field.name for field in dataclasses.fields(Item) if field.default is dataclasses.MISSING)
@@ -88,13 +87,9 @@ def outcome(row: Row) -> Outcome:
 
 def write(items: Iterable[Item], path: Path) -> int:
     """Write items to a new file, as a whole or not at all, and return their number."""
-    count = 0
-    with new_file(path) as file:
-        for count, item in enumerate(items, 1):  # noqa: B007
-            file.write(line(item))
-    return count
+    return write_rows(path, map(dataclasses.asdict, items))
 
 
 def line(item: Item) -> str:
     """Return an item as a line of JSON."""
-    return json.dumps(dataclasses.asdict(item), ensure_ascii=False) + "\n"
+    return json_line(dataclasses.asdict(item))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from items import make_item
 
-from think_as_locals.evaluation.tries import Tally, yield_table
+from think_as_locals.evaluation.sampling import Tally, yield_table
 
 ITEMS = [make_item(id=str(i), group=f"group {i}", culture=("TH", "JP")[i % 2]) for i in range(4)]
 

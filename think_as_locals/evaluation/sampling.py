@@ -1,4 +1,4 @@
-"""Tries: a model is asked about items, each time with another seed, until its completion can be kept."""
+"""Ask a chat model about items: load it, keep its completions in a journal, and count which of its tries are kept."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 
 from rich.progress import Progress
 
+from think_as_locals.config.schema import PolicySection, PolicyServerSection
 from think_as_locals.engines import Engine, Messages, Sampling
+from think_as_locals.engines.chat_server import ChatServer
+from think_as_locals.engines.engine import load_engine
 from think_as_locals.evaluation.journal import Advance
 from think_as_locals.evaluation.scored import with_cultures
 from think_as_locals.evaluation.statistics import accuracy
 from think_as_locals.evaluation.tables import Cell, Table, figure
-from think_as_locals.reward_models.reward_model import Keep, Request
+from think_as_locals.reward_models.reward_model import Keep, Request, identify_weights
 from think_as_locals.types import Item, Rollout
 
 
@@ -35,6 +38,26 @@ class Sampler:
             keep(place, {"text": rollout.text, "finish_reason": rollout.finish_reason})
 
         self.engine.sample([self.conversation(request) for request in requests], self.sampling, deliver)
+
+
+def load_policy(policy: PolicySection | PolicyServerSection) -> tuple[Engine, dict[str, Any], int | None]:
+    """Load a chat model; return the engine, what identifies the model, and the number of requests in a chunk."""
+    if isinstance(policy, PolicyServerSection):
+        engine = ChatServer(**policy.model_dump(exclude={"kind"}))
+        return engine, {"url": policy.url, "name": policy.model, "fields": policy.fields}, None
+    loaded: dict[str, Any] = {"dtype": policy.dtype or "auto", "backend": policy.backend}
+    loaded |= {"quantization": policy.quantization} if policy.quantization else {}
+    kwargs = dict(policy.chat_template_kwargs)
+    local = load_engine(
+        *(policy.path, policy.backend),
+        dtype=loaded["dtype"],
+        template_kwargs=kwargs,
+        batch_size=policy.batch_size,
+        revision=policy.revision,
+        vllm=policy.vllm,
+    )
+    weights = identify_weights(policy.path, policy.revision)
+    return local, {"name": policy.path, **weights, **loaded, "chat_template_kwargs": kwargs}, policy.chunk_size
 
 
 def advance(bar: Progress, title: str) -> Advance:
