@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from think_as_locals.config.schema import DemonstrationConfig, ServerSection
+from think_as_locals.config.model_schema import DemonstrationConfig, ServerSection
 from think_as_locals.data.load import load_side
 from think_as_locals.data.rows import Row, read_rows, valid_items
 from think_as_locals.data.sources import jsonl

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from think_as_locals.config.schema import EditConfig
+from think_as_locals.config.model_schema import EditConfig
 from think_as_locals.data.edit_rules import (
     RULES,
     Texts,

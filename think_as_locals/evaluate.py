@@ -13,7 +13,7 @@ from typing import Any
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 
-from think_as_locals.config.schema import AskedSection, EvaluationConfig, SampleConfig
+from think_as_locals.config.model_schema import AskedSection, EvaluationConfig, SampleConfig
 from think_as_locals.data import read
 from think_as_locals.data.edits import Edits, Pair, edited_pairs, of_items, read_edits, why_not
 from think_as_locals.data.load import Candidates, load_side, read_candidates

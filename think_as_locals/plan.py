@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from think_as_locals.config.launch import read_launch
-from think_as_locals.config.schema import (
+from think_as_locals.config.model_schema import (
     ChatSection,
     DemonstrationConfig,
     EditConfig,
@@ -16,11 +16,11 @@ from think_as_locals.config.schema import (
     GrpoConfig,
     PolicyConfig,
     PolicyServerSection,
-    RunConfig,
     SampleConfig,
     SampleSection,
     TeacherSection,
 )
+from think_as_locals.config.schema import RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.load import check_leaks
 from think_as_locals.machine.preflight import missing_for

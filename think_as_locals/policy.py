@@ -22,7 +22,7 @@ from datasets import Dataset
 from rich.console import Console
 from transformers import AutoModelForCausalLM, TrainerState
 
-from think_as_locals.config.schema import PolicyConfig
+from think_as_locals.config.model_schema import PolicyConfig
 from think_as_locals.data import load
 from think_as_locals.data.overlap import check_overlaps, find_overlaps
 from think_as_locals.data.splits import select

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from think_as_locals.config.checks import Config, load_config
 from think_as_locals.config.compose import compose_recipe
-from think_as_locals.config.schema import (
+from think_as_locals.config.model_schema import (
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
     PolicyConfig,
-    RunConfig,
     SampleConfig,
 )
+from think_as_locals.config.schema import RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import has_gpu, take_own_gpus
 from think_as_locals.runtime.processes import interrupt, keep_freed_memory, loading, on_signals

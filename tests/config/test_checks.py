@@ -34,17 +34,14 @@ from transformers.trainer_utils import SchedulerType
 
 from think_as_locals.config.checks import Config, load_config, load_items, load_recipe, validate
 from think_as_locals.config.compose import group_options, recipes
-from think_as_locals.config.schema import (
-    DataSection,
+from think_as_locals.config.model_schema import (
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
     PolicyConfig,
-    RunConfig,
     SampleConfig,
-    Scheduler,
-    sections,
 )
+from think_as_locals.config.schema import DataSection, RunConfig, Scheduler, sections
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.judging import prompt_names
 from think_as_locals.runtime.run_folder import open_run

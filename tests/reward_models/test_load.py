@@ -20,7 +20,7 @@ from training.small_grpo import Code
 from transformers import Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
 from think_as_locals.config.checks import load_config
-from think_as_locals.config.schema import EvaluationConfig
+from think_as_locals.config.model_schema import EvaluationConfig
 from think_as_locals.judging import CHAT_TOKENS, render_presented
 from think_as_locals.machine.preflight import model_fault
 from think_as_locals.reward_models.group import GroupReward

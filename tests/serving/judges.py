@@ -9,7 +9,7 @@ from functools import cache
 
 from reward_models.scripted import Picks, judged, longest, shown_in
 
-from think_as_locals.config.serve_schema import ServeConfig
+from think_as_locals.config.model_schema import ServeConfig
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.engines.engine import Deliver
 from think_as_locals.reward_models.judge import Judge, JudgeSettings

@@ -9,17 +9,15 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from think_as_locals.config.compose import ASSETS, compose_recipe, nearest
-from think_as_locals.config.rules import rule_faults
-from think_as_locals.config.schema import (
-    DataSection,
+from think_as_locals.config.model_schema import (
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
-    ItemsConfig,
     PolicyConfig,
-    RunConfig,
     SampleConfig,
 )
+from think_as_locals.config.rules import rule_faults
+from think_as_locals.config.schema import DataSection, ItemsConfig, RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.config.trl_fields import TRL_SECTIONS, trl_faults
 from think_as_locals.types import ConfigError, cut, first_of, shown

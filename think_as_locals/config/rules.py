@@ -10,29 +10,31 @@ from pydantic import BaseModel
 
 from think_as_locals.config.compose import nearest
 from think_as_locals.config.launch import find_launch
-from think_as_locals.config.schema import (
-    DataSection,
+from think_as_locals.config.model_schema import (
     DemonstrationConfig,
     EditConfig,
-    EvalSetSection,
     EvaluationConfig,
     GrpoConfig,
-    GrpoSection,
-    ItemsConfig,
     JudgeSection,
     LocalModelSection,
+    PolicyConfig,
+    ServeConfig,
+    ServerSection,
+    TaskSection,
+)
+from think_as_locals.config.schema import (
+    DataSection,
+    EvalSetSection,
+    GrpoSection,
+    ItemsConfig,
     MixSection,
     ModelSection,
-    PolicyConfig,
     PromptSection,
     RunConfig,
     RunSection,
-    ServerSection,
-    TaskSection,
     sections,
 )
 from think_as_locals.config.scpo_schema import ScpoConfig
-from think_as_locals.config.serve_schema import ServeConfig
 from think_as_locals.types import (
     GRAMMAR_PROMPTS,
     MAX_ORDERS,

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from think_as_locals.config.schema import PolicySection, PolicyServerSection
+from think_as_locals.config.model_schema import PolicySection, PolicyServerSection
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.engines.engine import load_engine

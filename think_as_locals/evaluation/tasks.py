@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from think_as_locals.config.schema import SampleSection, TaskSection
+from think_as_locals.config.model_schema import SampleSection, TaskSection
 from think_as_locals.data.load import load_side
 from think_as_locals.data.sources.blend import short_answers
 from think_as_locals.data.splits import choose

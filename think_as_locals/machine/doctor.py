@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 from think_as_locals.config.checks import Config, load_items
 from think_as_locals.config.launch import Launch
-from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig
+from think_as_locals.config.model_schema import GrpoConfig, PolicyConfig
+from think_as_locals.config.schema import RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data import read
 from think_as_locals.data.splits import select

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.launch import Launch, read_launch
-from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig
+from think_as_locals.config.model_schema import GrpoConfig, PolicyConfig
+from think_as_locals.config.schema import RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import GB

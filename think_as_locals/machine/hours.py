@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from think_as_locals.config.launch import Launch
-from think_as_locals.config.schema import GrpoConfig, RunConfig
+from think_as_locals.config.model_schema import GrpoConfig
+from think_as_locals.config.schema import RunConfig
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import PROMPT_TOKENS, Counts
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from think_as_locals.config.launch import Launch
-from think_as_locals.config.schema import (
+from think_as_locals.config.model_schema import (
     ClassifierSection,
     GrpoConfig,
     ImplicitSection,

@@ -15,25 +15,20 @@ from pydantic import BaseModel
 
 from think_as_locals.config.checks import Config, validate
 from think_as_locals.config.compose import compose_recipe, recipes
-from think_as_locals.config.schema import (
-    DataSection,
+from think_as_locals.config.model_schema import (
     DemonstrationConfig,
     EditConfig,
     EvaluationConfig,
-    GrpoSection,
     ImplicitSection,
     LocalModelSection,
-    ModelSection,
     PolicyConfig,
     PolicyServerSection,
-    RolloutSection,
-    RunConfig,
     SampleConfig,
     ScorerSection,
-    sections,
+    ServeConfig,
 )
+from think_as_locals.config.schema import DataSection, GrpoSection, ModelSection, RolloutSection, RunConfig, sections
 from think_as_locals.config.scpo_schema import ScpoConfig
-from think_as_locals.config.serve_schema import ServeConfig
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.fit import memory_faults
 from think_as_locals.runtime.gpus import gpu_fault

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from think_as_locals.config.schema import (
+from think_as_locals.config.model_schema import (
     VLLM_OPTIONS,
     AskedSection,
     ClassifierSection,

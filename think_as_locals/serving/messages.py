@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
-from think_as_locals.config.serve_schema import LimitsSection
+from think_as_locals.config.model_schema import LimitsSection
 from think_as_locals.data.languages import culture_code
 from think_as_locals.data.sources.jsonl import UNREAD
 from think_as_locals.types import LABELS, Criterion, DataError, Item, shown

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from pydantic import Field, PositiveInt, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from think_as_locals.config.serve_schema import LimitsSection
+from think_as_locals.config.model_schema import LimitsSection
 from think_as_locals.engines.engine import Messages, Sampling, sample_all
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.reward_model import combine

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from think_as_locals.config.checks import validate_as
 from think_as_locals.config.compose import ASSETS, compose_recipe, quoted
-from think_as_locals.config.serve_schema import LimitsSection, ServeConfig
+from think_as_locals.config.model_schema import LimitsSection, ServeConfig
 from think_as_locals.reward_models.load import load_judge
 from think_as_locals.serving.app import create_app
 from think_as_locals.types import ConfigError

@@ -19,7 +19,8 @@ from transformers.utils import is_torch_tf32_available
 from trl import GRPOConfig, RewardConfig, SFTConfig
 from trl.trainer.utils import RepeatSampler
 
-from think_as_locals.config.schema import GrpoConfig, PolicyConfig, RunConfig, SftSection, TrlSection
+from think_as_locals.config.model_schema import GrpoConfig, PolicyConfig
+from think_as_locals.config.schema import RunConfig, SftSection, TrlSection
 from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig
 from think_as_locals.engines import Chat
 from think_as_locals.judging import COMPONENTS, Component, render

@@ -22,7 +22,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 from trl import GRPOTrainer
 
-from think_as_locals.config.schema import GrpoConfig, RunConfig
+from think_as_locals.config.model_schema import GrpoConfig
+from think_as_locals.config.schema import RunConfig
 from think_as_locals.runtime.files import append_json, parquet, read_json, read_parquet, write_bytes, write_json
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import TEST

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from trl.models import unwrap_model_for_generation
 from trl.trainer import grpo_trainer
 
-from think_as_locals.config.schema import GrpoConfig
+from think_as_locals.config.model_schema import GrpoConfig
 from think_as_locals.engines import Chat, Engine, Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_engine import VLLMEngine

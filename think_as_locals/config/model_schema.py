@@ -1,0 +1,281 @@
+"""Models that a recipe asks (reward models, teachers, editors, policies), and the recipes that ask them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from think_as_locals.config.schema import (
+    DataSection,
+    Dtype,
+    GrpoSection,
+    LoraSection,
+    MeasureSection,
+    ModelPath,
+    ModelSection,
+    Name,
+    Orders,
+    OwnName,
+    Recipe,
+    RolloutSection,
+    RunConfig,
+    RunSection,
+    Section,
+    Seed,
+    Share,
+    Side,
+    TemplateKwargs,
+    Url,
+)
+from think_as_locals.types import Convention, CultureShown, ProtocolKind, RubricLanguage, TooLong
+
+
+class AskedSection(Section):
+    """How a generative reward model is queried."""
+
+    protocol: ProtocolKind
+    orders: Orders
+    convention: Convention
+    margins: bool
+
+
+VLLM_OPTIONS = ("tensor_parallel_size", "max_model_length", "gpu_memory_utilization", "quantization")
+
+
+class LocalModelSection(Section):
+    """A language model in this process."""
+
+    path: ModelPath
+    revision: str | None
+    backend: Literal["transformers", "vllm"]
+    dtype: Dtype | None
+    chunk_size: PositiveInt
+    batch_size: PositiveInt
+    tensor_parallel_size: PositiveInt
+    max_model_length: PositiveInt | None
+    gpu_memory_utilization: Share | None
+    quantization: str | None
+
+    @property
+    def vllm(self) -> dict[str, Any]:
+        """The options of vLLM, without those that it chooses itself."""
+        given = self.model_dump(include=set(VLLM_OPTIONS), exclude_none=True)
+        return {key: value for key, value in given.items() if (key, value) != ("tensor_parallel_size", 1)}
+
+
+class JudgeSection(AskedSection, LocalModelSection):
+    """A generative reward model in this process."""
+
+    kind: Literal["judge"]
+    prompt: str | None
+    culture: CultureShown | None
+    rubric_language: RubricLanguage | None
+    max_completion_length: PositiveInt | None
+    chat_template_kwargs: TemplateKwargs | None
+
+
+class PolicyServerSection(Section):
+    """A chat model behind an OpenAI-compatible server, whose answers are candidates or edits."""
+
+    kind: Literal["server"]
+    url: Url
+    model: str
+    key_variable: str | None
+    concurrency: PositiveInt
+    deadline_s: PositiveFloat
+    timeout_s: PositiveFloat
+    fields: dict[str, Any]
+
+
+class ServerSection(AskedSection, PolicyServerSection):
+    """A generative reward model behind an OpenAI-compatible server."""
+
+    prompt: str
+    culture: CultureShown
+    rubric_language: RubricLanguage
+    max_completion_length: PositiveInt
+
+
+class ScorerSection(Section):
+    """A model in this process that scores whole responses."""
+
+    path: ModelPath
+    revision: str | None
+    dtype: Dtype | None
+    device_map: Literal["auto"] | None
+    chat_template_kwargs: TemplateKwargs
+    batch_size: PositiveInt
+    max_length: PositiveInt | None
+
+
+class ClassifierSection(ScorerSection):
+    """A scalar reward model: a classifier head scores each response."""
+
+    kind: Literal["classifier"]
+    new_head_seed: Seed | None
+
+
+class ImplicitSection(ScorerSection):
+    """The implicit reward of a DPO policy."""
+
+    kind: Literal["implicit"]
+    reference: ModelPath | None
+    reference_revision: str | None
+    beta: PositiveFloat
+    per_token: bool
+
+
+class ConstantSection(Section):
+    kind: Literal["constant"]
+
+
+RewardModelSection = Annotated[
+    JudgeSection | ServerSection | ClassifierSection | ImplicitSection | ConstantSection, Field(discriminator="kind")
+]
+
+
+TeacherSection = Annotated[JudgeSection | ServerSection, Field(discriminator="kind")]
+
+
+class DemonstrationConfig(Recipe):
+    """Right completions of a teacher, for a cold start: conf/demonstrate.yaml."""
+
+    run: RunSection
+    data: DataSection
+    teacher: TeacherSection
+    items: Side
+    tries: PositiveInt
+    temperature: PositiveFloat
+    both_orders: bool
+    hint: bool
+
+
+class PolicySection(LocalModelSection):
+    """A chat model in this process, whose answers are candidates or edits."""
+
+    kind: Literal["model"]
+    chat_template_kwargs: TemplateKwargs
+
+
+ChatSection = Annotated[PolicySection | PolicyServerSection, Field(discriminator="kind")]
+
+
+class EditConfig(Recipe):
+    """Edits of items for the probes, by a chat model: conf/edit.yaml."""
+
+    run: RunSection
+    data: DataSection
+    editor: ChatSection
+    items: Side
+    probes: Annotated[list[Literal["CC", "RC", "CL", "RP"]], Field(min_length=1)]
+    language: str
+    tries: PositiveInt
+    temperature: NonNegativeFloat
+    max_completion_length: PositiveInt
+
+
+class TaskSection(Section):
+    """Prompts for a policy, the number of answers, and what scores them."""
+
+    task: Literal["multiple_choice", "short_answers", "prompts"]
+    data: DataSection
+    items: Side
+    num_candidates: PositiveInt
+    temperature: PositiveFloat
+    max_completion_length: PositiveInt
+    scorer: RewardModelSection | None
+
+
+class SampleSection(TaskSection):
+    """A task, and the policy that draws candidates for it."""
+
+    policy: ChatSection
+
+
+class SampleConfig(Recipe):
+    """Candidates of a policy: conf/sample.yaml."""
+
+    run: RunSection
+    sample: SampleSection
+
+
+# The training of a policy with a reward model.
+
+
+class PolicyEvalSection(MeasureSection):
+    every_steps: PositiveInt
+    batch_size: PositiveInt
+    leaks: Literal["refuse", "report"]
+
+
+class PolicyConfig(Recipe):
+    """The training of a policy: conf/policy.yaml."""
+
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    rm: RewardModelSection
+    rollout: RolloutSection
+    grpo: GrpoSection
+    lora: LoraSection | None
+    eval: PolicyEvalSection
+    tasks: Annotated[dict[OwnName, TaskSection], Field(min_length=1)]
+
+
+GrpoConfig = RunConfig | PolicyConfig
+"""A training by GRPO: of a judge, or of a policy."""
+
+
+class BenchmarkSection(MeasureSection):
+    items: Literal["all", "test"]
+    probes: bool | str
+    consistency_k: PositiveFloat
+    candidates: str | None
+    tournament_size: Annotated[int, Field(ge=2, le=8)]
+    too_long: TooLong
+
+
+class EvaluationConfig(Recipe):
+    run: RunSection
+    data: DataSection
+    eval: BenchmarkSection
+    rms: Annotated[dict[Name, RewardModelSection], Field(min_length=1)]
+    sample: SampleSection | None
+
+
+# A server.
+
+
+class ScoreSection(Section):
+    """How /score rewards the responses to one prompt."""
+
+    protocol: Literal["round_robin", "pointwise"]
+    orders: Annotated[int, Field(ge=1, le=2)]
+    prompt: str | None
+    group_size: PositiveInt
+    group_wait_s: PositiveFloat
+
+
+class LimitsSection(Section):
+    connections: PositiveInt
+    headers_s: PositiveFloat
+    body_bytes: PositiveInt
+    body_s: PositiveFloat
+    items: PositiveInt
+    responses: PositiveInt
+    text_characters: PositiveInt
+    requests_per_minute: PositiveInt
+    requests_at_once: PositiveInt
+
+
+class ServeConfig(Recipe):
+    """A judge behind HTTP."""
+
+    host: Annotated[str, Field(min_length=1)]
+    port: Annotated[int, Field(ge=0, le=65535)]
+    judge: JudgeSection
+    score: ScoreSection
+    limits: LimitsSection
+    window_s: NonNegativeFloat
+    grace_s: PositiveFloat
