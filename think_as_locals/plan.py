@@ -151,8 +151,7 @@ def _training_plan(config: RunConfig, data: TrainingData) -> Rows:
 def _estimates(config: GrpoConfig | ScpoConfig, train: Sequence[Item], judgements: int) -> Rows:
     """Return the memory that a run takes, and on GPUs the hours of a judge's training."""
     from think_as_locals.machine import hours
-    from think_as_locals.machine.fit import needed_bytes
-    from think_as_locals.machine.memory import GB, count
+    from think_as_locals.machine.memory import GB, count, needed_bytes
     from think_as_locals.runtime.gpus import gpus
 
     name = config.run.launch or "single"

@@ -47,8 +47,15 @@ from think_as_locals.runtime.files import json_line, read_json, write_json, writ
 from think_as_locals.runtime.output import print_result, progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, unsharded
-from think_as_locals.training.grpo import GroupTrainer, RewardFunction, load_chat, train_grpo
-from think_as_locals.training.trainer_engine import gather_shares, policy_engine, share_of_rank
+from think_as_locals.training.grpo import (
+    GroupTrainer,
+    RewardFunction,
+    gather_shares,
+    load_chat,
+    policy_engine,
+    share_of_rank,
+    train_grpo,
+)
 from think_as_locals.types import DataWarning, Item, TrainingError
 
 _CAPTION = (

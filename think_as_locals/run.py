@@ -166,7 +166,7 @@ def _split_people(config: ScpoConfig, pairs: Sequence[Item]) -> Splits:
 def _fitted(config: TrainingConfig, data: Any, recipe: str, overrides: Sequence[str]) -> TrainingConfig:
     """Return the configuration with what follows from data and GPU, after the check of what is measured."""
     from think_as_locals.data.load import check_leaks
-    from think_as_locals.machine.fit import fitted, longest_answer, longest_sequence
+    from think_as_locals.machine.memory import fitted, longest_answer, longest_sequence
 
     if isinstance(config, ScpoConfig):
         return config

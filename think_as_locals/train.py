@@ -29,9 +29,15 @@ from think_as_locals.runtime.output import progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, stop_if_asked, train_stage
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
-from think_as_locals.training.grpo import JudgeTrainer, load_chat, train_grpo
+from think_as_locals.training.grpo import (
+    JudgeTrainer,
+    gather_shares,
+    load_chat,
+    policy_engine,
+    share_of_rank,
+    train_grpo,
+)
 from think_as_locals.training.logging import LiveView
-from think_as_locals.training.trainer_engine import gather_shares, policy_engine, share_of_rank
 from think_as_locals.types import TEST, DataError, Item, ProtocolKind
 
 _TOKENIZER_DEMONSTRATIONS = 4000

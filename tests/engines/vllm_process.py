@@ -29,8 +29,7 @@ from think_as_locals.reward_models.judge import Backend, Judge
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.train import settings_of
 from think_as_locals.training.checkpoints import Checkpoints
-from think_as_locals.training.grpo import JudgeTrainer
-from think_as_locals.training.trainer_engine import policy_engine
+from think_as_locals.training.grpo import JudgeTrainer, policy_engine
 
 
 def compare(model: str, items: str) -> dict[str, Any]:

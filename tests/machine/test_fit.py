@@ -14,8 +14,8 @@ from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.launch import Launch
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.judging import render
-from think_as_locals.machine import fit, memory
-from think_as_locals.machine.fit import fitted, fitting_command, longest_sequence, memory_faults
+from think_as_locals.machine import memory
+from think_as_locals.machine.memory import fitted, fitting_command, longest_sequence, memory_faults
 from think_as_locals.run import load_data
 from think_as_locals.training.grpo import load_chat
 from think_as_locals.types import PreflightError
@@ -26,9 +26,9 @@ H100 = 85e9
 
 def on(patch: pytest.MonkeyPatch, launch: Launch, gpu: float | None = H100) -> None:
     """A launch on GPUs of so many bytes."""
-    patch.setattr(fit, "current_launch", lambda: launch)
-    patch.setattr(fit, "gpu_bytes", lambda: gpu)
-    patch.setattr(fit, "num_gpus", lambda: launch.processes)
+    patch.setattr(memory, "current_launch", lambda: launch)
+    patch.setattr(memory, "gpu_bytes", lambda: gpu)
+    patch.setattr(memory, "num_gpus", lambda: launch.processes)
 
 
 def test_data_parallel_of_7b_is_refused_with_a_command_that_fits(

@@ -14,9 +14,8 @@ from transformers import Qwen2Config
 from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.machine import hours
-from think_as_locals.machine.fit import TENSOR_PARALLEL, needed_bytes
 from think_as_locals.machine.hours import SPEEDS, evaluation_seconds, run_hours, speed_of, step_seconds, steps_of
-from think_as_locals.machine.memory import GB, Counts, count
+from think_as_locals.machine.memory import GB, TENSOR_PARALLEL, Counts, count, needed_bytes
 
 B7 = Counts(7_615_616_512, 7_615_616_512, 3584, 28, 28, 32_768, 2 * 28 * 4 * 128)
 ONE, EIGHT = Launch("NO", 0, 1), Launch("DEEPSPEED", 3, 8)

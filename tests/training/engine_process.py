@@ -30,10 +30,10 @@ from think_as_locals.engines import Sampling, sample_all, vllm_engine
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_server import VLLMServer
 from think_as_locals.judging import COMPONENTS, Component
-from think_as_locals.training import rollouts, served_engine, trainer_engine
+from think_as_locals.training import grpo, rollouts, served_engine
 from think_as_locals.training.adapters import save_adapter
+from think_as_locals.training.grpo import policy_engine
 from think_as_locals.training.rollouts import ColocatedEngine
-from think_as_locals.training.trainer_engine import policy_engine
 from think_as_locals.training.weight_files import WeightFiles
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -189,7 +189,7 @@ def check_stale_lm_head(folder: Path) -> None:
         def _send_weights(self) -> None:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(self._iter_named_params())})
 
-    trainer_engine.ColocatedEngine = Reloading
+    grpo.ColocatedEngine = Reloading
     trainer = tiny_trainer(folder, *WIDE, "rollout=vllm_colocate")
     trainer.vllm_generation.sync_weights()  # nothing has changed yet
     change(trainer.model)

@@ -24,7 +24,7 @@ from training.small_grpo import figures, settings
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from think_as_locals.runtime.run_folder import StageFolder
-from think_as_locals.training import trainer_engine
+from think_as_locals.training import grpo
 from think_as_locals.training.checkpoints import save_model
 
 
@@ -113,7 +113,7 @@ def with_adapter(folder: Path) -> dict[str, Any]:
 def synced(folder: Path, *overrides: str) -> list[float]:
     """Differences of log-probabilities after syncs: two without a step between them, then one in each step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_engine, "ColocatedEngine", LocalEngine)
+        patch.setattr(grpo, "ColocatedEngine", LocalEngine)
         trainer = spread.sampling(folder, *COLOCATED, "grpo.max_steps=3", "grpo.num_iterations=1", *overrides)
         assert isinstance(trainer.vllm_generation, LocalEngine)
         trainer.add_callback(Measuring(trainer.vllm_generation))

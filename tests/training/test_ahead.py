@@ -18,8 +18,7 @@ from transformers import TrainerCallback
 from think_as_locals.engines import Sampling
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.judging import COMPONENTS
-from think_as_locals.training.grpo import JudgeTrainer
-from think_as_locals.training.trainer_engine import policy_engine
+from think_as_locals.training.grpo import JudgeTrainer, policy_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::think_as_locals.types.TrainingWarning")
 

@@ -30,7 +30,7 @@ from think_as_locals.config.model_schema import (
 from think_as_locals.config.schema import DataSection, GrpoSection, ModelSection, RolloutSection, RunConfig, sections
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.rows import hub_id
-from think_as_locals.machine.fit import memory_faults
+from think_as_locals.machine.memory import memory_faults
 from think_as_locals.runtime.gpus import gpu_fault
 from think_as_locals.runtime.model_files import files_fault, unreachable
 from think_as_locals.runtime.ranks import launch_faults

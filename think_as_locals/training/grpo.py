@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import LoraConfig
 from rich.console import Console
@@ -17,12 +21,17 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import GenerationConfig, Trainer, TrainingArguments, get_scheduler
 from transformers.utils import is_torch_tf32_available
 from trl import GRPOConfig, RewardConfig, SFTConfig
+from trl.models import unwrap_model_for_generation
+from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
 from think_as_locals.config.model_schema import GrpoConfig, PolicyConfig
 from think_as_locals.config.schema import RunConfig, SftSection, TrlSection
 from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig
-from think_as_locals.engines import Chat
+from think_as_locals.engines import Chat, Engine, Messages
+from think_as_locals.engines.transformers_engine import TransformersEngine
+from think_as_locals.engines.vllm_engine import VLLMEngine
+from think_as_locals.engines.vllm_server import ServerEngine
 from think_as_locals.judging import COMPONENTS, Component, render
 from think_as_locals.judging.rewards import load_custom_rewards
 from think_as_locals.runtime.ranks import current_launch, device_arguments, shards
@@ -33,10 +42,12 @@ from think_as_locals.training.criteria_gain import CriteriaGainScorer
 from think_as_locals.training.faults import StepGuard
 from think_as_locals.training.logging import CompletionsWriter, EvalCallback, LiveView, track
 from think_as_locals.training.rollout_rewards import Rewards
-from think_as_locals.training.rollouts import CHECK_PROMPTS, rollout_arguments
+from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedEngine, rollout_arguments
+from think_as_locals.training.served_engine import ServedEngine
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
-from think_as_locals.training.trainer_engine import rollout_engine
 from think_as_locals.types import ConfigError, Item
+
+T = TypeVar("T")
 
 RewardFunction = Callable[..., Sequence[float | None]]
 """Takes TRL's batch by keyword (`prompts`, `completions`, columns of the data set); returns a reward for each row."""
@@ -200,6 +211,57 @@ class JudgeTrainer(GroupTrainer):
             settings = {name: getattr(order, name) for name in ("batch_size", "repeat_count", "shuffle", "seed")}
             order = BothOrdersSampler(order.num_samples, self.num_generations, **settings)
         return order
+
+
+@contextmanager
+def rollout_engine(
+    config: GrpoConfig, chat: Chat, conversations: Sequence[Messages], run: RunFolder, log: Callable[[str, float], None]
+) -> Iterator[None]:
+    """Make GRPOTrainers that sample with our engine instead of TRL's."""
+    engine = {"vllm_colocate": ColocatedEngine, "vllm_server": ServedEngine}.get(config.rollout.backend)
+    original = grpo_trainer.VLLMGeneration
+    if engine:
+        grpo_trainer.VLLMGeneration = partial(
+            engine, config=config, chat=chat, conversations=conversations, run=run, log=log
+        )
+    try:
+        yield
+    finally:
+        grpo_trainer.VLLMGeneration = original
+
+
+@contextmanager
+def policy_engine(trainer: GroupTrainer, batch_size: int) -> Iterator[Engine]:
+    """Yield the trainer's own engine with the policy's current weights: an evaluation loads no second one."""
+    model = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
+    limits = getattr(model, "max_position_embeddings", None), trainer.args.vllm_max_model_length
+    chat = replace(trainer.chat, positions=min(filter(None, limits), default=None))
+    if not trainer.use_vllm:
+        kwargs = {"gradient_checkpointing_kwargs": trainer.args.gradient_checkpointing_kwargs}
+        with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator, **kwargs) as model:
+            yield TransformersEngine(model, chat, batch_size)
+        return
+    engine = trainer.vllm_generation
+    engine.sync_weights()
+    yield ServerEngine(engine.complete, chat) if isinstance(engine, ServedEngine) else VLLMEngine(engine.llm, chat)
+
+
+def share_of_rank(trainer: GroupTrainer, questions: Sequence[T]) -> Sequence[T]:
+    """Return the questions of this rank; ranks that hold one engine together have the same."""
+    state, together = PartialState(), _ranks_per_engine(trainer)
+    return questions[state.process_index // together :: state.num_processes // together]
+
+
+def gather_shares(trainer: GroupTrainer, found: list[T]) -> list[T]:
+    """Return the results of all ranks, once for each engine."""
+    gathered: list[T] = gather_object(found if PartialState().process_index % _ranks_per_engine(trainer) == 0 else [])
+    return gathered
+
+
+def _ranks_per_engine(trainer: GroupTrainer) -> int:
+    """Return how many ranks hold one engine together (`grpo.vllm_tensor_parallel_size`)."""
+    colocated = trainer.use_vllm and isinstance(trainer.vllm_generation, ColocatedEngine)
+    return int(trainer.args.vllm_tensor_parallel_size) if colocated else 1
 
 
 def train_grpo(
