@@ -132,9 +132,10 @@ def _reader(model: str, backend: Any) -> Iterator[Read]:
     """Load a judge or a classifier, and close it; a PreflightError if there is no such model."""
     from transformers import PreTrainedConfig
 
-    from think_as_locals.evaluation import judgement_views as views
+    from think_as_locals.evaluation.tables import judgement_view, scores_view
     from think_as_locals.machine.preflight import model_fault
     from think_as_locals.reward_models.published import architecture
+    from think_as_locals.reward_models.reward_model import favourite
     from think_as_locals.runtime.model_files import reading_model
     from think_as_locals.runtime.output import quiet_transformers
 
@@ -149,14 +150,14 @@ def _reader(model: str, backend: Any) -> Iterator[Read]:
 
         rm = ScalarRM.load(model)
         yield lambda items: [
-            (views.scores_view(item, scores), views.scores_record(item, scores))
+            (scores_view(item, scores), {"id": item.id, "verdict": favourite(scores), "scores": list(scores)})
             for item, scores in zip(items, rm.score(items), strict=True)
         ]
         return
     from think_as_locals.reward_models.judge import Judge
 
     with Judge.load(model, backend=backend) as judge:
-        yield lambda items: [(views.judgement_view(s), s.record()) for s in judge.predict(items)]
+        yield lambda items: [(judgement_view(s), s.record()) for s in judge.predict(items)]
 
 
 def _serve(arguments: Namespace) -> None:

@@ -1,4 +1,4 @@
-r"""One table for terminals, markdown files and pages. Untrusted text is escaped here, once for each.
+r"""One table for terminals, markdown files and pages, and judgements for terminals. Untrusted text is escaped here.
 
 print(Table(["reward model", "accuracy, %"], [["mine", figure(summary)]]).markdown())
 """
@@ -15,9 +15,15 @@ from typing import Any
 
 from markupsafe import Markup
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
+from rich.rule import Rule
 from rich.table import Table as TerminalTable
 from rich.text import Text
+
+from think_as_locals.judging import RULES
+from think_as_locals.judging.prompt import culture_name
+from think_as_locals.reward_models.reward_model import ScoredItem, favourite
+from think_as_locals.types import LABELS, Item
 
 METHODS = {"cluster_bootstrap": "bootstrap by group", "cluster_wilson": "Wilson by group", "wilson": "Wilson by item"}
 """The name of a `ci_method` on pages."""
@@ -275,3 +281,56 @@ def _html(cell: Cell) -> Markup | str:
             return without_bidi(cell)
         case _:
             return Markup().join(Markup('<span class="item">{}</span>').format(each.html()) for each in cell)
+
+
+# --- Judgements and scores for a terminal ---
+
+
+def judgement_view(prediction: ScoredItem) -> RenderableType:
+    """Return prompt, responses, rubric, analysis and verdict, or why there is none; responses are numbered from 1."""
+    judgement, order = prediction.answer, prediction.order
+    labels = [LABELS[order.index(number)] for number in range(len(order))]
+    parts: list[RenderableType] = [*_asked(prediction.item), _responses(prediction.item, "shown as", labels)]
+    if judgement.rubric:
+        table = _grid("weight", "criterion", "rubric")
+        for each in judgement.rubric.criteria:
+            table.add_row(str(each.weight), escape_terminal(each.name), escape_terminal(each.description))
+        parts.append(table)
+    if judgement.analysis:
+        parts += [Text("Analysis", style="bold"), escape_terminal(judgement.analysis.strip())]
+    if judgement.verdict is None:
+        parts += [Text("No verdict", style="bold red"), *(Text(f"- {i}: {RULES[i]}") for i in judgement.issues)]
+        parts += [Text("It wrote", style="bold"), escape_terminal(judgement.completion)]
+    else:
+        verdict = f"{judgement.label}, your response {judgement.verdict + 1}: "
+        response = escape_terminal(prediction.item.responses[judgement.verdict])
+        parts.append(Text.assemble(("Verdict: ", "bold green"), verdict, response))
+    return Group(*parts)
+
+
+def scores_view(item: Item, scores: Sequence[float]) -> RenderableType:
+    """Return prompt, responses with their scores, and the one with the highest score."""
+    best = favourite(scores)
+    which = "several share it" if best is None else f"your response {best + 1}"
+    highest = Text.assemble(("Highest score: ", "bold green"), which)
+    return Group(*_asked(item), _responses(item, "score", [f"{score:.4g}" for score in scores]), highest)
+
+
+def _asked(item: Item) -> Iterator[RenderableType]:
+    yield Rule(escape_terminal(item.id))
+    yield escape_terminal(item.prompt)
+    yield Text.assemble(escape_terminal(culture_name(item.culture)), style="dim")
+
+
+def _responses(item: Item, head: str, values: Sequence[str]) -> TerminalTable:
+    table = _grid("response", head, "")
+    for number, (value, response) in enumerate(zip(values, item.responses, strict=True), 1):
+        table.add_row(str(number), value, escape_terminal(response))
+    return table
+
+
+def _grid(*heads: str) -> TerminalTable:
+    table = TerminalTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="left" if head == heads[-1] else "right")
+    return table
