@@ -18,7 +18,7 @@ from think_as_locals.data.rows import Row, read_rows, valid_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Messages, Sampling
 from think_as_locals.evaluation.journal import ask_by_journal
-from think_as_locals.evaluation.sampling import Sampler, Tally, advance, yield_table
+from think_as_locals.evaluation.sampling import Sampler, YieldCounter, advance, yield_table
 from think_as_locals.evaluation.tables import Table
 from think_as_locals.judging import RULES
 from think_as_locals.judging.formats import Format
@@ -47,7 +47,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
     was killed does not ask again.
     """
     quiet_transformers()
-    console, tally = progress_console(), Tally(items, _OUTCOMES, marks=["hinted"])
+    console, tally = progress_console(), YieldCounter(items, _OUTCOMES, marks=["hinted"])
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})", highlight=False)
     if not folder.demonstrations.is_file():
         with load_judge(config.teacher, config.seed) as teacher, progress_bar(console) as bar:
@@ -87,7 +87,7 @@ def tries(config: DemonstrationConfig) -> Iterator[TrySpec]:
 
 
 def ask(
-    config: DemonstrationConfig, teacher: Judge, spec: TrySpec, tally: Tally, folder: RunFolder, bar: Progress
+    config: DemonstrationConfig, teacher: Judge, spec: TrySpec, tally: YieldCounter, folder: RunFolder, bar: Progress
 ) -> list[dict[str, Any]]:
     """Ask about the remaining items; return a row for each right completion (with `both_orders`, of both or none)."""
     left, rows = tally.left(), defaultdict[str, list[dict[str, Any]]](list)

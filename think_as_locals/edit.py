@@ -29,7 +29,7 @@ from think_as_locals.data.load import load_side
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.evaluation.breakdowns import language_name
 from think_as_locals.evaluation.journal import ask_by_journal
-from think_as_locals.evaluation.sampling import Sampler, Tally, advance, load_policy, yield_table
+from think_as_locals.evaluation.sampling import Sampler, YieldCounter, advance, load_policy, yield_table
 from think_as_locals.evaluation.tables import Cell, Table
 from think_as_locals.judging.prompt import break_tokens, culture_name
 from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
@@ -91,7 +91,7 @@ class Editing:
     def run(self, items: Sequence[Item]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return a row for each edit that keeps the rules, in the order of the items, and the counts."""
         reasons = {item.id: why_not_asked(self.probe, item, self._language) for item in items}
-        tally = Tally([item for item in items if reasons[item.id] is None], ("kept", "rejected"))
+        tally = YieldCounter([item for item in items if reasons[item.id] is None], ("kept", "rejected"))
         rows = [row for number in range(1, self.config.tries + 1) for row in self._try(number, tally)]
         not_asked = Counter(reason for reason in reasons.values() if reason)
         rows.sort(key=lambda row: tally.place(row["item"]["id"]))
@@ -104,7 +104,7 @@ class Editing:
     def _target(self, item: Item) -> str | None:
         return target_language(item, self._language) if self.probe == "CL" else None
 
-    def _try(self, number: int, tally: Tally) -> list[dict[str, Any]]:
+    def _try(self, number: int, tally: YieldCounter) -> list[dict[str, Any]]:
         """Ask about the remaining items, and return a row for each edit that keeps the rules."""
         left, config = tally.left(), self.config
         if not left:
@@ -137,7 +137,7 @@ class Editing:
         text = request_text(self.probe, item, culture_name(item.culture), language)
         return [{"role": "user", "content": break_tokens(text, self.engine.special_tokens)}]
 
-    def _read(self, item: Item, answer: Answer, tally: Tally) -> Texts | None:
+    def _read(self, item: Item, answer: Answer, tally: YieldCounter) -> Texts | None:
         """Count an answer; return its edit if that keeps the rules."""
         after = None
         if TOO_LONG in answer:

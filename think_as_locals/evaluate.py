@@ -15,7 +15,7 @@ from rich.console import Console
 
 from think_as_locals.config.model_schema import AskedSection, EvaluationConfig, SampleConfig
 from think_as_locals.data import read
-from think_as_locals.data.edits import Edits, Pair, edited_pairs, of_items, read_edits, why_not
+from think_as_locals.data.edits import EditedPair, Edits, edited_pairs, of_items, read_edits, why_not
 from think_as_locals.data.load import Candidates, load_side, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
@@ -84,7 +84,7 @@ def _load_edits(config: EvaluationConfig, items: Sequence[Item]) -> Edits:
     else:
         pairs = edited_pairs(items, known)
 
-    def presented(pair: Pair) -> Pair:
+    def presented(pair: EditedPair) -> EditedPair:
         order = shuffled_order(pair.before.responses, config.seed)
         return pair._replace(before=reorder_responses(pair.before, order), after=reorder_responses(pair.after, order))
 

@@ -226,7 +226,7 @@ class Item:
         return faults
 
 
-_ITEM = tuple(field.name for field in fields(Item))
+ITEM_FIELDS = tuple(field.name for field in fields(Item))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ def reorder_responses(item: Item, order: Sequence[int]) -> Item:
     if len(order) != len(item.responses) or len(set(order)) != len(order):
         return replace(item, **moved)  # type: ignore[arg-type]
     reordered = object.__new__(Item)  # without the checks of its texts, which take most of the time
-    for name in _ITEM:
+    for name in ITEM_FIELDS:
         object.__setattr__(reordered, name, moved.get(name, getattr(item, name)))
     return reordered
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from items import make_item
 
 from think_as_locals.data import cards as culture_cards
-from think_as_locals.data.edits import Edits, Pair, edited_pairs
+from think_as_locals.data.edits import EditedPair, Edits, edited_pairs
 from think_as_locals.evaluation import probes
 from think_as_locals.evaluation.probes import Scorer
 from think_as_locals.judging import shuffle_responses
@@ -257,7 +257,7 @@ def test_pairs_that_are_given_are_scored_and_no_others() -> None:
     items = [an_item(number) for number in range(4)]
     after = replace(items[1], id="1#RC", prompt="What is eaten?", culture=None)
     scorer = by_response(lambda item, text: 5.0 if item.culture is None and text == "rice" else float(text == "rice"))
-    found = probe(items, scorer, edits={"CC": [], "RC": [Pair(items[1], after, "en")], "CL": [], "RP": []})
+    found = probe(items, scorer, edits={"CC": [], "RC": [EditedPair(items[1], after, "en")], "CL": [], "RP": []})
     assert (found["RC"]["n"], found["RC"]["applicable"]) == (1, 0.25)
     assert found["RC"]["not_applicable"] == {"no phrase of its prompt that can be cut names the culture": 3}
     assert means(found, "RC", "paper") == (400.0, 400.0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from items import make_item
 
-from think_as_locals.evaluation.sampling import Tally, yield_table
+from think_as_locals.evaluation.sampling import YieldCounter, yield_table
 
 ITEMS = [make_item(id=str(i), group=f"group {i}", culture=("TH", "JP")[i % 2]) for i in range(4)]
 
 
 def test_a_tally_counts_completions_and_the_items_of_which_something_was_kept() -> None:
-    tally = Tally(ITEMS, ("right", "wrong"), marks=["hinted"])
+    tally = YieldCounter(ITEMS, ("right", "wrong"), marks=["hinted"])
     for item in ITEMS:
         tally.add(item, "wrong", ["late", "long"] if item.id == "0" else ["late"])
     tally.add(ITEMS[0], "right")
@@ -36,7 +36,7 @@ def test_a_tally_counts_completions_and_the_items_of_which_something_was_kept() 
 
 
 def test_of_no_items_there_is_no_yield() -> None:
-    found = Tally([], ("right",)).summary()
+    found = YieldCounter([], ("right",)).summary()
     assert (found["n"], found["yield"], found["right"], found["by_culture"]) == (0, None, 0, {})
     written = yield_table("probe", "edited, %", {"RC": found}, {"right": "kept"}).markdown()
     assert written.splitlines()[-1].split("|")[1].strip() == "RC"
@@ -44,4 +44,4 @@ def test_of_no_items_there_is_no_yield() -> None:
 
 def test_an_item_that_is_not_there_has_no_place() -> None:
     with pytest.raises(KeyError):
-        Tally(ITEMS, ()).place("9")
+        YieldCounter(ITEMS, ()).place("9")

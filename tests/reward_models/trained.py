@@ -16,7 +16,7 @@ from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.judging import render, write
 from think_as_locals.reward_models.group import PolicyPrompt, item_of
 from think_as_locals.reward_models.judge import JudgeSettings
-from think_as_locals.reward_models.scalar import IGNORED, Row, padded
+from think_as_locals.reward_models.scalar import IGNORED, TokenRow, padded
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.types import Item
 
@@ -49,7 +49,7 @@ def train_judge(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     prompts = engine.chat.encode([asked for asked, _ in pairs])
     answers = tokenizer([text + "<|end|>" for _, text in pairs], add_special_tokens=False)["input_ids"]
-    rows: list[Row] = [
+    rows: list[TokenRow] = [
         {"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer}
         for prompt, answer in zip(prompts, answers, strict=True)
     ]

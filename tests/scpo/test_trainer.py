@@ -22,13 +22,13 @@ from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
 from think_as_locals.config.schema import LoraSection
-from think_as_locals.reward_models.scalar import Row, ScalarRM
+from think_as_locals.reward_models.scalar import ScalarRM, TokenRow
 from think_as_locals.scpo.results import response_requests
 from think_as_locals.scpo.select import pair_weights
 from think_as_locals.scpo.trainer import (
-    Pair,
     PairCollator,
     ScpoTrainer,
+    TokenPair,
     make_trainer,
     num_steps,
     pair_order,
@@ -149,7 +149,7 @@ def rm(tmp_path_factory: pytest.TempPathFactory) -> ScalarRM:
 
 
 @pytest.fixture(scope="module")
-def pairs(rm: ScalarRM) -> list[Pair]:
+def pairs(rm: ScalarRM) -> list[TokenPair]:
     requests = response_requests([item for item in ITEMS if len(item.responses) > 1])
     rows = rm.rows(requests)
     return list(zip(rows[::2], rows[1::2], strict=False))
@@ -161,7 +161,7 @@ WEIGHTS = [1.0, 0.25, 0.5, 0.125, 1.0, 0.75, 0.3, 0.9, 1.0, 0.6, 0.2, 0.8, 0.45]
 
 def trainer_of(
     rm: ScalarRM,
-    pairs: Sequence[Pair],
+    pairs: Sequence[TokenPair],
     weights: Sequence[float],
     folder: Path,
     steps: int = 3,
@@ -175,13 +175,15 @@ def trainer_of(
     return make_trainer(rm, pairs, weights, arguments=arguments, **options)
 
 
-def plain_scores(rm: ScalarRM, rows: Sequence[Row]) -> torch.Tensor:
+def plain_scores(rm: ScalarRM, rows: Sequence[TokenRow]) -> torch.Tensor:
     """Scores of one row after the other, without any padding."""
     model = AutoModelForSequenceClassification.from_pretrained(rm.path)
     return torch.cat([model(input_ids=torch.tensor([row["input_ids"]])).logits[0] for row in rows])
 
 
-def test_a_batch_has_chosen_before_rejected_responses_padded_on_the_right_and_its_weights(pairs: list[Pair]) -> None:
+def test_a_batch_has_chosen_before_rejected_responses_padded_on_the_right_and_its_weights(
+    pairs: list[TokenPair],
+) -> None:
     batch = PairCollator(pairs, WEIGHTS, 7)([{"pair": 2}, {"pair": 0}])
     rows = [pairs[2][0], pairs[0][0], pairs[2][1], pairs[0][1]]
     assert batch["weight"].tolist() == [0.5, 1.0]
@@ -199,7 +201,7 @@ def test_a_batch_of_text_pairs_keeps_token_types() -> None:
 
 
 def test_the_loss_of_a_step_is_the_weighted_loss_of_the_same_scores(
-    rm: ScalarRM, pairs: list[Pair], tmp_path: Path
+    rm: ScalarRM, pairs: list[TokenPair], tmp_path: Path
 ) -> None:
     weights = WEIGHTS[: len(pairs)]
     trainer = trainer_of(rm, pairs, weights, tmp_path, learning_rate=1e-12)
@@ -222,7 +224,7 @@ def test_the_loss_of_a_step_is_the_weighted_loss_of_the_same_scores(
     "settings", [{}, {"center_rewards_coefficient": 0.1}, {"gradient_accumulation_steps": 2}], ids=str
 )
 def test_with_equal_weights_it_trains_exactly_as_trls_trainer(
-    rm: ScalarRM, pairs: list[Pair], tmp_path: Path, settings: dict[str, Any]
+    rm: ScalarRM, pairs: list[TokenPair], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     ours = trainer_of(rm, pairs, [1.0] * len(pairs), tmp_path / "ours", **settings)
     ours.unshared_reason = "packed rows are equal to rounding only"
@@ -247,7 +249,7 @@ def test_with_equal_weights_it_trains_exactly_as_trls_trainer(
     assert metrics <= set(ours.state.log_history[0])
 
 
-def shared_pairs(seed: int, num_pairs: int = 3) -> list[Pair]:
+def shared_pairs(seed: int, num_pairs: int = 3) -> list[TokenPair]:
     """Pairs of ragged rows, each with a prompt of its own; some responses are nearly or entirely the same."""
     rng = random.Random(seed)
 
@@ -325,7 +327,7 @@ def test_where_scores_differ_each_response_has_a_prompt_of_its_own(
     assert read[-1] == trainer.data_collator([{"pair": n} for n in range(3)])["input_ids"].numel()
 
 
-def test_trl_still_calls_the_methods_that_are_overridden(rm: ScalarRM, pairs: list[Pair], tmp_path: Path) -> None:
+def test_trl_still_calls_the_methods_that_are_overridden(rm: ScalarRM, pairs: list[TokenPair], tmp_path: Path) -> None:
     trainer = trainer_of(rm, pairs, WEIGHTS[: len(pairs)], tmp_path)
     for name in ("_prepare_dataset", "_set_signature_columns_if_needed", "_get_train_sampler", "compute_loss"):
         assert hasattr(RewardTrainer, name), f"TRL has no RewardTrainer.{name} any longer: adapt ScpoTrainer"
@@ -335,7 +337,7 @@ def test_trl_still_calls_the_methods_that_are_overridden(rm: ScalarRM, pairs: li
     assert {"input_ids", "attention_mask", "weight"} == set(next(iter(loader)))
 
 
-def test_a_weight_scales_the_gradient_of_its_pair(rm: ScalarRM, pairs: list[Pair], tmp_path: Path) -> None:
+def test_a_weight_scales_the_gradient_of_its_pair(rm: ScalarRM, pairs: list[TokenPair], tmp_path: Path) -> None:
     found = []
     for weight in (1.0, 0.25):
         trainer = trainer_of(rm, pairs[:1], [weight], tmp_path / str(weight), 1, per_device_train_batch_size=1)
@@ -345,7 +347,9 @@ def test_a_weight_scales_the_gradient_of_its_pair(rm: ScalarRM, pairs: list[Pair
 
 
 @pytest.mark.parametrize("declared", ["none", "another than the tokenizer's", "the end of every text"])
-def test_a_head_is_trained_at_the_token_at_which_it_is_scored(tmp_path: Path, declared: str, pairs: list[Pair]) -> None:
+def test_a_head_is_trained_at_the_token_at_which_it_is_scored(
+    tmp_path: Path, declared: str, pairs: list[TokenPair]
+) -> None:
     end = pairs[0][0]["input_ids"][-1]
     pad_id = {"none": None, "another than the tokenizer's": 9, "the end of every text": end}[declared]
     rm = ScalarRM.load(write_classifier(tmp_path / "rm", pad_token_id=pad_id))

@@ -144,7 +144,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _locate(loc: Sequence[int | str], schema: type[BaseModel]) -> tuple[list[str], list[str]]:
-    """Return the keys that lead to an error of pydantic's, without tags of unions, and all that the last may be."""
+    """Return the path of keys to a pydantic error, without the tags of unions, and the valid names for its last key."""
     place, known, models, is_named = list[str](), list[str](), [schema], False
     for part in loc:
         if len(models) > 1 and not is_named and part != "[key]":  # several kinds of sections: the tag of one

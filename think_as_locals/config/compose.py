@@ -70,9 +70,9 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
 
 
 def _composed(name: str, text: str, given: Sequence[str]) -> DictConfig:
-    """Return what Hydra composes of a recipe's text; with other values alone, again and again, as a sweep needs it.
+    """Return what Hydra composes from a recipe's text, from a cache if only values differ, as they do in a sweep.
 
-    Hydra sets values once all options are composed, so they are set here in a copy of the composition without them.
+    Hydra sets values after it has composed all options, so they are set here in a copy of the composition.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

@@ -33,7 +33,7 @@ _read_once = cache(read_json)
 Edit = Literal["CC", "RC", "CL", "RP"]
 
 
-class Pair(NamedTuple):
+class EditedPair(NamedTuple):
     """An item before and after an edit, and the language of its responses afterwards."""
 
     before: Item
@@ -41,12 +41,12 @@ class Pair(NamedTuple):
     language: str
 
 
-Edits = Mapping[Edit, Sequence[Pair]]
+Edits = Mapping[Edit, Sequence[EditedPair]]
 # (source, group, language, culture) -> another culture -> its answer, which is wrong for this one
 Concepts = Mapping[tuple[str, ...], Mapping[str, str]]
 
 
-def edited_pairs(items: Sequence[Item], known: Sequence[Item] = ()) -> dict[Edit, list[Pair]]:
+def edited_pairs(items: Sequence[Item], known: Sequence[Item] = ()) -> dict[Edit, list[EditedPair]]:
     """Return by edit the items that it applies to, before and after, in the order of the items.
 
     Other cultures' answers (CC) are also taken from `known` items of the same data.
@@ -60,8 +60,8 @@ def edited_pairs(items: Sequence[Item], known: Sequence[Item] = ()) -> dict[Edit
     }
 
 
-def _pair(before: Item, after: Item) -> Pair:
-    return Pair(before, after, before.language)
+def _pair(before: Item, after: Item) -> EditedPair:
+    return EditedPair(before, after, before.language)
 
 
 def other_concepts(items: Sequence[Item]) -> Concepts:
@@ -130,7 +130,7 @@ def rephrase(item: Item) -> Item | None:
     )
 
 
-def language_pairs(items: Sequence[Item]) -> list[Pair]:
+def language_pairs(items: Sequence[Item]) -> list[EditedPair]:
     """CL: give each item the responses of an item that asks the same in another language; the prompt stays.
 
     For a culture card that is the card in English, or in the language of the culture.
@@ -146,7 +146,7 @@ def language_pairs(items: Sequence[Item]) -> list[Pair]:
         if other := min(others, key=lambda other: (other.language != "en", other.language), default=None):
             mine, theirs = (each.origins or each.responses for each in (item, other))
             responses = tuple(other.responses[theirs.index(name)] for name in mine)
-            pairs.append(Pair(item, replace(item, id=f"{item.id}#CL", responses=responses), other.language))
+            pairs.append(EditedPair(item, replace(item, id=f"{item.id}#CL", responses=responses), other.language))
     return pairs
 
 
@@ -212,13 +212,13 @@ def read_edits(path: Path, items: Sequence[Item]) -> Edits:
     Raises:
         DataError: some rows are faulty; the message names file and line of each.
     """
-    found: dict[Edit, list[Pair]] = {edit: [] for edit in get_args(Edit)}
+    found: dict[Edit, list[EditedPair]] = {edit: [] for edit in get_args(Edit)}
     faults: list[str] = []
     for outcome in edit_outcomes(str(path), {item.id: item for item in items}):
         if outcome.items:
             (before, after), row = outcome.items, outcome.row.value
             spoken = row.get("language")
-            pair = Pair(before, after, str(language_tag(spoken)) if spoken else before.language)
+            pair = EditedPair(before, after, str(language_tag(spoken)) if spoken else before.language)
             found[row["probe"]].append(pair)
         faults += [f"{outcome.row.place}: {fault.detail}" for fault in outcome.faults]
     if faults:

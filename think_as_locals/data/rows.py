@@ -33,7 +33,7 @@ _SHOWN = 500  # maximum characters of a message about a row
 _MAX_LINE = 64 * 1024**2  # maximum bytes of a line
 _MAX_EXPANSION = 200  # maximum compression ratio; texts have 3 to 20, gzip reaches 1,000
 _MIN_EXPANSION = 64 * 1024**2  # bytes that a compressed file may hold whatever its ratio
-_BATCH = 16  # rows of a table at once: one text of a dictionary may stand in all of them
+_BATCH = 16  # rows of a table at once: one dictionary-encoded text may be in all of them
 
 Severity = Literal["error", "skipped", "warning"]
 """`error`: the row is invalid. `skipped`: valid, but no item. `warning`: an item, but suspicious."""

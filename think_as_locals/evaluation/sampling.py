@@ -66,7 +66,7 @@ def advance(bar: Progress, title: str) -> Advance:
     return lambda more, total: bar.update(task, advance=more, total=total)
 
 
-class Tally:
+class YieldCounter:
     """Counts the outcomes of completions about items, and the items for which one is kept, by `marks` if given."""
 
     def __init__(self, items: Sequence[Item], outcomes: Sequence[str], marks: Sequence[str] = ()) -> None:

@@ -1,6 +1,6 @@
 """Rewards for single responses, for training a policy: each response is judged within its group.
 
-A judge that compares gives no score for a single response (RM-R1, issue 5), but can compare those to the same prompt.
+A judge that compares has no score for a single response (RM-R1, issue 5), but it can compare the responses to a prompt.
 """
 
 from __future__ import annotations

@@ -15,7 +15,14 @@ from think_as_locals.engines import Chat
 from think_as_locals.engines.engine import require_chat_template
 from think_as_locals.engines.transformers_engine import load_language_model
 from think_as_locals.reward_models.reward_model import Request
-from think_as_locals.reward_models.scalar import IGNORED, BatchScorer, Row, identify_loaded, padded, resolve_max_length
+from think_as_locals.reward_models.scalar import (
+    IGNORED,
+    BatchScorer,
+    TokenRow,
+    identify_loaded,
+    padded,
+    resolve_max_length,
+)
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.types import ModelError
 
@@ -75,7 +82,7 @@ class ImplicitRM(BatchScorer):
         settings = {"reference": reference, "beta": self.beta, "per_token": self.per_token}
         return {"kind": "implicit", **settings, **self._identity}
 
-    def rows(self, requests: Sequence[Request]) -> list[Row]:
+    def rows(self, requests: Sequence[Request]) -> list[TokenRow]:
         turns = self._turns(requests)
         prompts = [self.chat.text(messages[:1], add_generation_prompt=True) for messages in turns]
         texts = [self.chat.text(messages, add_generation_prompt=False) for messages in turns]
@@ -98,7 +105,7 @@ class ImplicitRM(BatchScorer):
             rows.append({"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels})
         return rows
 
-    def _scores(self, rows: Sequence[Row]) -> torch.Tensor:
+    def _scores(self, rows: Sequence[TokenRow]) -> torch.Tensor:
         batch = padded(rows, pad_id=0, device=self.model.device)  # any token will do: no counted token sees it
         labels = batch.pop("labels")
         scores = _log_probs(self.model, batch, labels)

@@ -8,15 +8,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from think_as_locals.types import LABELS, Item, Judgement, TooLong, TooLongError
-
-_ITEM = tuple(field.name for field in fields(Item))
+from think_as_locals.types import ITEM_FIELDS, LABELS, Item, Judgement, TooLong, TooLongError
 
 Answer = dict[str, Any]  # to one request: plain JSON that only its own kind of reward model parses
 Keep = Callable[[int, Answer], None]  # takes the index of a request and its answer as soon as it is there
@@ -209,7 +207,7 @@ class ScoredItem:
         """Return a flat row for a table of judgements; `verdict`, `best` and `scores` are in the item's own order."""
         item, order, scores, verdict = self.item, self.order, self.scores, self.judgement.verdict
         return {
-            **{name: list(value) if type(value := getattr(item, name)) is tuple else value for name in _ITEM},
+            **{name: list(value) if type(value := getattr(item, name)) is tuple else value for name in ITEM_FIELDS},
             "verdict": None if verdict is None else order[verdict],
             "label": None if verdict is None else LABELS[verdict],
             "order": list(order),

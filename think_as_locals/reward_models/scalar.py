@@ -42,7 +42,9 @@ _logger = logging.getLogger(__name__)
 
 _ALONE = tuple((i,) for i in range(len(LABELS)))  # the order of one response, the same for all requests
 
-Row = dict[str, list[int]]  # the inputs of a model for a prompt and a response: a value per token, by parameter name
+TokenRow = dict[
+    str, list[int]
+]  # the inputs of a model for a prompt and a response: a value per token, by parameter name
 IGNORED = -100  # the label of tokens that no loss counts
 
 
@@ -99,11 +101,11 @@ class BatchScorer(ResponseScorer):
     batch_size: int = 16
 
     @abstractmethod
-    def rows(self, requests: Sequence[Request]) -> list[Row]:
+    def rows(self, requests: Sequence[Request]) -> list[TokenRow]:
         """Return the model's inputs for each request."""
 
     @abstractmethod
-    def _scores(self, rows: Sequence[Row]) -> torch.Tensor:
+    def _scores(self, rows: Sequence[TokenRow]) -> torch.Tensor:
         """Return the scores of a batch (B,)."""
 
     def _turns(self, requests: Sequence[Request]) -> list[Messages]:
@@ -151,7 +153,9 @@ class BatchScorer(ResponseScorer):
                     )
                 keep(place, {"score": score})
 
-    def _scored_batches(self, _: Sequence[Request], rows: Sequence[Row]) -> Iterator[tuple[list[int], list[float]]]:
+    def _scored_batches(
+        self, _: Sequence[Request], rows: Sequence[TokenRow]
+    ) -> Iterator[tuple[list[int], list[float]]]:
         """Yield batches of rows of similar length, as the places of rows and their scores."""
         by_length = sorted(range(len(rows)), key=lambda i: -len(rows[i]["input_ids"]))
         for start in range(0, len(rows), self.batch_size):
@@ -161,7 +165,7 @@ class BatchScorer(ResponseScorer):
             yield places, scores.tolist()
 
 
-def padded(rows: Sequence[Row], pad_id: int, device: Any) -> dict[str, torch.Tensor]:
+def padded(rows: Sequence[TokenRow], pad_id: int, device: Any) -> dict[str, torch.Tensor]:
     """Return a batch (B, L) for a model, padded on the right."""
     batch, fill = {}, {"input_ids": pad_id, "labels": IGNORED}
     for name in rows[0]:
@@ -170,7 +174,7 @@ def padded(rows: Sequence[Row], pad_id: int, device: Any) -> dict[str, torch.Ten
     return batch
 
 
-def unused_end(rows: Sequence[Row]) -> int:
+def unused_end(rows: Sequence[TokenRow]) -> int:
     """Return a token id with which no row ends: with it as padding, a classification head finds each last token."""
     ends = {row["input_ids"][-1] for row in rows}
     return next(i for i in range(len(rows) + 1) if i not in ends)
@@ -260,7 +264,7 @@ class ScalarRM(BatchScorer):
     def identity(self) -> dict[str, Any]:
         return {"kind": "classifier", "new_head_seed": self.new_head_seed, **self._identity}
 
-    def rows(self, requests: Sequence[Request]) -> list[Row]:
+    def rows(self, requests: Sequence[Request]) -> list[TokenRow]:
         tokenizer = self.chat.tokenizer
         turns = self._turns(requests)
         if tokenizer.chat_template:
@@ -277,7 +281,7 @@ class ScalarRM(BatchScorer):
         return rows
 
     def _scored_batches(
-        self, requests: Sequence[Request], rows: Sequence[Row]
+        self, requests: Sequence[Request], rows: Sequence[TokenRow]
     ) -> Iterator[tuple[list[int], list[float]]]:
         """Yield batches of rows, packed by their prompts, as the places of rows and their scores."""
         if self.unshared_reason or self.model.training:  # dropout would be the same for all responses
@@ -299,7 +303,7 @@ class ScalarRM(BatchScorer):
                 scores = packing.scores(self.model, packed).float()
             yield [place for places in batch for place in places], scores.tolist()
 
-    def _scores(self, rows: Sequence[Row]) -> torch.Tensor:
+    def _scores(self, rows: Sequence[TokenRow]) -> torch.Tensor:
         pad_id = self.pad_id
         if pad_id is None:
             self.model.config.get_text_config().pad_token_id = pad_id = unused_end(rows)

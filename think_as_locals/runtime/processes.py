@@ -117,7 +117,7 @@ def hidden(*packages: str) -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Have this process keep up to a gigabyte that it frees, on Linux.
 
-    A step's tensors on CPU would else be new memory, which the system hands out page by page: a sixth of the time.
+    Otherwise a step's tensors on CPU are new memory, which takes a sixth of its time to be mapped page by page.
     """
     with suppress(AttributeError, OSError):  # other C libraries have no mallopt
         libc = ctypes.CDLL(None)

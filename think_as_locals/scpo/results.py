@@ -201,7 +201,7 @@ def summarise(held_out: HeldOutSet, global_scores: Scores, results: Sequence[Var
     ]
     improved: dict[str, dict[str, int]] = {}
     for row in rows:
-        row["helps"], row["over_biased"] = helps, over_biased = _helps(row), _over_biased(row)
+        row["helps"], row["over_biased"] = helps, over_biased = _effect(row)
         if helps is not None and row["num_pairs"] is None:
             names = ("countries", "helped", "significantly", "over_biased", "surely_over_biased")
             counts = improved.setdefault(row["variant"], dict.fromkeys(names, 0))
@@ -219,24 +219,20 @@ def summarise(held_out: HeldOutSet, global_scores: Scores, results: Sequence[Var
     }
 
 
-def _helps(row: dict[str, Any]) -> str | None:
-    """Return whether minority accuracy rises while overall accuracy falls by at most `MAX_LOSS`."""
+def _effect(row: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Return whether a variant helps and whether it is over-biased, where minority accuracy rises.
+
+    It helps if overall accuracy falls by at most `MAX_LOSS`, `significantly` if the interval of the rise excludes 0; it
+    is over-biased if overall accuracy falls, `surely` if that interval excludes 0.
+    """
     if row["variant"] == GLOBAL or not row["minority"]["n"]:
-        return None
+        return None, None
     minority, overall = row["minority"]["gain"], row["overall"]["gain"]
-    if minority["mean"] <= 0 or overall["mean"] < -MAX_LOSS:
-        return "no"
-    return "significantly" if minority["ci95"] and minority["ci95"][0] > 0 else "yes"
-
-
-def _over_biased(row: dict[str, Any]) -> str | None:
-    """Return whether minority accuracy rises while overall accuracy falls: `surely` if its interval excludes 0."""
-    if row["variant"] == GLOBAL or not row["minority"]["n"]:
-        return None
-    overall = row["overall"]["gain"]
-    if row["minority"]["gain"]["mean"] <= 0 or overall["mean"] >= 0:
-        return "no"
-    return "surely" if overall["ci95"] and overall["ci95"][1] < 0 else "yes"
+    if minority["mean"] <= 0:
+        return "no", "no"
+    helps = "significantly" if minority["ci95"] and minority["ci95"][0] > 0 else "yes"
+    over_biased = "surely" if overall["ci95"] and overall["ci95"][1] < 0 else "yes"
+    return helps if overall["mean"] >= -MAX_LOSS else "no", over_biased if overall["mean"] < 0 else "no"
 
 
 Credits = Mapping[str, float]

@@ -33,7 +33,7 @@ from think_as_locals.engines import Chat, packing
 from think_as_locals.evaluation.journal import by_response
 from think_as_locals.evaluation.scored import grouped
 from think_as_locals.judging.prompt import break_tokens
-from think_as_locals.reward_models.scalar import Row, ScalarRM, padded, until_scored, unused_end
+from think_as_locals.reward_models.scalar import ScalarRM, TokenRow, padded, until_scored, unused_end
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.scpo.results import VariantSpec, pair_keys, response_requests
@@ -201,7 +201,7 @@ def _shared_outputs(model: Any, pad_id: int, *, input_ids: Tensor, **_: Any) -> 
 
 def make_trainer(
     rm: ScalarRM,
-    pairs: Sequence[Pair],
+    pairs: Sequence[TokenPair],
     weights: Sequence[float],
     *,
     arguments: dict[str, Any],
@@ -225,7 +225,7 @@ def make_trainer(
     )
 
 
-Pair = tuple[Row, Row]
+TokenPair = tuple[TokenRow, TokenRow]
 """The tokens of the chosen and of the rejected response, each with its prompt."""
 
 
@@ -243,7 +243,7 @@ def pair_order(num_pairs: int, count: int, seed: int) -> list[int]:
 class PairCollator:
     """Collates B pairs into tokens (2B, L), chosen responses before rejected ones, and weights (B,)."""
 
-    pairs: Sequence[Pair]
+    pairs: Sequence[TokenPair]
     weights: Sequence[float]
     pad_id: int
 
@@ -254,7 +254,7 @@ class PairCollator:
         return padded(sides, self.pad_id, "cpu") | {"weight": torch.tensor([self.weights[i] for i in indices])}
 
 
-def released_text(chat: Chat, prompt: str, response: str, max_length: int) -> Row:
+def released_text(chat: Chat, prompt: str, response: str, max_length: int) -> TokenRow:
     """Return the tokens of the released code's training text: prompt, " [SEP] ", response, at most 512 tokens."""
     texts = (break_tokens(text, chat.special_tokens) for text in (prompt, response))
     row = chat.tokenizer(" [SEP] ".join(texts), truncation=True, max_length=min(512, max_length))

@@ -52,7 +52,7 @@ from think_as_locals.serving.messages import (
 from think_as_locals.serving.openai import add_routes
 from think_as_locals.types import DataError, shown
 
-_REFUSALS = {
+_ERRORS = {
     400: "The body is not JSON.",
     401: "The key is missing or wrong.",
     404: "There is no such route or model.",
@@ -67,7 +67,7 @@ _REFUSALS = {
 
 
 def _responses(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": answer, "description": description} for status, description in _REFUSALS.items()}
+    return {status: {"model": answer, "description": description} for status, description in _ERRORS.items()}
 
 
 _log = logging.getLogger(__name__)

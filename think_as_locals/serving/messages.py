@@ -62,10 +62,10 @@ class RequestError(HTTPException):
 
     def response(self, path: str) -> JSONResponse:
         """Return the answer of a route."""
-        return _refusal(path, self.status_code, [self.error], self.headers)
+        return _error_response(path, self.status_code, [self.error], self.headers)
 
 
-def _refusal(
+def _error_response(
     path: str, status: int, faults: Sequence[ErrorDetail], headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     answer: BaseModel = ErrorAnswer(errors=list(faults))
@@ -81,18 +81,18 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     path = request.url.path
     match error:
         case RequestError():
-            refusal = error
+            found = error
         case HTTPException():  # an unknown route or method
             got = shown(f"{request.method} {path}")
             expected = "a route of /openapi.json, by its method" if error.status_code in (404, 405) else error.detail
-            refusal = RequestError(error.status_code, "request", got, expected, error.headers)
+            found = RequestError(error.status_code, "request", got, expected, error.headers)
         case RequestValidationError():
-            return _refusal(path, 422, [_invalid(fault) for fault in error.errors()[:_MAX_ERRORS]])
+            return _error_response(path, 422, [_invalid(fault) for fault in error.errors()[:_MAX_ERRORS]])
         case DataError():
-            refusal = RequestError(422, "body", "what cannot be judged", _encodable(str(error)))
+            found = RequestError(422, "body", "what cannot be judged", _encodable(str(error)))
         case _:
-            refusal = RequestError(500, "server", type(error).__name__, "an answer; its log says more")
-    return refusal.response(path)
+            found = RequestError(500, "server", type(error).__name__, "an answer; its log says more")
+    return found.response(path)
 
 
 def _invalid(fault: Mapping[str, Any]) -> ErrorDetail:

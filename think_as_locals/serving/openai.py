@@ -20,6 +20,7 @@ from pydantic import Field, PositiveInt, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from think_as_locals.config.model_schema import LimitsSection
+from think_as_locals.config.schema import Seed
 from think_as_locals.engines.engine import Messages, Sampling, sample_all
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.reward_model import combine
@@ -31,7 +32,6 @@ _ROLES = re.compile("(system )?(user assistant )*user")  # conversations that ev
 
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[float, Field(ge=1, le=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Off = Literal[False] | None
 
 

@@ -89,7 +89,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
     return folder, all(row.state == "done" for row in rows)
 
 
-def print_results(console: Console, folder: Path, metric: Metric, rows: Sequence[Row]) -> None:
+def print_results(console: Console, folder: Path, metric: Metric, rows: Sequence[JobResult]) -> None:
     """Write and print the table of the jobs, and the logs of failed ones."""
     table, caption = write_summary(folder, metric, rows)
     console.print(table.terminal(folder.name, caption))
@@ -161,7 +161,7 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JobResult:
     """The result of one job."""
 
     name: str
@@ -173,7 +173,9 @@ class Row:
     log: str
 
 
-def read_rows(sweep: Path, combinations: Mapping[str, Combination], stop_requested: bool) -> tuple[Metric, list[Row]]:
+def read_rows(
+    sweep: Path, combinations: Mapping[str, Combination], stop_requested: bool
+) -> tuple[Metric, list[JobResult]]:
     """Return the metric by which jobs are compared, and a row for each job, best first, failed ones last.
 
     The metric is on validation items, if all jobs have some.
@@ -191,12 +193,12 @@ def read_rows(sweep: Path, combinations: Mapping[str, Combination], stop_request
         measured, tested = (metric.of(by[name]) if name in by else None for by in (chosen, found[TEST]))
         status = read_status(sweep / JOBS / name)
         state = job_state(status, stop_requested)
-        rows.append(Row(name, combination, state, status, measured, tested, f"{JOBS}/{name}/{LOG}"))
+        rows.append(JobResult(name, combination, state, status, measured, tested, f"{JOBS}/{name}/{LOG}"))
     rows.sort(key=lambda r: (_STATES.index(r.state), -r.measured["accuracy"] if r.measured else 1.0, r.name))
     return metric, rows
 
 
-def write_summary(sweep: Path, metric: Metric, rows: Sequence[Row]) -> tuple[Table, str]:
+def write_summary(sweep: Path, metric: Metric, rows: Sequence[JobResult]) -> tuple[Table, str]:
     """Write `sweep.json` and `sweep.md` into a sweep's folder; return the table for a terminal, and its caption."""
     jobs = [asdict(row) for row in rows]
     write_json(sweep / "sweep.json", {"sweep": sweep.name, "metric": asdict(metric), "jobs": jobs})
@@ -211,7 +213,7 @@ def write_summary(sweep: Path, metric: Metric, rows: Sequence[Row]) -> tuple[Tab
     return Table(headings, cells), caption
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: JobResult) -> list[str]:
     name = " ".join(row.combination) or row.name
     ended = f"failed, status {row.status or 'unknown'}" if row.state == "failed" else row.state
     if row.measured is None or row.test is None:

@@ -81,7 +81,7 @@ class ServedEngine(CheckedEngine):
             if (sampled := self._on_main(lambda: self._current(everyones, parameters))) is not None:
                 return sampled.completions[own]
             self.sync_weights()  # it was restarted, and has the weights it was started with
-        raise TrainingError(self._restarts("sampled"))
+        raise TrainingError(self._restart_message("sampled"))
 
     def sample_ahead(self, batches: Sequence[list[list[int]]]) -> list[Future[Sampled | None]]:
         """Have the server sample batches in the background, one after the other, with the weights of the last sync.
@@ -161,7 +161,7 @@ class ServedEngine(CheckedEngine):
             if (answers := self._on_main(lambda: self._load_adapter(tensors))) is not None:
                 self._answers = answers
                 return
-        raise TrainingError(self._restarts("took an adapter"))
+        raise TrainingError(self._restart_message("took an adapter"))
 
     def _lack_weights(self) -> bool:
         return any(state["weights"] != self._loaded for state in self._servers.on_each(VLLMServer.state))
@@ -231,7 +231,7 @@ class ServedEngine(CheckedEngine):
                 with suppress(OtherWeightsError):  # it was restarted since
                     server.load_weights(files, name)
                     return self._ask_check(server, name, self._tensors)
-            raise ServerError(self._restarts("took new weights"))
+            raise ServerError(self._restart_message("took new weights"))
 
         with self._servers.one_limit():
             return self._answers_of(load)
@@ -285,7 +285,7 @@ class ServedEngine(CheckedEngine):
         counts = self._on_main(lambda: self._servers.prefix_cache())
         return counts if self.accelerator.is_main_process else (0.0, 0.0)  # the ranks' are added up
 
-    def _restarts(self, action: str) -> str:
+    def _restart_message(self, action: str) -> str:
         return (
             f"{self._named} came back with other weights {_RESTARTS} times while it {action}"
             ": its log says why it stops; see that no other run gives it weights"

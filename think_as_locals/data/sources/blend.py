@@ -78,7 +78,7 @@ class QuestionRow(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RegionQuestion:
     """One question in one region."""
 
     row: Row
@@ -160,7 +160,7 @@ def short_answers(data: DataSection) -> Iterator[tuple[Item, list[tuple[list[str
                     yield region.item(question, language, responses=("a", "b"), best=0), votes
 
 
-def _items(question: str, asked: list[Asked], data: DataSection, seed: int) -> Iterator[Item]:
+def _items(question: str, asked: list[RegionQuestion], data: DataSection, seed: int) -> Iterator[Item]:
     """Yield the items of one question, given the answers of all regions."""
     size = size_of(data)
     right = {region.culture: region for region in asked if region.best}
@@ -184,7 +184,7 @@ def _items(question: str, asked: list[Asked], data: DataSection, seed: int) -> I
             yield right[culture].item(question, language, texts, origins.index(culture), origins)
 
 
-def _questions(data: DataSection) -> tuple[dict[str, list[Asked]], list[Outcome]]:
+def _questions(data: DataSection) -> tuple[dict[str, list[RegionQuestion]], list[Outcome]]:
     """Return by question the answers of each region, and the outcomes of rows that cannot be read."""
     languages = ["en", "own"] if data.languages is None else data.languages
     if unknown := sorted(set(languages) - {"en", "own"}):
@@ -220,7 +220,7 @@ def _questions(data: DataSection) -> tuple[dict[str, list[Asked]], list[Outcome]
         fault = Fault(Defect.UNREAD_FILE, f"got {file.name}, expected <Region>_data.json of {', '.join(REGIONS)}")
         invalid.append(Outcome(Row(str(file), 1, None, ""), faults=(fault,)))
     synonyms = Synonyms([vote.spellings for vote in fields.annotations] for _, _, _, fields in valid)
-    asked_of: dict[str, list[Asked]] = defaultdict(list)
+    asked_of: dict[str, list[RegionQuestion]] = defaultdict(list)
     for region, question, row, fields in valid:
         asked_of[question].append(_asked(row, question, topics[question], fields, region, languages, synonyms))
     return asked_of, invalid
@@ -237,7 +237,7 @@ def _topics(file: Path) -> dict[str, str]:
 
 def _asked(
     row: Row, question: str, topic: str, fields: QuestionRow, region: str, languages: list[str], synonyms: Synonyms
-) -> Asked:
+) -> RegionQuestion:
     """Return a question in one region, with the right answer by its votes."""
     culture, language, _ = REGIONS[region]
     texts = {language: fields.question, "en": fields.en_question}
@@ -256,7 +256,7 @@ def _asked(
     is_frequent = len(top) == 1 and most >= MIN_VOTES - 1
     is_frequent = is_frequent and not (_NAMES.search(top[0]) or _EVERYWHERE.fullmatch(top[0]))
     marks = [(vote.count, synonyms.marks(text)) for vote in votes for text in vote.spellings]
-    return Asked(
+    return RegionQuestion(
         row=row,
         topic=topic,
         culture=culture,

@@ -12,7 +12,7 @@ from think_as_locals.data.fields import Prompt, RowModel, Text, check_culture, c
 from think_as_locals.data.languages import culture_fault
 from think_as_locals.data.rows import Defect, Outcome, Row, mark_repeats, read_rows, valid_items
 from think_as_locals.runtime.files import json_line, write_rows
-from think_as_locals.types import DataError, Item, shown
+from think_as_locals.types import ITEM_FIELDS, DataError, Item, shown
 
 REQUIRED = tuple(field.name for field in dataclasses.fields(Item) if field.default is dataclasses.MISSING)
 
@@ -24,7 +24,7 @@ UNREAD: dict[str, Any] = {"best": 0, "domain": "any", "group": "any", "source": 
 class ItemRow(RowModel):
     """The fields of `Item`, of which only `origins` may be missing."""
 
-    FIELDS: ClassVar = tuple(field.name for field in dataclasses.fields(Item))
+    FIELDS: ClassVar = ITEM_FIELDS
     EXACT: ClassVar = True
 
     domain: Text
