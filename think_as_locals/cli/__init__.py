@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from think_as_locals.cli import data, init, judge, results, run
+from think_as_locals.cli import data, judge, results, run
 from think_as_locals.runtime.files import explain, file_fault
 from think_as_locals.runtime.output import set_output
 from think_as_locals.types import DataWarning, RunStoppedError, ThinkAsLocalsError, TrainingWarning
@@ -113,7 +113,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"think-as-locals {version('think-as-locals')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (init, run, data, judge, results):
+    for module in (data, run, judge, results):
         module.add(commands)
     completion = commands.add_parser("completion", help="print a completion script for your shell's profile")
     completion.add_argument("shell", choices=["bash", "zsh", "fish"])
