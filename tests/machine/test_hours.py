@@ -34,20 +34,18 @@ def test_an_update_is_its_passes_over_the_packed_tokens() -> None:
     """7 B on an H100: 8 prompts of 1,024 tokens, 64 completions of 819; 6 N T and two passes more."""
     run = a_run("reward=correctness_structure")
     tokens = 8 * 1024 + 64 * 0.4 * 2048
-    assert step_seconds(run, ONE, B7, H100)["update"] == pytest.approx(
-        10 * 7.6156e9 * tokens / (0.35 * 989e12), rel=1e-3
-    )
-    gain = step_seconds(a_run(), ONE, B7, H100)["update"]
-    assert gain == pytest.approx(12 / 10 * step_seconds(run, ONE, B7, H100)["update"])
-    adapter = step_seconds(a_run("reward=correctness_structure", "lora=rank16"), ONE, B7, H100)["update"]
-    assert adapter == pytest.approx(8 / 10 * step_seconds(run, ONE, B7, H100)["update"])
+    assert step_seconds(run, B7, H100)["update"] == pytest.approx(10 * 7.6156e9 * tokens / (0.35 * 989e12), rel=1e-3)
+    gain = step_seconds(a_run(), B7, H100)["update"]
+    assert gain == pytest.approx(12 / 10 * step_seconds(run, B7, H100)["update"])
+    adapter = step_seconds(a_run("reward=correctness_structure", "lora=rank16"), B7, H100)["update"]
+    assert adapter == pytest.approx(8 / 10 * step_seconds(run, B7, H100)["update"])
 
 
 def test_sampling_reads_weights_and_cache_for_each_token_of_the_longest() -> None:
     read = 2 * (7.6156e9 + 64 * 28_672 * 2048)
-    assert step_seconds(a_run(), ONE, B7, H100)["sampling"] == pytest.approx(2048 * read / (0.6 * 3.35e12), rel=1e-3)
-    slower = step_seconds(a_run(), ONE, B7, SPEEDS["A100"])["sampling"]
-    assert slower == pytest.approx(3.35 / 2.0 * step_seconds(a_run(), ONE, B7, H100)["sampling"])
+    assert step_seconds(a_run(), B7, H100)["sampling"] == pytest.approx(2048 * read / (0.6 * 3.35e12), rel=1e-3)
+    slower = step_seconds(a_run(), B7, SPEEDS["A100"])["sampling"]
+    assert slower == pytest.approx(3.35 / 2.0 * step_seconds(a_run(), B7, H100)["sampling"])
 
 
 def test_steps_and_evaluations_are_counted() -> None:
@@ -55,7 +53,7 @@ def test_steps_and_evaluations_are_counted() -> None:
     assert steps_of(run, EIGHT, 10_000) == pytest.approx(10_000 * 8 / (8 * 8 * 8), abs=1)
     assert steps_of(a_run("grpo.max_steps=7"), EIGHT, 10_000) == 7
     trained, measured = run_hours(run, EIGHT, B7, H100, 10_000, 4096)
-    assert trained == pytest.approx(156 * sum(step_seconds(run, EIGHT, B7, H100).values()) / 3600)
+    assert trained == pytest.approx(156 * sum(step_seconds(run, B7, H100).values()) / 3600)
     assert measured == pytest.approx((2 + 3) * evaluation_seconds(run, EIGHT, B7, H100, 4096) / 3600)
     assert evaluation_seconds(run, ONE, B7, H100, 4096) == 8 * evaluation_seconds(run, EIGHT, B7, H100, 4096)
 

@@ -49,7 +49,7 @@ def speed_of(gpu: str) -> tuple[str, Speed]:
     return known, SPEEDS[known]
 
 
-def step_seconds(config: RunConfig, launch: Launch, counts: Counts, speed: Speed) -> dict[str, float]:
+def step_seconds(config: RunConfig, counts: Counts, speed: Speed) -> dict[str, float]:
     """Return the seconds of an optimizer step by part: `sampling` and `update`."""
     grpo, size = config.grpo, memory.element_size(config)
     rows = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps
@@ -88,7 +88,7 @@ def described(
 ) -> str:
     """Return a line about the hours of a run on GPUs like the first of these."""
     card, speed = speed_of(gpus[0] if gpus else "")
-    parts, steps = step_seconds(config, launch, counts, speed), steps_of(config, launch, items)
+    parts, steps = step_seconds(config, counts, speed), steps_of(config, launch, items)
     trained, measured = run_hours(config, launch, counts, speed, items, judgements)
     each = ", ".join(f"{name} {seconds:.0f}" for name, seconds in parts.items())
     return (
@@ -103,6 +103,6 @@ def run_hours(
     """Return the hours of a run's steps, and of its evaluations with `judgements` each."""
     steps = steps_of(config, launch, items)
     evaluations = 2 + steps // config.eval.every_steps
-    step = sum(step_seconds(config, launch, counts, speed).values())
+    step = sum(step_seconds(config, counts, speed).values())
     once = evaluation_seconds(config, launch, counts, speed, judgements)
     return steps * step / 3600, evaluations * once / 3600

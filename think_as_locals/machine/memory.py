@@ -185,9 +185,8 @@ def estimate(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) ->
 def _states(config: GrpoConfig | ScpoConfig, launch: Launch, counts: Counts) -> dict[str, float]:
     """Return the bytes of weights, gradients and optimizer before they are divided among processes."""
     size, lora = _BYTES[config.model.dtype], config.lora is not None
-    if not (launch.kind == "DEEPSPEED" or lora):
-        size = 4
-    if launch.kind == "FSDP":  # accelerate trains float32 weights when it computes in half precision
+    # Without DeepSpeed all weights are trained in float32; under FSDP accelerate has the frozen ones in float32 too.
+    if launch.kind == "FSDP" or not (launch.kind == "DEEPSPEED" or lora):
         size = 4
     # PEFT keeps adapters in float32, except in TRL under ZeRO-3 (huggingface/trl#6089).
     trained = float(counts.trained * (4 if lora and launch.zero_stage < 3 else size))

@@ -311,5 +311,5 @@ class ServedEngine(CheckedEngine):
 
 
 def _wait(future: Future[Any]) -> None:
-    """Wait until a future is done, successfully or not."""
+    """Wait until a future is done, successfully or not; returns nothing, as all ranks get what `_on_main` returns."""
     wait([future])
