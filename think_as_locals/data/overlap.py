@@ -87,9 +87,9 @@ def find_overlaps(
     found = []
     for name, texts in measured.items():
         for text in texts:
-            for kind, match in index.matches(text):
+            for kind, match in index.matches(text, by_group=name not in pairing):
                 by_design = name in pairing and match.item.source == text.item.source
-                if not by_design or kind == "id" or (kind == "text" and match.same(text)):
+                if not by_design or kind == "id" or match.same(text):
                     similarity = index.prompts.jaccard(text.prompt, match.prompt)
                     found.append(Overlap(name, kind, text.item, match.item, similarity))
                     break
@@ -250,12 +250,13 @@ class _Index:
                 self._training[key].append(text)
         self._near = self.prompts.near_index(dict.fromkeys(texts[place].prompt for place in near))
 
-    def matches(self, text: _Text) -> Iterator[tuple[Kind, _Text]]:
-        """Yield the training items that are the same question, the most certain first."""
+    def matches(self, text: _Text, *, by_group: bool) -> Iterator[tuple[Kind, _Text]]:
+        """Yield the training items that are the same question, the most certain first; those of its group if asked."""
         named: tuple[tuple[Kind, str], ...] = (("id", text.item.id), ("group", text.item.group))
-        for kind, name in named:
+        for kind, name in named[: 1 + by_group]:
+            numbered = _NUMBERED.search(name)
             for match in self._training.get(text.keys[kind], ()):
-                by_chance = _NUMBERED.search(name) and match.item.language == text.item.language
+                by_chance = numbered and match.item.language == text.item.language
                 if not by_chance or self.prompts.jaccard(text.prompt, match.prompt) >= _UNRELATED:
                     yield kind, match
         telling = {name: self._training.get(key, ()) for name, key in text.keys.items() if key not in self._common}
