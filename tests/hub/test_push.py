@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from conftest import command, launch
+from conftest import Tal
 from hub.fake_hub import TOKEN, FakeHub, Fault, Repository, sha256
 from hub.small_runs import REPO, content_of, download, shard
 from huggingface_hub import HfApi
@@ -249,20 +249,21 @@ def test_a_secret_ends_the_command_with_one_message(
 
 @pytest.mark.slow
 def test_a_run_goes_to_the_hub_and_comes_back_as_a_judge(
-    small_run: Path, hub: FakeHub, api: HfApi, item: Item, tmp_path: Path
+    small_run: Path, hub: FakeHub, api: HfApi, item: Item, tmp_path: Path, tal: Tal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     run = Path(shutil.copytree(small_run, tmp_path / "runs" / "small"))
     assert not (run / "model" / "training_args.bin").exists()  # a pickle
     (run / "model" / "notes.md").write_text("mine")
-    done = launch(command("tal"), "push", str(run), "--repo", "people/small", **settings)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = tal("push", str(run), "--repo", "people/small")
+    assert done.status == 0, done.out + done.err
     repository = hub.repositories["people/small"]
     files = repository.files()
-    assert f"sent      {len(files)} of {len(files)} files, private" in done.stdout
-    assert f"{hub.url}/people/small/commit/{repository.head('main')}" in done.stdout
-    assert "left out  model/'notes.md'" in done.stdout
-    assert TOKEN not in done.stdout + done.stderr
+    assert f"sent      {len(files)} of {len(files)} files, private" in done.out
+    assert f"{hub.url}/people/small/commit/{repository.head('main')}" in done.out
+    assert "left out  model/'notes.md'" in done.out
+    assert TOKEN not in done.out + done.err
     assert set(files) == {*FROM_MODEL, *MADE - {"carb/step-30.json"}, "carb/step-2.json"}
     assert "**CPU hours**: 0.0" in files["README.md"].decode()
     back = download(files, tmp_path / "back")
