@@ -6,14 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as parquet
 import pytest
-import yaml
-from conftest import ROOT, command, launch
-
-from think_as_locals.config.schema import RunConfig
-from think_as_locals.data import load
-from think_as_locals.data.sources import jsonl
+from conftest import command, launch
 
 pytestmark = pytest.mark.slow
 
@@ -58,23 +52,3 @@ def test_flips_are_beyond_what_a_judge_blind_to_culture_can_score(quickstart: Pa
 def test_baselines_stand_at_chance(quickstart: Path) -> None:
     for name, baseline in _carb(quickstart)[1]["baselines"].items():
         assert baseline["accuracy"] == pytest.approx(0.25, abs=0.05), name
-
-
-def test_transformers_and_vllm_give_the_verdicts_of_training_on_100_items(
-    quickstart: Path, tmp_path: Path, warm_vllm: str
-) -> None:
-    config = RunConfig.model_validate(yaml.safe_load((quickstart / "config.yaml").read_text()))
-    table = quickstart / "carb" / f"step-{config.grpo.max_steps}.parquet"
-    rows = parquet.read_table(table).to_pylist()[:100]
-    by_id = {item.id: item for item in load(config.data, config.seed).test}
-    path = tmp_path / "items.jsonl"
-    jsonl.write([by_id[row["id"]] for row in rows], path)
-    script = str(ROOT / "tests" / "engines" / "vllm_process.py")
-    done = launch(
-        warm_vllm, script, "compare", str(quickstart / "model"), str(path), PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"
-    )
-    assert done.returncode == 0, done.stderr
-    texts = json.loads(path.with_suffix(".result.json").read_text())["texts"]
-    verdicts = [text.rpartition("<verdict>")[2] for text in (row["completion"] for row in rows)]
-    for backend in ("transformers", "vllm"):
-        assert [text.rpartition("<verdict>")[2] for text in texts[backend]] == verdicts, backend

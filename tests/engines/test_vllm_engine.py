@@ -44,7 +44,7 @@ def test_vllm_writes_what_transformers_writes_and_ends_with_a_killed_owner(
     config = RunConfig.model_validate(yaml.safe_load((small_run / "config.yaml").read_text()))
     splits = load(config.data, config.seed)
     jsonl.write([*splits.test, *splits.train][:100], tmp_path / "items.jsonl")
-    found = measured(warm_vllm, "killed", small_run / "model", tmp_path / "items.jsonl", status=-signal.SIGKILL)
+    found = measured(warm_vllm, "compare", small_run / "model", tmp_path / "items.jsonl", status=-signal.SIGKILL)
     assert {"VLLM::EngineCor", "VLLM::Worker"} <= {name[:15] for name in found["processes"]}
     assert not psutil.wait_procs(processes_in(tmp_path), timeout=20)[1]
     texts, labels = found["texts"], found["labels"]

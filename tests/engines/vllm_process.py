@@ -1,7 +1,7 @@
 """What the vLLM tests measure, in a process of its own: the engine changes thread and rank settings of its process.
 
-python vllm_process.py compare MODEL ITEMS.jsonl     texts and labels' log-probabilities of vLLM and of transformers
-python vllm_process.py killed MODEL ITEMS.jsonl      the same, and it ends by SIGKILL while vLLM's processes run
+python vllm_process.py compare MODEL ITEMS.jsonl     texts and labels' log-probabilities of vLLM and of transformers;
+                                                     it ends by SIGKILL while vLLM's processes run
 python vllm_process.py sync RUN SCRATCH              texts before and after the policy's weights changed
 """
 
@@ -44,8 +44,6 @@ def compare(model: str, items: str) -> dict[str, Any]:
     rollouts = sample_all(engines["vllm"], conversations, sampling)
     labels = {name: label_log_probs(one, one.chat.encode(conversations), rollouts) for name, one in engines.items()}
     names = [process.name() for process in processes_in(Path.cwd())]
-    if task == "compare":
-        judges["vllm"].close()
     return {"texts": texts, "labels": labels, "processes": names, "positions": engines["vllm"].chat.positions}
 
 
@@ -75,7 +73,7 @@ def sync(run: str, scratch: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     task, *arguments = sys.argv[1:]
-    result = {"compare": compare, "killed": compare, "sync": sync}[task](*arguments)
+    result = {"compare": compare, "sync": sync}[task](*arguments)
     Path(arguments[-1]).with_suffix(".result.json").write_text(json.dumps(result))
-    if task == "killed":
+    if task == "compare":
         os.kill(os.getpid(), signal.SIGKILL)
