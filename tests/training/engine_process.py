@@ -1,8 +1,7 @@
 """Checks of the real engines, in processes of their own: vLLM changes thread and rank settings of its process.
 
 torchrun --nproc_per_node N engine_process.py colocate FOLDER
-torchrun --nproc_per_node N engine_process.py serve FOLDER PORT    kills the server in the end
-torchrun --nproc_per_node N engine_process.py pair FOLDER PORT PORT    kills the second server amid a batch
+torchrun --nproc_per_node N engine_process.py serve FOLDER PORT PORT    kills the second amid a batch, the first last
 """
 
 from __future__ import annotations
@@ -305,7 +304,39 @@ def listener(port: int) -> psutil.Process:
     return next(psutil.Process(one.pid) for one in ports if one.laddr.port == port and one.status == psutil.CONN_LISTEN)
 
 
-def serve(folder: Path, port: str) -> None:
+def lose_server(folder: Path, *ports: str) -> None:
+    """Two servers; the second dies while it samples its part of the third batch."""
+    where = [f"rollout.urls=[{','.join(f'http://127.0.0.1:{port}' for port in ports)}]", "rollout.timeout_s=400"]
+    long = ["grpo.max_completion_length=200", "grpo.generation_kwargs={min_tokens: 200}", "grpo.max_steps=5"]
+    complete, sampled, lost = VLLMServer.complete, {port: list[int]() for port in ports}, []
+
+    def watched(server: VLLMServer, prompts: list[list[int]], weights: str, **parameters: Any) -> Any:
+        port = server.url.rpartition(":")[2]
+        if parameters["max_tokens"] != 200:  # the check of a sync
+            return complete(server, prompts, weights, **parameters)
+        if (port, len(sampled[port])) == (ports[1], 2):
+            Timer(0.2, listener(int(port)).kill).start()
+        try:
+            found = complete(server, prompts, weights, **parameters)
+        except ServerError:
+            lost.append(len(prompts))
+            raise
+        sampled[port].append(len(prompts))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VLLMServer, "complete", watched)
+        trainer = tiny_trainer(folder, *WIDE, "rollout=vllm_server", "rollout.ahead=1", *where, *long)
+        trainer.train()
+    assert [log["rollout/staleness"] for log in logs(trainer)] == [0, 1, 1, 1, 1]
+    assert max(log["rollout/probe_difference"] for log in logs(trainer)) < 1e-4
+    if trainer.accelerator.is_main_process:
+        assert lost == [4]
+        assert list(sampled.values()) == [[4, 4, 4, 4, 8, 8], [4, 4]]  # the third batch in two parts
+
+
+def serve(folder: Path, port: str, other: str) -> None:
+    lose_server(folder, port, other)
     url = f"http://127.0.0.1:{port}"
     where = ["rollout=vllm_server", f"rollout.urls=[{url}]", "rollout.timeout_s=400"]
     for left in ("mine/sync-killed", "another/sync-used"):
@@ -351,36 +382,6 @@ def serve(folder: Path, port: str) -> None:
         assert kind in message
 
 
-def pair(folder: Path, *ports: str) -> None:
-    """Two servers; the second dies while it samples its part of the third batch."""
-    where = [f"rollout.urls=[{','.join(f'http://127.0.0.1:{port}' for port in ports)}]", "rollout.timeout_s=400"]
-    long = ["grpo.max_completion_length=200", "grpo.generation_kwargs={min_tokens: 200}", "grpo.max_steps=5"]
-    complete, sampled, lost = VLLMServer.complete, {port: list[int]() for port in ports}, []
-
-    def watched(server: VLLMServer, prompts: list[list[int]], weights: str, **parameters: Any) -> Any:
-        port = server.url.rpartition(":")[2]
-        if parameters["max_tokens"] != 200:  # the check of a sync
-            return complete(server, prompts, weights, **parameters)
-        if (port, len(sampled[port])) == (ports[1], 2):
-            Timer(0.2, listener(int(port)).kill).start()
-        try:
-            found = complete(server, prompts, weights, **parameters)
-        except ServerError:
-            lost.append(len(prompts))
-            raise
-        sampled[port].append(len(prompts))
-        return found
-
-    VLLMServer.complete = watched  # type: ignore[method-assign]
-    trainer = tiny_trainer(folder, *WIDE, "rollout=vllm_server", "rollout.ahead=1", *where, *long)
-    trainer.train()
-    assert [log["rollout/staleness"] for log in logs(trainer)] == [0, 1, 1, 1, 1]
-    assert max(log["rollout/probe_difference"] for log in logs(trainer)) < 1e-4
-    if trainer.accelerator.is_main_process:
-        assert lost == [4]
-        assert list(sampled.values()) == [[4, 4, 4, 4, 8, 8], [4, 4]]  # the third batch in two parts
-
-
 def check_forgotten_adapter(folder: Path, *where: str) -> None:
     """Adapters, and a server that has neither adapter nor base any more, as after a restart."""
     trainer, sampled, base_and_adapter = check_adapter(folder, *where, base_first=True)
@@ -399,4 +400,4 @@ if __name__ == "__main__":
     task, folder, *arguments = sys.argv[1:]
     faulthandler.dump_traceback_later(500, exit=True)  # a rank that waits for ever says where
     PartialState(cpu=True)
-    {"colocate": colocate, "serve": serve, "pair": pair}[task](Path(folder), *arguments)
+    {"colocate": colocate, "serve": serve}[task](Path(folder), *arguments)

@@ -47,17 +47,11 @@ def serving(folder: Path, python: str) -> Iterator[str]:
             process.wait()
 
 
-def test_a_server_that_is_checked_restarted_stopped_and_killed(tmp_path: Path, warm_vllm: str) -> None:
+def test_servers_that_are_checked_restarted_stopped_and_killed(tmp_path: Path, warm_vllm: str) -> None:
     tiny_trainer(tmp_path, *WIDE)
-    with serving(tmp_path, warm_vllm) as port:
-        run_checks(warm_vllm, "serve", tmp_path, port)
+    with serving(tmp_path, warm_vllm) as port, serving(tmp_path, warm_vllm) as other:
+        run_checks(warm_vllm, "serve", tmp_path, port, other)
     assert KEY not in (tmp_path / f"server-{port}.log").read_text()
-
-
-def test_the_part_of_a_server_that_dies_amid_a_batch_is_sampled_by_the_other(tmp_path: Path, warm_vllm: str) -> None:
-    tiny_trainer(tmp_path, *WIDE)
-    with serving(tmp_path, warm_vllm) as one, serving(tmp_path, warm_vllm) as other:
-        run_checks(warm_vllm, "pair", tmp_path, one, other)
 
 
 def test_colocated_engines_of_two_processes(tmp_path: Path, warm_vllm: str) -> None:
