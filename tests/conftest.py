@@ -230,7 +230,15 @@ def _make_warm_python(modules: list[str], importer: str, folder: Path) -> None:
     python, address = folder / "python", folder / "socket"
     program = f"{ROOT}/tests/forked_python.py"
     # launch/node.sh looks for the children of its accelerate, so that is a process as any other.
-    patched = f"import sys\nsys.executable = '{python}'\nfrom accelerate.commands.accelerate_cli import main\nmain()\n"
+    # Most of what it imports is for one command, which no test uses.
+    patched = f"""
+import sys, types
+sys.executable = "{python}"
+unused = types.SimpleNamespace(estimate_command_parser=lambda subparsers: None)
+sys.modules["accelerate.commands.estimate"] = unused
+from accelerate.commands.accelerate_cli import main
+main()
+"""
     start = f'exec {sys.executable} -IS {program} start {address} "$@"'
     for name, script in {
         "python": f"#!/bin/sh\nPYTHON_EXEC={python} {start}\n",

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, ROOT, SMALL, command, launch
+from conftest import QUICK, ROOT, SMALL, launch
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +31,7 @@ def test_ten_kills_and_three_stops_lose_nothing(tmp_path: Path, warm_python: str
 def test_a_signal_to_a_node_saves_and_a_second_launch_goes_on(tmp_path: Path, warm_python: str) -> None:
     words = ["recipes/quickstart.yaml", *SMALL, *QUICK, "grpo.max_steps=10", "grpo.save_steps=100"]
     words += ["eval.every_steps=100", f"run.dir={tmp_path}", "run.name=node", "run.resume=auto"]
-    path = f"{Path(command('tal')).parent}:{os.environ['PATH']}"
-    warm = {"PATH": path, "PYTHON_EXEC": warm_python}
+    warm = {"PATH": f"{Path(warm_python).parent}:{os.environ['PATH']}"}
     run, log = tmp_path / "node", tmp_path / "log"
     with log.open("w") as out:
         first = ["launch/node.sh", "--config_file", "launch/cpu_ddp.yaml", *words]
