@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def space(recipe: str, *overrides: str) -> Space:
     return replace(parse(list(overrides)), variants=compose_recipe(f"recipes/{recipe}.yaml")["variants"])
 
 
+@cache
 def jobs(recipe: str, *overrides: str) -> list[Job]:
     asked = space(recipe, *overrides)
     return make_jobs(f"recipes/{recipe}.yaml", asked, asked.combinations("grid"))

@@ -76,8 +76,9 @@ class Rows(list[tuple[Item, bool]]):
 def test_what_trl_does_not_take_ends_a_run_before_it_has_a_folder(
     tmp_path: Path, recipe: str, override: str, message: str
 ) -> None:
+    data = ["data.groups=[gift_taboo]", "data.sets_per_group=4"]
     with pytest.raises(ConfigError, match=f"TRL does not take this configuration:\n  - {message}"):
-        start(f"recipes/{recipe}.yaml", [f"run.dir={tmp_path}", override])
+        start(f"recipes/{recipe}.yaml", [*data, f"run.dir={tmp_path}", override])
     assert not list(tmp_path.iterdir())
 
 
