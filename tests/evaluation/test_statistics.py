@@ -684,6 +684,5 @@ def test_groups_are_drawn_once_for_all_parts_of_as_many_groups(monkeypatch: pyte
     first = [accuracy(*each, 200, 7) for each in data]
     assert drawn == [7, 7]
     monkeypatch.setattr(statistics, "_MAX_KEPT", 0)
-    statistics._resampled.cache_clear()
     assert [accuracy(*each, 200, 7) for each in data] == first
     assert [groups for groups, *_ in statistics._draws_kept] == [80]

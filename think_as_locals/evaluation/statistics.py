@@ -8,9 +8,8 @@ they are by the jackknife over groups (CV3 of MacKinnon, Nielsen and Webb 2023) 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -80,16 +79,16 @@ def accuracies(
     columns: Sequence[Values], groups: Names, samples: int, seed: int, cells: Names | None = None
 ) -> list[Estimate]:
     """Return the `accuracy` of several scores of the same items."""
-    values, group, cell = _columns(columns[0], groups, cells)
-    rest = [np.array(column, float) for column in columns[1:]]
-    if any(len(column) != len(values) for column in rest):
+    first, group, cell = _columns(columns[0], groups, cells)
+    values = [first, *(np.array(column, float) for column in columns[1:])]
+    if any(len(column) != len(first) for column in values):
         raise ValueError("expected as many scores in each column as there are items")
-    return [_accuracy(column, group, cell, samples, seed) for column in (values, *rest)]
+    drawn = cluster_bootstrap(values, group, cell, samples, seed)
+    return [_accuracy(column, group, cell, ci95) for column, ci95 in zip(values, drawn, strict=True)]
 
 
-def _accuracy(values: Floats, group: Codes, cell: Codes, samples: int, seed: int) -> Estimate:
-    n, mean = len(values), _mean(values, cell)
-    ci95, method = cluster_bootstrap(values, group, cell, samples, seed), "cluster_bootstrap"
+def _accuracy(values: Floats, group: Codes, cell: Codes, ci95: tuple[float, float] | None) -> Estimate:
+    n, mean, method = len(values), _mean(values, cell), "cluster_bootstrap"
     if not ci95:
         variance, freedom = _jackknife(values, group, cell)
         method = "wilson" if math.isinf(freedom) else "cluster_wilson"
@@ -117,7 +116,7 @@ def estimate_mean(
         return Estimate(n=len(values), value=mean, ci95=(math.nan, math.nan), method="none")
     column, group, cell = _columns(values, groups, cells)
     n, mean = len(column), _mean(column, cell)
-    ci95, method = cluster_bootstrap(column, group, cell, samples, seed), "cluster_bootstrap"
+    (ci95,), method = cluster_bootstrap([column], group, cell, samples, seed), "cluster_bootstrap"
     if not ci95:
         method = "cluster_t" if group.max() > 0 else "t"
         variance, freedom = _jackknife(column, group if group.max() > 0 else np.arange(n), cell)
@@ -139,7 +138,7 @@ def difference(
     gain, (variance, freedom) = _mean(gains, cell), _variance_of_gain(gains, group, cell)
     error = math.sqrt(variance)
     reach = error * float(stdtrit(freedom, 0.975))
-    drawn = cluster_bootstrap(gains, group, cell, samples, seed)
+    (drawn,) = cluster_bootstrap([gains], group, cell, samples, seed)
     return Difference(
         n=len(gains),
         value=gain,
@@ -151,29 +150,32 @@ def difference(
     )
 
 
-def cluster_bootstrap(values: Floats, group: Codes, cell: Codes, samples: int, seed: int) -> tuple[float, float] | None:
-    """Return the 95 % interval of a mean over cells, by expanded percentiles of a bootstrap over groups.
+def cluster_bootstrap(
+    columns: Sequence[Floats], group: Codes, cell: Codes, samples: int, seed: int
+) -> list[tuple[float, float] | None]:
+    """Return the 95 % intervals of means over cells, by expanded percentiles of a bootstrap over groups.
 
-    It is `None` if a bootstrap is not reliable: with fewer than `FEW_GROUPS` groups, with a cell of a single group, or
-    if all draws have the same mean.
+    All columns have the same draws. An interval is `None` if a bootstrap is not reliable: with fewer than `FEW_GROUPS`
+    groups, with a cell of a single group, or if all draws have the same mean.
     """
     group = group % _MOST_GROUPS
     groups, cells = int(group.max()) + 1, int(cell.max()) + 1
     if groups < FEW_GROUPS:
-        return None
+        return [None] * len(columns)
     place = group * cells + cell
-    sums, sizes = (
-        np.bincount(place, weights, groups * cells).reshape(groups, cells) for weights in (values, np.ones(len(values)))
+    sizes, *sums = (
+        np.bincount(place, weights, groups * cells).reshape(groups, cells) for weights in (np.ones(len(cell)), *columns)
     )
     if (sizes > 0).sum(axis=0).min() == 1:
-        return None
-    drawn_sums, drawn = (_resample(each, samples, seed) for each in (sums, sizes))
-    means = (drawn_sums / np.maximum(drawn, 1)).sum(axis=1) / (drawn > 0).sum(axis=1)
-    if np.ptp(means) < 1e-9:
-        return None
-    tail = _expanded_tail(groups)
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return float(low), float(high)
+        return [None] * len(columns)
+    means, tail = np.empty((len(columns), samples)), _expanded_tail(groups)
+    for rows, counts in _draws(groups, samples, seed):
+        drawn = counts @ sizes
+        divisor, present = np.maximum(drawn, 1), (drawn > 0).sum(axis=1)
+        for of_column, mean in zip(sums, means, strict=True):
+            mean[rows] = (counts @ of_column / divisor).sum(axis=1) / present
+    ends, same = np.quantile(means, [tail, 1 - tail], axis=1).T.tolist(), np.ptp(means, axis=1) < 1e-9
+    return [None if is_same else (low, high) for (low, high), is_same in zip(ends, same, strict=True)]
 
 
 def mcnemar(a: Values, b: Values) -> float:
@@ -274,9 +276,11 @@ def _calibration_interval(gaps: Floats, bins: Codes, group: Codes, samples: int,
     error = float(np.abs(sums.sum(axis=0)).sum() / len(gaps))
     # More draws of few groups, which are cheap, so that the ends depend less on the seed.
     samples *= max(1, 4 * FEW_GROUPS // count)
-    drawn, sizes = (_resample(each, samples, seed) for each in (sums, np.bincount(group)))
-    errors = np.abs(drawn).sum(axis=1) / sizes
-    without_gap = np.abs(drawn - sums.sum(axis=0)).sum(axis=1) / sizes
+    errors, without_gap, sizes = np.empty(samples), np.empty(samples), np.bincount(group)
+    for rows, counts in _draws(count, samples, seed):
+        drawn, drawn_sizes = counts @ sums, counts @ sizes
+        errors[rows] = np.abs(drawn).sum(axis=1) / drawn_sizes
+        without_gap[rows] = np.abs(drawn - sums.sum(axis=0)).sum(axis=1) / drawn_sizes
     tail, added = _expanded_tail(count), errors.mean() - error
     low, high = np.quantile(errors, [tail, 1 - tail]) - [2 * added, added]
     if error <= np.quantile(without_gap, 1 - tail):
@@ -323,42 +327,26 @@ def _expanded_tail(groups: int) -> float:
     return float(ndtr(stdtrit(groups - 1, 0.025) * math.sqrt(groups / (groups - 1))))
 
 
-def _resample(of_groups: NDArray[Any], samples: int, seed: int) -> Floats:
-    """Return the sums of the groups' values (by the first dimension) over each resample."""
-    return _resampled(of_groups.tobytes(), of_groups.dtype.str, of_groups.shape, samples, seed)
-
-
-@lru_cache(maxsize=4)  # of several scores of the same items, the sizes of resamples are the same
-def _resampled(content: bytes, dtype: str, shape: tuple[int, ...], samples: int, seed: int) -> Floats:
-    counts, of_groups = _draws(shape[0], samples, seed), np.frombuffer(content, dtype).reshape(shape)
-    return np.concatenate([counts[rows].astype(float) @ of_groups for rows in _blocks(samples, shape[0])])
-
-
 _draws_kept: dict[tuple[int, int, int], NDArray[np.uint8]] = {}  # the last used at the end
 
 
-def _draws(groups: int, samples: int, seed: int) -> NDArray[np.uint8]:
-    """Return how often each resample has each group, of shape (samples, groups); counts fit a byte.
+def _draws(groups: int, samples: int, seed: int) -> Iterator[tuple[slice, Floats]]:
+    """Yield blocks of resamples, and how often each resample has each group.
 
     Draws are cached for other breakdowns, baselines and reward models with the same number of groups.
     """
-    key = (groups, samples, seed)
+    key, step = (groups, samples, seed), max(1, _BLOCK // groups)
+    blocks = [slice(start, min(start + step, samples)) for start in range(0, samples, step)]
     counts = _draws_kept.pop(key, None)
     if counts is None:
         rng, shares = np.random.default_rng(seed), np.full(groups, 1 / groups)
-        counts = np.empty((samples, groups), np.uint8)
-        for rows in _blocks(samples, groups):
+        counts = np.empty((samples, groups), np.uint8)  # counts fit a byte
+        for rows in blocks:
             counts[rows] = rng.multinomial(groups, shares, size=rows.stop - rows.start)
     _draws_kept[key] = counts
     while len(_draws_kept) > 1 and sum(kept.nbytes for kept in _draws_kept.values()) > _MAX_KEPT:
         del _draws_kept[next(iter(_draws_kept))]
-    return counts
-
-
-def _blocks(samples: int, groups: int) -> list[slice]:
-    """Return slices of resamples that are small enough as floating-point numbers."""
-    step = max(1, _BLOCK // groups)
-    return [slice(start, min(start + step, samples)) for start in range(0, samples, step)]
+    return ((rows, counts[rows].astype(float)) for rows in blocks)
 
 
 def _columns(scores: Values, groups: Names, cells: Names | None = None) -> tuple[Floats, Codes, Codes]:
@@ -374,7 +362,7 @@ def _columns(scores: Values, groups: Names, cells: Names | None = None) -> tuple
 def codes(names: Names) -> Codes:
     """Return the place of each name, or number, among the distinct ones."""
     # Sorted, so that the meaning of a draw does not depend on the order of items.
-    if isinstance(names, np.ndarray):
-        return np.unique(names, return_inverse=True)[1]
+    if isinstance(names, np.ndarray) and names.dtype == np.intp:
+        return (np.cumsum(np.bincount(names) > 0) - 1)[names]
     numbers = {name: i for i, name in enumerate(sorted(set(names)))}
     return np.array([numbers[name] for name in names])
