@@ -19,7 +19,7 @@ from html_page import Page
 from think_as_locals.evaluation import leaderboard
 from think_as_locals.evaluation.compare import compare, read
 from think_as_locals.evaluation.leaderboard import LONGEST_TEXT, browsable, read_entries, write_leaderboard
-from think_as_locals.evaluation.scored import outcome
+from think_as_locals.evaluation.scored import outcome, read_scored
 from think_as_locals.evaluation.statistics import holm
 from think_as_locals.judging import reorder_responses, shuffle_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -416,14 +416,14 @@ def embedded(page: Page) -> dict[str, Any]:
 
 def test_every_judgement_can_be_read_back_from_the_page(evil: Path, tmp_path: Path) -> None:
     data = embedded(Page(write_leaderboard([evil], tmp_path / "out")))
-    entries = {entry.name: entry for entry in read_entries([evil])}
+    tables = {entry.name: read_scored(entry.path.with_suffix(".parquet")) for entry in read_entries([evil])}
     made = data["judgements"]
     found = set()
     for number in range(data["total"]):
         at = {name: column[number] for name, column in made.items()}
         item = {name: column[at["item"]] for name, column in data["items"].items()}
         name = data["models"][at["model"]]
-        scored = next(scored for scored in entries[name].scored if scored.item.id == item["id"])
+        scored = next(scored for scored in tables[name] if scored.item.id == item["id"])
         assert item["prompt"] == scored.item.prompt
         assert tuple(item["responses"][i] for i in at["order"]) == scored.presented.responses
         assert (at["best"], at["verdict"]) == (scored.presented.best, scored.judgement.verdict)
@@ -431,7 +431,7 @@ def test_every_judgement_can_be_read_back_from_the_page(evil: Path, tmp_path: Pa
         assert (tuple(at["issues"]), at["completion"]) == (scored.judgement.issues, scored.judgement.completion)
         found.add((name, item["id"]))
     assert len(found) == data["total"] == 2 * 134
-    assert set(data["issues"]) == {i for entry in entries.values() for s in entry.scored for i in s.judgement.issues}
+    assert set(data["issues"]) == {i for table in tables.values() for s in table for i in s.judgement.issues}
     assert data["cultures"]["TH"] == "Thailand"
 
 

@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from items import make_item
 
 from think_as_locals.evaluation import scored as orders
 from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
-from think_as_locals.types import Item, Judgement
+from think_as_locals.types import DataError, Item, Judgement
 
 
 def slot_bias(predictions: Sequence[ScoredItem]) -> dict[str, Any]:
@@ -92,9 +95,9 @@ def test_judgements_are_in_one_order_however_they_come() -> None:
     predictions = [judged(an_item(i), order, i % 2) for i in (3, 1, 2) for order in ((0, 1), (1, 0))]
     there, back = orders.Judgements(predictions), orders.Judgements(predictions[::-1])
     assert [item.id for item in there.items] == [item.id for item in back.items] == ["1", "2", "3"]
-    presented = [(each.rows["item"], [each.orders[i] for i in each.rows["order"]]) for each in (there, back)]
-    assert presented[0][0].tolist() == presented[1][0].tolist() == [0, 0, 1, 1, 2, 2]
-    assert presented[0][1] == presented[1][1]
+    shown = [(each.rows["item"], [each.orders[i] for i in each.rows["order"]]) for each in (there, back)]
+    assert shown[0][0].tolist() == shown[1][0].tolist() == [0, 0, 1, 1, 2, 2]
+    assert shown[0][1] == shown[1][1]
     assert there.by_item("credit").tolist() == [0.5, 0.5, 0.5]
 
 
@@ -117,3 +120,73 @@ def test_items_that_are_known_are_not_made_again_unless_they_differ(tmp_path: Pa
     assert found[1].item is turned
     assert found[1].presented == items[1]
     assert found[2].item == items[2]
+
+
+def presented(judged: orders.Judgements) -> list[list[str]]:
+    return [[judged.items[row["item"]].responses[i] for i in judged.orders[row["order"]]] for row in judged.rows]
+
+
+def of_all_kinds() -> list[ScoredItem]:
+    right = judged(an_item(1), (1, 0), 1)
+    return [
+        *(right, judged(an_item(1), (0, 1), 1)),  # one item in two orders
+        replace(judged(an_item(2, size=4), (3, 0, 2, 1), None), scores=(1.0, 0.5, 1.0, 1.0)),  # a tie
+        replace(judged(an_item(3), (0, 1), 1), scores=(0.5, 2.0), margin=1.5),
+        replace(right, item=an_item(4), presented=an_item(4), parse_failure_credit=0.5, tagged_credit=1 / 3),
+        failed(an_item(5), "no_verdict", parse_failure_credit=0.5),
+        failed(an_item(6), "too_long"),
+    ]
+
+
+def failed(item: Item, issue: str, **changes: Any) -> ScoredItem:
+    without = judged(item, (1, 0), None)
+    return replace(without, judgement=replace(without.judgement, issues=(issue,)), **changes)
+
+
+@pytest.mark.parametrize("known", ["none", "same", "turned", "other"])
+def test_columns_read_from_a_table_are_those_of_its_judgements(known: str, tmp_path: Path) -> None:
+    predictions, path = of_all_kinds(), tmp_path / "table.parquet"
+    expected = orders.Judgements(orders.written(path, predictions))
+    changed = {
+        "none": {},
+        "same": {p.item.id: p.item for p in predictions},
+        "turned": {p.item.id: reorder_responses(p.item, range(len(p.item.responses))[::-1]) for p in predictions},
+        "other": {"3": an_item(3, size=4)},
+    }[known]
+    found = orders.Judgements.read(path, changed)
+    assert [item.id for item in found.items] == [item.id for item in expected.items] == list("123456")
+    for name in set(expected.rows.dtype.names) - {"order"}:
+        np.testing.assert_array_equal(found.rows[name], expected.rows[name], name)
+    assert presented(found) == presented(expected)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "fault"),
+    [
+        ("order", [0, 0], r"order must have each of \[0, 1\] once, got \[0, 0\]"),
+        ("order", [0], "order must have each of"),
+        ("order", None, "NoneType"),
+        ("verdict", 2, r"verdict must be one of \[0, 1\] or none, got 2"),
+        ("verdict", -1, r"verdict must be one of \[0, 1\] or none, got -1"),
+        ("verdict", 1, "credit must be that of its verdict or scores, got 1.0"),
+        ("credit", 0.5, "credit must be that of its verdict or scores, got 0.5"),
+        ("credit", 2.0, r"credit must be in \[0, 1\], got 2.0"),
+        ("credit", None, r"credit must be in \[0, 1\], got None"),
+        ("verdict_only_credit", float("nan"), r"verdict_only_credit must be in \[0, 1\], got nan"),
+        ("scores", [1.0, 1.0], "credit must be that of its verdict or scores, got 1.0"),
+        ("best", 7, "best must be an index from 0 to 1"),
+        ("id", "1", "several items are called '1'"),
+    ],
+)
+def test_a_faulty_row_is_found_in_columns_as_well(column: str, value: Any, fault: str, tmp_path: Path) -> None:
+    predictions, path = [judged(an_item(i), (0, 1), 0) for i in range(4)], tmp_path / "table.parquet"
+    assert len(list(orders.written(path, predictions))) == 4
+    table = pa.parquet.read_table(path)
+    values = [value if place == 2 else each for place, each in enumerate(table[column].to_pylist())]
+    at = table.schema.get_field_index(column)
+    pa.parquet.write_table(table.set_column(at, column, pa.array(values, table.schema.field(column).type)), path)
+    for known in ({}, {p.item.id: p.item for p in predictions}):
+        with pytest.raises(DataError, match=f"table.parquet: .*{fault}"):
+            orders.Judgements.read(path, dict(known))
+    with pytest.raises(DataError, match=f"table.parquet: .*{fault}"):
+        orders.read_scored(path)

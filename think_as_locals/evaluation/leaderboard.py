@@ -7,33 +7,33 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import RenderableType
 
-from think_as_locals.data.splits import hash_fraction
+from think_as_locals.data.splits import flip_sets, hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import NAMES, baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, language_name, macro_cells, macro_warning
 from think_as_locals.evaluation.compare import ALPHA
 from think_as_locals.evaluation.pages import read_settings, strip, templates
 from think_as_locals.evaluation.probes import DIRECTIONS
-from think_as_locals.evaluation.scored import (
-    OUTCOMES,
-    ItemCredit,
-    grouped,
-    item_credits,
-    on_flip_sets,
-    outcome,
-    paired_differences,
-    read_scored,
-    too_long_note,
+from think_as_locals.evaluation.scored import OUTCOMES, Judgements, grouped, outcome, read_scored, too_long_note
+from think_as_locals.evaluation.statistics import (
+    Codes,
+    Floats,
+    accuracies,
+    accuracy,
+    codes,
+    difference,
+    holm,
+    smallest_difference,
 )
-from think_as_locals.evaluation.statistics import accuracies, accuracy, smallest_difference
 from think_as_locals.evaluation.tables import Cell, Figure, Label, Table, escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -76,8 +76,8 @@ class LeaderboardEntry:
     name: str
     path: Path  # of its CARB file
     summary: dict[str, Any]  # the content of that file
-    scored: list[ScoredItem]
-    credits: tuple[ItemCredit, ...]  # of its items, each once, sorted by id
+    judged: Judgements
+    credit: Floats  # of each item of these
     probes: dict[str, Any]  # results of `probes.probe` by name; empty without probes
 
     @property
@@ -88,7 +88,7 @@ class LeaderboardEntry:
     @property
     def items(self) -> tuple[Item, ...]:
         """The items that it was measured on."""
-        return tuple(c.item for c in self.credits)
+        return self.judged.items
 
 
 def write_leaderboard(runs: Sequence[Path], folder: Path, items: Iterable[Item] = ()) -> Path:
@@ -152,18 +152,17 @@ def _entries(run: Path, items: dict[str, Item]) -> Iterator[LeaderboardEntry]:
 
 def _entry(path: Path, items: dict[str, Item]) -> LeaderboardEntry:
     summary, table = carb.read(path), path.with_suffix(".parquet")
-    scored = read_scored(table, items)
-    credited = sorted(item_credits(scored), key=lambda c: c.item.id)
-    if len(credited) != summary["n"]:
-        raise DataError(f"{table}: {len(credited)} items, but {path.name} is over {summary['n']}; measure again")
+    judged = Judgements.read(table, items)
+    if len(judged.items) != summary["n"]:
+        raise DataError(f"{table}: {len(judged.items)} items, but {path.name} is over {summary['n']}; measure again")
     file = RunFolder(path.parents[1]).result("probes", path.stem)
     probes = read_json(file) if file.is_file() else {}
     return LeaderboardEntry(
         name=str(summary["model"]),
         path=path,
         summary=summary,
-        scored=scored,
-        credits=tuple(credited),
+        judged=judged,
+        credit=judged.by_item("credit"),
         probes={name: probes[name] for name in DIRECTIONS if name in probes},
     )
 
@@ -173,7 +172,11 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
 
     `ranks` are the best and worst possible rank; `may_be_first` says that no model is significantly better.
     """
-    pairs = _pairs(entries)
+    items, group = entries[0].items, entries[0].judged.group
+    places = {item.id: place for place, item in enumerate(items)}
+    flips = np.array([places[item.id] for members in flip_sets(items) for item in members], np.intp)
+    cells = codes(list(map(BREAKDOWNS["cell"], items)))
+    pairs = _pairs(entries, flips, cells)
     differ = [pair for pair in pairs if pair["macro"]["p_holm"] < ALPHA]
     models = []
     for entry in entries:
@@ -181,8 +184,10 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
         # Below all better and above all worse models; among the others any order is possible.
         first = 1 + sum(pair["worse"] == entry.name for pair in differ)
         last = len(entries) - sum(pair["better"] == entry.name for pair in differ)
-        ties = accuracy([outcome(s) == "tie" for s in entry.scored], [s.item.group for s in entry.scored])
-        failures = {"n": len(entry.scored), "share": summary["parse_failure"], "ci95": summary["parse_failure_ci95"]}
+        rows = entry.judged.rows
+        tied = (rows["credit"] > 0) & (rows["credit"] < 1) & ~rows["parse_failure"] & ~rows["too_long"]
+        ties = accuracy(tied, group[rows["item"]])
+        failures = {"n": len(rows), "share": summary["parse_failure"], "ci95": summary["parse_failure_ci95"]}
         models.append(
             {
                 "name": entry.name,
@@ -198,12 +203,12 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
                 "probes": {name: part["relative"] for name, part in entry.probes.items()},
             }
         )
-    baselines = _baselines(entries[0].items)
+    baselines = _baselines(items, group, flips, cells)
     return {
         "datasets": sorted({str(entry.summary["dataset"]) for entry in entries}),
         "splits": sorted({str(entry.summary["split"]) for entry in entries}),
-        "n": len(entries[0].credits),
-        "macro": macro_cells(entries[0].items),
+        "n": len(items),
+        "macro": macro_cells(items),
         "models": models,
         "best_baseline": max(baselines, key=lambda name: float(baselines[name]["macro"]["accuracy"])),
         "baselines": baselines,
@@ -211,29 +216,26 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
     }
 
 
-def _baselines(items: tuple[Item, ...]) -> dict[str, dict[str, Any]]:
+def _baselines(items: tuple[Item, ...], group: Codes, flips: Codes, cells: Codes) -> dict[str, dict[str, Any]]:
     """Return the accuracies of the baselines: over cells, over items and on complete flip sets."""
-    worth, places = baseline_credits(items), {item.id: place for place, item in enumerate(items)}
+    worth, every = baseline_credits(items), np.arange(len(items))
     found: dict[str, dict[str, Any]] = {name: {} for name in worth}
-    flips = [c.item for c in on_flip_sets([ItemCredit(item, 0.0) for item in items])]
-    for kind, part in {"macro": items, "micro": items, "flips": flips}.items():
-        columns = [column[[places[item.id] for item in part]] for column in worth.values()]
-        cells = list(map(BREAKDOWNS["cell"], part)) if kind == "macro" else None
-        estimates = accuracies(columns, [item.group for item in part], 2000, 0, cells) if part else []
+    for kind, places, of_cells in (("macro", every, cells), ("micro", every, None), ("flips", flips, None)):
+        columns = [column[places] for column in worth.values()]
+        estimates = accuracies(columns, group[places], 2000, 0, of_cells) if len(places) else []
         for name, estimate in zip_longest(worth, estimates):
             found[name][kind] = estimate.as_dict() if estimate else {"n": 0}
     return found
 
 
-def _pairs(entries: Sequence[LeaderboardEntry]) -> list[dict[str, Any]]:
+def _pairs(entries: Sequence[LeaderboardEntry], flips: Codes, cells: Codes) -> list[dict[str, Any]]:
     """Return the differences of all pairs of ranked entries: over cells (the ranking), by items and on flip sets."""
-    two = [(worse, better) for better, worse in combinations(entries, 2)]
-    flips = {entry.name: on_flip_sets(entry.credits) for entry in entries}
-    over_cells = _differences([(a.credits, b.credits) for a, b in two], over_cells=True)
-    by_items = _differences([(a.credits, b.credits) for a, b in two])
+    two, group = [(worse, better) for better, worse in combinations(entries, 2)], entries[0].judged.group
+    by_items = _differences([(a.credit, b.credit) for a, b in two], group)
+    over_cells = _differences([(a.credit, b.credit) for a, b in two], group, cells)
     on_flips: Sequence[dict[str, Any] | None] = [None] * len(two)
-    if any(flips.values()):
-        on_flips = _differences([(flips[a.name], flips[b.name]) for a, b in two])
+    if len(flips):
+        on_flips = _differences([(a.credit[flips], b.credit[flips]) for a, b in two], group[flips])
     return [
         {"better": b.name, "worse": a.name, "macro": macro, "items": items, "flips": flip}
         for (a, b), macro, items, flip in zip(two, over_cells, by_items, on_flips, strict=True)
@@ -241,14 +243,14 @@ def _pairs(entries: Sequence[LeaderboardEntry]) -> list[dict[str, Any]]:
 
 
 def _differences(
-    pairs: Sequence[tuple[Sequence[ItemCredit], Sequence[ItemCredit]]], over_cells: bool = False
+    pairs: Sequence[tuple[Floats, Floats]], group: Codes, cells: Codes | None = None
 ) -> list[dict[str, Any]]:
-    found = []
-    for (a, b), (paired, p) in zip(pairs, paired_differences(pairs, over_cells), strict=True):
-        columns = [c.credit for c in a], [c.credit for c in b], [c.item.group for c in a]
-        smallest = None if over_cells else smallest_difference(*columns, ALPHA / len(pairs))
-        found.append({"difference": paired.as_dict(), "p_holm": p, "smallest": smallest})
-    return found
+    """Return the difference of each pair; without cells also the smallest that these items would show."""
+    found = [difference(a, b, group, cells=cells) for a, b in pairs]
+    adjusted = holm([paired.p for paired in found])
+    smallest = [smallest_difference(a, b, group, ALPHA / len(pairs)) if cells is None else None for a, b in pairs]
+    columns = zip(found, adjusted, smallest, strict=True)
+    return [{"difference": paired.as_dict(), "p_holm": p, "smallest": least} for paired, p, least in columns]
 
 
 def _name(model: Mapping[str, Any]) -> Label:
@@ -416,18 +418,24 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
     Items are drawn by a hash of their ids, each with all its judgements, until the next one would exceed `limit`
     characters of JSON. `order` has the indices of responses as presented, which `best` and `verdict` refer to.
     """
-    judged = [(number, scored) for number, entry in enumerate(entries) for scored in entry.scored]
-    by_item = grouped(judged, lambda each: each[1].item)
+    judged = dict.fromkeys(item for entry in entries for item in entry.items)
+    values, room = dict[Item, list[Any]](), limit
+    for item in sorted(judged, key=lambda item: (hash_fraction(item.id), item.id)):
+        texts = sorted(item.responses)  # in whatever order they were read
+        of_item = [item.id, _cut(item.prompt), item.culture, item.domain, item.language, list(map(_cut, texts))]
+        room -= len(json.dumps(of_item, ensure_ascii=False))
+        if room < 0:  # without its judgements already
+            break
+        values[item] = of_item
+    by_item = _judgements(entries, values)
     items: dict[str, list[Any]] = {name: [] for name in _ITEM}
     judgements: dict[str, list[Any]] = {name: [] for name in _JUDGEMENT}
-    for number, item in enumerate(sorted(by_item, key=lambda item: (hash_fraction(item.id), item.id))):
-        texts = sorted(item.responses)  # in whatever order they were read
-        values = [item.id, _cut(item.prompt), item.culture, item.domain, item.language, list(map(_cut, texts))]
-        rows = [_judgement(model, number, texts, scored) for model, scored in by_item[item]]
-        limit -= len(json.dumps([values, *rows], ensure_ascii=False))
+    for number, (item, of_item) in enumerate(values.items()):
+        rows = [_judgement(model, number, sorted(item.responses), scored) for model, scored in by_item[item]]
+        limit -= len(json.dumps([of_item, *rows], ensure_ascii=False))
         if limit < 0:
             break
-        for columns, row in ((items, values), *((judgements, row) for row in rows)):
+        for columns, row in ((items, of_item), *((judgements, row) for row in rows)):
             for column, value in zip(columns.values(), row, strict=True):
                 column.append(value)
     return {
@@ -438,9 +446,18 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
         "issues": sorted({issue for issues in judgements["issues"] for issue in issues}),
         "items": items,
         "judgements": judgements,
-        "total": len(judged),
-        "total_items": len(by_item),
+        "total": sum(len(entry.judged.rows) for entry in entries),
+        "total_items": len(judged),
     }
+
+
+def _judgements(entries: Sequence[LeaderboardEntry], some: Container[Item]) -> dict[Item, list[tuple[int, ScoredItem]]]:
+    """Read all judgements of some items, each with the place of its entry."""
+    found = list[tuple[int, ScoredItem]]()
+    for number, entry in enumerate(entries):
+        items = {item.id: item for item in entry.items if item in some}
+        found += [(number, each) for each in read_scored(entry.path.with_suffix(".parquet"), items, items.keys())]
+    return grouped(found, lambda each: each[1].item)
 
 
 def _judgement(model: int, item: int, texts: list[str], scored: ScoredItem) -> list[Any]:

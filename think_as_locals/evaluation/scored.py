@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import chain
+from functools import cache
+from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +20,12 @@ from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.statistics import Difference, Estimate, Floats, accuracy, codes, difference, holm
 from think_as_locals.judging import reorder_responses
-from think_as_locals.reward_models.reward_model import ScoredItem
-from think_as_locals.runtime.files import read_parquet, write_parquet
+from think_as_locals.reward_models.reward_model import TOO_LONG, ScoredItem
+from think_as_locals.runtime.files import parquet_batches, write_parquet
 from think_as_locals.types import LABELS, DataError, Item, Judgement, first_of
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Outcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
 """The outcome of a judgement; in a tie the best response shares the highest score with others."""
@@ -46,6 +52,8 @@ _JUDGEMENT = np.dtype(
     ]
 )
 
+_CHUNK = 10_000  # judgements that become columns at once
+
 Thing = TypeVar("Thing")
 Key = TypeVar("Key", bound=Hashable)
 
@@ -67,18 +75,26 @@ class Judgements:
     """
 
     def __init__(self, scored: Iterable[ScoredItem]) -> None:
+        rest = iter(scored)
+        self._take(map(_columns_of, iter(lambda: list(islice(rest, _CHUNK)), [])))
+
+    @classmethod
+    def read(cls, path: Path, known: dict[str, Item]) -> Judgements:
+        """Load a table of judgements as `read_scored` does, without an object for each row."""
+        judged = cls.__new__(cls)
+        judged._take(_read_columns(path, known))
+        if not judged.items:
+            raise DataError(f"{path}: no judgements")
+        return judged
+
+    def _take(self, parts: Iterable[_Columns]) -> None:
         items, orders = dict[str, tuple[int, Item]](), dict[tuple[int, ...], int]()
-
-        def row(s: ScoredItem) -> tuple[Any, ...]:
-            number, _ = items.setdefault(s.item.id, (len(items), s.item))
-            verdict = -1 if s.judgement.verdict is None else s.judgement.verdict
-            slots = orders.setdefault(s.order, len(orders)), len(s.item.responses), s.presented.best, verdict
-            margin = math.nan if s.margin is None else s.margin
-            kind = s.scores is not None, s.parse_failure, s.too_long
-            return (number, *slots, s.credit, s.verdict_only_credit, margin, *kind)
-
-        rows = np.fromiter(map(row, scored), _JUDGEMENT)
-        by_id = [items[name] for name in sorted(items)]
+        taken = [np.empty(0, _JUDGEMENT)]
+        for of_rows, slots, rows in parts:
+            rows["item"] = [items.setdefault(item.id, (len(items), item))[0] for item in of_rows]
+            rows["order"] = [orders.setdefault(order, len(orders)) for order in slots]
+            taken.append(rows)
+        by_id, rows = [items[name] for name in sorted(items)], np.concatenate(taken)
         self.items = tuple(item for _, item in by_id)
         self.group = codes([item.group for item in self.items])  # of each item
         self.orders = list(orders)
@@ -110,33 +126,151 @@ class Judgements:
         return tuple(responses[i] for i in self.orders[row["order"]])
 
 
-def read_scored(path: Path, known: dict[str, Item] | None = None) -> list[ScoredItem]:
+_Columns = tuple[Sequence[Item], Sequence[tuple[int, ...]], NDArray[np.void]]
+"""Items, orders of their responses and `_JUDGEMENT` of some rows, in which places of items and orders are missing."""
+
+
+def _columns_of(scored: Sequence[ScoredItem]) -> _Columns:
+    def row(s: ScoredItem) -> tuple[Any, ...]:
+        slots = len(s.item.responses), s.presented.best, -1 if s.judgement.verdict is None else s.judgement.verdict
+        margin = math.nan if s.margin is None else s.margin
+        kind = s.scores is not None, s.parse_failure, s.too_long
+        return (0, 0, *slots, s.credit, s.verdict_only_credit, margin, *kind)
+
+    return [s.item for s in scored], [s.order for s in scored], np.fromiter(map(row, scored), _JUDGEMENT)
+
+
+def _read_columns(path: Path, known: dict[str, Item]) -> Iterator[_Columns]:
+    read: dict[str, Item] = {}
+    for batch in _batches(path):
+        with _naming(path):
+            names = batch["id"].to_pylist()
+            if any(name not in known for name in names):
+                for row in batch.select(_ITEM).to_pylist():
+                    known.setdefault(row["id"], Item(**row))
+            columns = _columns_of_table(batch, [known[name] for name in names])
+            columns = columns or _columns_of([_scored_item(row, known) for row in batch.to_pylist()])
+            for item in columns[0]:
+                _check_same(read.setdefault(item.id, item), item)
+        yield columns
+
+
+def _columns_of_table(table: pyarrow.RecordBatch, items: Sequence[Item]) -> _Columns | None:
+    """Return the rows of a table about items; `None`, for a closer look at each row, if anything is not as written."""
+    import pyarrow.compute as pc
+
+    schema = _schema()
+    columns = {name: table[name] for name in _COLUMNS}
+    if any(column.type != schema.field(name).type for name, column in columns.items()):
+        return None
+    if not all(columns[name].equals(expected) for name, expected in _item_columns(items).items()):
+        return None
+    lists = {name: columns[name].flatten() for name in ("order", "scores", "issues")}
+    filled = ("order", "issues", "credit", "verdict_only_credit")
+    if any(columns[name].null_count for name in filled) or any(each.null_count for each in lists.values()):
+        return None
+    order, scores, issues = (each.to_numpy(zero_copy_only=False) for each in lists.values())
+    sizes, slots, of_issues = (
+        pc.list_value_length(columns[name]).to_numpy() for name in ("responses", "order", "issues")
+    )
+    has_verdict, has_scores = (columns[name].is_valid().to_numpy(False) for name in ("verdict", "scores"))
+    verdict = columns["verdict"].fill_null(0).to_numpy()
+    credit, verdict_only = (columns[name].to_numpy() for name in ("credit", "verdict_only_credit"))
+    scored_sizes = sizes[has_scores]
+    if (
+        (slots != sizes).any()
+        or (pc.list_value_length(columns["scores"].drop_null()).to_numpy() != scored_sizes).any()
+        or not ((verdict >= 0) & (verdict < sizes)).all()
+        or not ((credit >= 0) & (credit <= 1) & (verdict_only >= 0) & (verdict_only <= 1)).all()
+        or np.isnan(scores).any()
+    ):
+        return None
+    starts = np.cumsum(sizes) - sizes
+    first = np.repeat(starts, sizes)
+    if not ((order >= 0) & (order < np.repeat(sizes, sizes))).all() or len(np.unique(first + order)) < len(order):
+        return None
+    slot = np.empty(len(order), np.int64)  # of each response
+    slot[first + order] = np.arange(len(order)) - first
+    rows = np.zeros(len(items), _JUDGEMENT)
+    rows["size"], rows["best"] = sizes, slot[starts + columns["best"].to_numpy()]
+    rows["verdict"] = np.where(has_verdict, slot[starts + verdict], -1)
+    rows["credit"], rows["verdict_only"] = credit, verdict_only
+    rows["margin"], rows["has_scores"] = columns["margin"].to_numpy(zero_copy_only=False), has_scores
+    rows["too_long"][np.repeat(np.arange(len(items)), of_issues)[issues == TOO_LONG]] = True
+    rows["parse_failure"] = ~has_verdict & (of_issues > 0) & ~rows["too_long"]
+    expected = np.array(rows["verdict"] == rows["best"], float)
+    if len(scores):
+        starts_of_scores = np.cumsum(scored_sizes) - scored_sizes
+        at_top = scores == np.repeat(np.maximum.reduceat(scores, starts_of_scores), scored_sizes)
+        right = at_top[starts_of_scores + columns["best"].to_numpy()[has_scores]]
+        expected[has_scores] = right / np.add.reduceat(at_top, starts_of_scores, dtype=int)
+    if (credit != np.where(rows["parse_failure"], credit, expected)).any():
+        return None
+    values = iter(order.tolist())
+    return items, [tuple(islice(values, size)) for size in sizes.tolist()], rows
+
+
+def read_scored(path: Path, known: dict[str, Item] | None = None, only: Set[str] | None = None) -> list[ScoredItem]:
     """Load a table of judgements, as `written` writes it; a DataError if it is empty or a row is faulty.
 
-    Items that are in `known`, by id, are reused, and the others are added to it.
+    Items that are in `known`, by id, are reused, and the others are added to it. Rows of items that are not among the
+    ids in `only` are skipped.
     """
-    if not path.is_file():
-        expected = "no such file; expected the folder of a run, or a carb/NAME.parquet"
-        raise DataError(f"{path}: not a readable table of judgements: {expected}")
     known = {} if known is None else known
     scored, items = list[ScoredItem](), dict[str, Item]()
-    for row in read_parquet(path):
-        if lacks := [name for name in _COLUMNS if name not in row]:
-            raise DataError(f"{path}: a table of judgements lacks {', '.join(lacks)}; measure again")
-        try:
-            each = _scored_item(row, known)
-        except (DataError, ValueError, TypeError) as error:
-            raise DataError(f"{path}: {error}") from error
-        if items.setdefault(each.item.id, each.item) != each.item:
-            raise DataError(f"{path}: several items are called {each.item.id!r}")
-        scored.append(each)
-    if not scored:
+    for batch in _batches(path):
+        if only is not None:
+            batch = batch.filter([name in only for name in batch["id"].to_pylist()])
+        with _naming(path):
+            for row in batch.to_pylist():
+                each = _scored_item(row, known)
+                _check_same(items.setdefault(each.item.id, each.item), each.item)
+                scored.append(each)
+    if not scored and only is None:
         raise DataError(f"{path}: no judgements")
     return scored
 
 
+def _check_same(first: Item, item: Item) -> None:
+    if first is not item and first != item:
+        raise DataError(f"several items are called {item.id!r}")
+
+
+def _batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the rows of a table of judgements, some at a time; a DataError if it lacks a column."""
+    if not path.is_file():
+        expected = "no such file; expected the folder of a run, or a carb/NAME.parquet"
+        raise DataError(f"{path}: not a readable table of judgements: {expected}")
+    for batch in parquet_batches(path):
+        if lacks := [name for name in _COLUMNS if name not in batch.schema.names]:
+            raise DataError(f"{path}: a table of judgements lacks {', '.join(lacks)}; measure again")
+        yield batch
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in an error about its rows."""
+    try:
+        yield
+    except (DataError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: {error}") from error
+
+
 def written(path: Path, scored: Iterable[ScoredItem]) -> Iterator[ScoredItem]:
     """Yield judgements, and write them as the table that `read_scored` loads, which is there when all are taken."""
+    import pyarrow as pa
+
+    def table(some: list[ScoredItem]) -> pa.Table:
+        rows = [s.judgement_row() for s in some]
+        of_rows = {f.name: pa.array([row[f.name] for row in rows], f.type) for f in _schema() if f.name not in _ITEM}
+        return pa.table({**_item_columns([s.item for s in some]), **of_rows})
+
+    return write_parquet(path, scored, table, _schema())
+
+
+@cache
+def _schema() -> pyarrow.Schema:
+    """Return the columns of a table of judgements, those of the item first."""
     import pyarrow as pa
 
     text, number, index = pa.string(), pa.float64(), pa.int64()
@@ -145,7 +279,14 @@ def written(path: Path, scored: Iterable[ScoredItem]) -> Iterator[ScoredItem]:
     types |= dict.fromkeys(("credit", "verdict_only_credit", "margin"), number)
     types |= {"best": index, "verdict": index, "order": pa.list_(index), "scores": pa.list_(number)}
     types["correct"] = pa.bool_()
-    return write_parquet(path, scored, ScoredItem.row, pa.schema(types))
+    return pa.schema(types)
+
+
+def _item_columns(items: Sequence[Item]) -> dict[str, pyarrow.Array]:
+    """Return the columns of a table that describe items."""
+    import pyarrow as pa
+
+    return {name: pa.array(list(map(attrgetter(name), items)), _schema().field(name).type) for name in _ITEM}
 
 
 def in_text_order(item: Item) -> Item:

@@ -205,9 +205,14 @@ class ScoredItem:
 
     def row(self) -> dict[str, Any]:
         """Return a flat row for a table of judgements; `verdict`, `best` and `scores` are in the item's own order."""
-        item, order, scores, verdict = self.item, self.order, self.scores, self.judgement.verdict
+        item = self.item
+        of_item = {name: list(value) if type(value := getattr(item, name)) is tuple else value for name in ITEM_FIELDS}
+        return of_item | self.judgement_row()
+
+    def judgement_row(self) -> dict[str, Any]:
+        """Return the part of a row that is not the item's."""
+        order, scores, verdict = self.order, self.scores, self.judgement.verdict
         return {
-            **{name: list(value) if type(value := getattr(item, name)) is tuple else value for name in ITEM_FIELDS},
             "verdict": None if verdict is None else order[verdict],
             "label": None if verdict is None else LABELS[verdict],
             "order": list(order),

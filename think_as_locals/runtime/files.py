@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -175,26 +176,37 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
 
 
 def write_parquet(
-    path: Path, things: Iterable[Thing], row: Callable[[Thing], dict[str, Any]], schema: pyarrow.Schema
+    path: Path, things: Iterable[Thing], table: Callable[[list[Thing]], pyarrow.Table], schema: pyarrow.Schema
 ) -> Iterator[Thing]:
-    """Yield things, and write a row of each to a Parquet table: atomically, and with few rows in memory."""
+    """Yield things, and write them to a Parquet table: atomically, and with few rows in memory."""
     import pyarrow.parquet
 
     with written_atomically(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
-        rest = iter(things)
-        while some := list(islice(rest, _ROW_GROUP)):
-            writer.write_table(pyarrow.Table.from_pylist(list(map(row, some)), schema))
-            yield from some
+        rest, writing = iter(things), list[Future[None]]()
+        with ThreadPoolExecutor(1) as thread:  # compresses while the next rows are made
+            while some := list(islice(rest, _ROW_GROUP)):
+                rows = table(some)
+                for last in writing:
+                    last.result()
+                writing = [thread.submit(writer.write_table, rows)]
+                yield from some
+            for last in writing:
+                last.result()
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a Parquet table; a `DataError` if it cannot be read."""
+    for batch in parquet_batches(path):
+        yield from batch.to_pylist()
+
+
+def parquet_batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the columns of a Parquet table, of some rows at a time; a `DataError` if it cannot be read."""
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches(batch_size=_ROW_GROUP):
-                yield from batch.to_pylist()
+            yield from table.iter_batches(batch_size=_ROW_GROUP)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable table: {error}") from error
 
