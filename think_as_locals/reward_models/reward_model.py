@@ -211,14 +211,14 @@ class ScoredItem:
 
     def judgement_row(self) -> dict[str, Any]:
         """Return the part of a row that is not the item's."""
-        order, scores, verdict = self.order, self.scores, self.judgement.verdict
+        order, scores, verdict, credit = self.order, self.scores, self.judgement.verdict, self.credit
         return {
             "verdict": None if verdict is None else order[verdict],
             "label": None if verdict is None else LABELS[verdict],
             "order": list(order),
             "correct": self.correct,
-            "credit": self.credit,
-            "verdict_only_credit": self.verdict_only_credit,
+            "credit": credit,
+            "verdict_only_credit": credit if self.tagged_credit is None else self.tagged_credit,
             "scores": None if scores is None else [scores[order.index(i)] for i in range(len(scores))],
             "margin": self.margin,
             "issues": list(self.judgement.issues),
