@@ -141,10 +141,10 @@ def write_beside(config: RunConfig, hashes: Iterable[str], folder: Path) -> None
 
 def over_long(config: RunConfig, model: str, data: TrainingData, console: Console) -> set[Item]:
     """Return (and report) the training items whose prompts exceed the `max_prompt_tokens` of their source."""
+    if all(source.max_prompt_tokens is None for source in config.sources.values()):
+        return set()
     limits = {item: config.sources[name].max_prompt_tokens for item, name in zip(data.train, data.sources, strict=True)}
     items = [item for item, limit in limits.items() if limit is not None]
-    if not items:
-        return set()
     chat, found = load_chat(config, model), dict[Item, int]()
     shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
     for reverse in (False, True) if config.reward.both_orders else (False,):

@@ -14,10 +14,12 @@ An unknown culture matches any. Prompts with different numbers are different que
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -282,11 +284,13 @@ class _Prompts:
         """Take the distinct prompts of both sides, those of the training side with numbers from 0."""
         words: dict[str, int] = defaultdict(lambda: len(words) + 1)
         rest = iter(training)
-        parts = [_shingles(some, words) for some in iter(lambda: list(islice(rest, _CHUNK)), [])]
+        chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # numpy sorts without the GIL
+            parts = list(threads.map(_shingles, (_numbers(some, words) for some in chunks)))
         self._numbers = training
         self._flat = np.concatenate([_NONE, *(shingles for shingles, _ in parts)])
         self._ends = np.cumsum(np.concatenate([np.zeros(0, dtype=np.int64), *(lengths for _, lengths in parts)]))
-        shingles, lengths = _shingles(list(measured), words)
+        shingles, lengths = _shingles(_numbers(measured, words))
         self._measured = dict(zip(measured, np.split(shingles, np.cumsum(lengths)[:-1]), strict=True))
         self._known, self._counts = self._count(shingles)
         self.candidates = np.flatnonzero(self._may_be_near())
@@ -376,26 +380,30 @@ class _Prompts:
 _SKETCH = MinHash(_BANDS * _ROWS, hashfunc=int)
 
 
-def _shingles(prompts: Sequence[str], words: Mapping[str, int]) -> tuple[_Shingles, NDArray[np.int64]]:
-    """Return the sorted hashes of every three words in a row of each prompt, and their number for each prompt.
-
-    Prompts are padded with blanks at both ends.
-    """
+def _numbers(prompts: Iterable[str], words: Mapping[str, int]) -> tuple[_Shingles, list[int]]:
+    """Return the numbers of the words of each prompt, padded with blanks at both ends, and how many these are."""
     numbers, lengths = list[int](), list[int]()
     for prompt in prompts:
         before = len(numbers)
         numbers += (0, 0, *map(words.__getitem__, prompt.split()), 0, 0)
         lengths.append(len(numbers) - before)
-    padded, owner = np.array(numbers, dtype=np.uint64), np.repeat(np.arange(len(prompts)), lengths)
+    return np.array(numbers, dtype=np.uint64), lengths
+
+
+def _shingles(numbers: tuple[_Shingles, list[int]]) -> tuple[_Shingles, NDArray[np.int64]]:
+    """Return the sorted hashes of every three words in a row of each prompt, and their number for each prompt."""
+    padded, lengths = numbers
+    prompts = len(lengths)
+    owner = np.repeat(np.arange(prompts), lengths)
     first, second, third = padded[:-2], padded[1:-1], padded[2:]
     within = owner[:-2] == owner[2:]
     hashes, owner = (((first * _MIX + second) * _MIX + third) * _MIX)[within], owner[:-2][within]
     # Numbers of 16 bits, which a chunk of prompts needs, are sorted in a third of the time.
-    order = np.lexsort((hashes, owner.astype(np.min_scalar_type(len(prompts)))))
+    order = np.lexsort((hashes, owner.astype(np.min_scalar_type(prompts))))
     hashes, owner = hashes[order], owner[order]
     new = np.ones(len(hashes), dtype=bool)
     new[1:] = (hashes[1:] != hashes[:-1]) | (owner[1:] != owner[:-1])
-    return hashes[new], np.bincount(owner[new], minlength=len(prompts))
+    return hashes[new], np.bincount(owner[new], minlength=prompts)
 
 
 def _blocks(shingles: _Shingles) -> Iterator[_Shingles]:

@@ -93,10 +93,12 @@ def demonstrate(
     share, mostly_wrong, right_share, guess = (
         value or 0.0 for value in (sft.biased_share, sft.biased_wrong, sft.biased_right, sft.biased_guess)
     )
-    wrong = misattributed(items, share, seed)
     rng, styles = random.Random(seed), random.Random(f"styles {seed}")  # the same verdicts, whatever is named
+    drawn_items = rng.choices(items, k=count)
+    groups = {item.group for item in drawn_items}
+    wrong = misattributed([item for item in items if item.group in groups], share, seed)
     shuffled = cache(lambda item: tuple(shuffled_order(item.responses, seed)))
-    for item in rng.choices(items, k=count):
+    for item in drawn_items:
         order = shuffled(item)
         presented = reorder_responses(item, order)
         origins = origins_of(presented)
