@@ -226,5 +226,9 @@ def test_the_order_of_responses_changes_no_credit_and_a_second_look_at_the_same_
     misses = baseline_credits.cache_info().misses
     assert baseline_credits(items) is found
     assert baseline_credits.cache_info().misses == misses
+    for _ in range(3):  # the sets of a training, at every checkpoint
+        for some in (items[:4], items[4:8], items):
+            baseline_credits(some)
+    assert baseline_credits.cache_info().misses == misses + 2
     turned = baseline_credits(tuple(reorder_responses(item, (2, 0, 1)) for item in items))
     assert {name: column.tolist() for name, column in turned.items()} == {n: c.tolist() for n, c in found.items()}

@@ -154,7 +154,7 @@ def _numbered(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int32], list[
     import pyarrow as pa
     from pyarrow.compute import split_pattern
 
-    split = split_pattern(pa.array([text.lower() for text in texts], pa.string()), " ")
+    split = split_pattern(pa.array([text.lower() for text in texts], pa.large_string()), " ")
     encoded = split.flatten().dictionary_encode()
     parts = list(map(re.compile(_WORDS).findall, encoded.dictionary.to_pylist()))
     numbers: dict[str, int] = defaultdict(lambda: len(numbers))
@@ -185,7 +185,7 @@ NAMES: Mapping[str, str] = {
 """What tables call them."""
 
 
-@lru_cache(maxsize=1)  # for the next reward model over the same items, and for the leaderboard
+@lru_cache(maxsize=16)  # for the next reward model or checkpoint on the same set of items, and for the leaderboard
 def baseline_credits(items: tuple[Item, ...]) -> dict[str, NDArray[np.float64]]:
     """Return the credit of each item by baseline, whatever the order of its responses."""
     with ThreadPoolExecutor() as threads:  # the largest part of `tfidf` releases the GIL
