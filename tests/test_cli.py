@@ -7,6 +7,7 @@ import logging
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -17,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from conftest import ROOT, Tal, command, launch
 from extras import run_with
+from peft import LoraConfig, get_peft_model
 from reward_models.tiny import ITEMS, write_classifier, write_language_model
+from transformers import AutoModelForCausalLM
 
 from think_as_locals import Judge, ScalarRM, shuffle_responses
 from think_as_locals.cli import main
@@ -165,6 +169,29 @@ def test_a_classifier_is_asked_for_scores(tal: Tal, classifier: str, tmp_path: P
     assert [record["scores"] for record in found] == [pytest.approx(scores, abs=1e-5) for scores in expected]
     assert [record["verdict"] for record in found] == [scores.index(max(scores)) for scores in expected]
     assert "Highest score: your response " in tal("judge", classifier, *ONE).out
+
+
+def test_an_adapter_alone_judges_as_the_model_it_was_merged_into(tal: Tal, judge: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(judge), LoraConfig(target_modules="all-linear", init_lora_weights=False)
+    )
+    adapter, merged = tmp_path / "adapter", tmp_path / "merged"
+    adapted.save_pretrained(adapter)
+    adapted.merge_and_unload().save_pretrained(merged)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tal_judge.json"):
+        for folder in (adapter, merged):
+            shutil.copy(Path(judge) / name, folder)
+    jsonl.write(ITEMS, tmp_path / "items.jsonl")
+    texts = {
+        path: [record["completion"] for record in records(tal, str(path), str(tmp_path / "items.jsonl"))]
+        for path in (Path(judge), adapter, merged)
+    }
+    assert texts[adapter] == texts[merged] != texts[Path(judge)]
+    fault = f"tal: model: {adapter} is a LoRA adapter alone, expected a whole model, such as"
+    assert fault in tal("judge", str(adapter), *ONE, "--backend", "vllm").err
+    trained = tal("run", "quickstart", "model.scratch=null", "sft=null", f"model.path={adapter}", f"run.dir={tmp_path}")
+    assert fault.removeprefix("tal: ") in trained.err
 
 
 def test_rows_need_no_more_than_prompt_responses_and_a_culture(tal: Tal, judge: str, tmp_path: Path) -> None:

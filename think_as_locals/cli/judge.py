@@ -130,20 +130,19 @@ def _source_of(path: str) -> str | None:
 @contextmanager
 def _reader(model: str, backend: Any) -> Iterator[Read]:
     """Load a judge or a classifier, and close it; a PreflightError if there is no such model."""
-    from transformers import PreTrainedConfig
-
     from think_as_locals.evaluation.tables import judgement_view, scores_view
     from think_as_locals.machine.preflight import model_fault
     from think_as_locals.reward_models.published import architecture
     from think_as_locals.reward_models.reward_model import favourite
-    from think_as_locals.runtime.model_files import reading_model
+    from think_as_locals.runtime.files import read_json
+    from think_as_locals.runtime.model_files import model_file
     from think_as_locals.runtime.output import quiet_transformers
 
-    if fault := model_fault(model, revision=None):
+    if fault := model_fault(model, revision=None, whole=backend == "vllm"):
         raise PreflightError(fault)
     quiet_transformers()
-    with reading_model(model):
-        settings, _ = PreTrainedConfig.get_config_dict(model)
+    config = model_file(model, "config.json")
+    settings = read_json(config) if config else {}  # an adapter alone has none
     classifies = any(name.endswith("ForSequenceClassification") for name in settings.get("architectures") or [])
     if classifies or architecture(settings):
         from think_as_locals.reward_models.scalar import ScalarRM

@@ -32,7 +32,7 @@ from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.rows import hub_id
 from think_as_locals.machine.memory import memory_faults
 from think_as_locals.runtime.gpus import gpu_fault
-from think_as_locals.runtime.model_files import files_fault, unreachable
+from think_as_locals.runtime.model_files import files_fault, model_file
 from think_as_locals.runtime.ranks import launch_faults
 from think_as_locals.runtime.run_folder import installed_version
 from think_as_locals.types import ConfigError, PreflightError, ServerError
@@ -89,7 +89,7 @@ def missing_for(config: Config | ServeConfig, skip: str | None = None) -> list[s
         elif isinstance(section, ModelSection):
             if section.requires_gpu and (fault := gpu_fault()):
                 missing.append(f"a GPU: {fault} ({_without_gpu(config)} needs none)")
-            missing += _model_faults(section.path, section.revision)
+            missing += _model_faults(section.path, section.revision, whole=True)
         elif isinstance(section, RolloutSection):
             missing += packages("vllm") if section.backend == "vllm_colocate" else []
             if section.backend == "vllm_server" and find_spec("httpx"):  # otherwise a missing package
@@ -140,16 +140,17 @@ def reward_model_faults(section: BaseModel) -> list[str]:
             return []
         remedy = f"put the key of {section.url} there, or, if it needs none, set key_variable=null beside its url"
         return [f"server: {section.key_variable} is not set: {remedy}"]
-    missing = packages("vllm") if isinstance(section, LocalModelSection) and section.backend == "vllm" else []
+    with_vllm = isinstance(section, LocalModelSection) and section.backend == "vllm"
+    missing = packages("vllm") if with_vllm else []
     if isinstance(section, LocalModelSection | ScorerSection):
-        missing += _model_faults(section.path, section.revision)
+        missing += _model_faults(section.path, section.revision, whole=with_vllm)
     if isinstance(section, ImplicitSection):
         missing += _model_faults(section.reference, section.reference_revision)
     return missing
 
 
-def _model_faults(path: str | None, revision: str | None) -> list[str]:
-    return [fault] if path and (fault := model_fault(path, revision)) else []
+def _model_faults(path: str | None, revision: str | None, *, whole: bool = False) -> list[str]:
+    return [fault] if path and (fault := model_fault(path, revision, whole=whole)) else []
 
 
 def missing_module(name: str) -> str | None:
@@ -181,28 +182,33 @@ def packages(extra: str) -> list[str]:
     return faults
 
 
-def model_fault(path: str, revision: str | None) -> str | None:
-    """Return why a model cannot be loaded from a directory, the local cache or the Hub; `None` if it can."""
-    if (folder := Path(path).expanduser()).is_dir():
-        fault = files_fault(folder)
-        return f"model: {fault}" if fault else _own_code_fault(path, folder / "config.json")
-    if folder.is_file():
-        return f"model: {path} is a file, expected the directory with all files of a model"
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
-        return f"model: {path}: neither a directory nor a Hub id (owner/name)"
-    if not find_spec("huggingface_hub"):
-        return None  # a missing package
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+def model_fault(path: str, revision: str | None, *, whole: bool = False) -> str | None:
+    """Return why a model cannot be loaded from a directory, the local cache or the Hub; `None` if it can.
 
+    A `whole` model is not an adapter alone, which has no config.json.
+    """
+    if (folder := Path(path).expanduser()).is_dir():
+        path = str(folder)
+        if fault := files_fault(folder):
+            return f"model: {fault}"
+    elif folder.is_file():
+        return f"model: {path} is a file, expected the directory with all files of a model"
+    elif path.startswith((".", "/", "~")) or path.count("/") > 1:
+        return f"model: {path}: neither a directory nor a Hub id (owner/name)"
+    elif not find_spec("huggingface_hub"):
+        return None  # a missing package
     try:
-        config = try_to_load_from_cache(path, "config.json", revision=revision)
-        if not isinstance(config, str):
-            offline = unreachable() is not None
-            config = hf_hub_download(path, "config.json", revision=revision, local_files_only=offline)
+        config = model_file(path, "config.json", revision)
+        adapter = config is None and model_file(path, "adapter_config.json", revision) is not None
     except Exception as error:
-        reason = type(error).__name__
+        reason = type(error.__cause__ or error).__name__
         return f"model {path}: neither a directory, nor in the local cache, nor available from the Hub ({reason})"
-    return _own_code_fault(path, Path(config))
+    if config:
+        return _own_code_fault(path, config)
+    if adapter and not whole:
+        return None
+    found = "a LoRA adapter alone" if adapter else "no model (it has no config.json)"
+    return f"model: {path} is {found}, expected a whole model, such as the adapter's run has in its folder model/"
 
 
 def _own_code_fault(path: str, config: Path) -> str | None:
