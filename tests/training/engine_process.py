@@ -168,6 +168,8 @@ def check_adapter(folder: Path, *overrides: str, base_first: bool) -> tuple[Any,
 
 def colocate(folder: Path) -> None:
     trainer = train(folder, "rollout=vllm_colocate")
+    scheduler = trainer.vllm_generation.llm.llm_engine.vllm_config.scheduler_config
+    assert scheduler.max_num_seqs == vllm_engine.AT_ONCE  # evaluations have more items than a step
     check_syncs(trainer, "vLLM knows no adapter with use_dora=True", r=4, use_dora=True)
     del trainer
     check_adapter(folder, "rollout=vllm_colocate", base_first=False)

@@ -16,6 +16,8 @@ from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
 from think_as_locals.runtime.output import is_verbose
 from think_as_locals.types import ModelError, cut
 
+AT_ONCE = 256
+"""Requests that the vLLM of a training processes together: it also judges all items of an evaluation."""
 _CLOSING_S = 20.0  # for vLLM's processes to end by themselves: killed, they leave shared memory behind
 
 

@@ -21,7 +21,6 @@ MFU, BANDWIDTH = 0.35, 0.6
 MEAN_COMPLETION = 0.4
 """Mean length of completions as a share of the maximum (assumed)."""
 ASSUMED = "H100"
-_AT_ONCE = 256  # requests that vLLM processes together in an evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +68,11 @@ def _decoding(counts: Counts, rows: int, longest: int, size: int, speed: Speed) 
 
 def evaluation_seconds(config: RunConfig, launch: Launch, counts: Counts, speed: Speed, judgements: int) -> float:
     """Return the seconds in which all GPUs together make so many judgements."""
-    rounds = judgements / (_AT_ONCE * launch.processes)
+    from think_as_locals.engines.vllm_engine import AT_ONCE
+
+    rounds = judgements / (AT_ONCE * launch.processes)
     longest, size = config.grpo.max_completion_length, memory.element_size(config)
-    return rounds * _decoding(counts, _AT_ONCE, round(MEAN_COMPLETION * longest), size, speed)
+    return rounds * _decoding(counts, AT_ONCE, round(MEAN_COMPLETION * longest), size, speed)
 
 
 def steps_of(config: GrpoConfig, launch: Launch, items: int) -> int:

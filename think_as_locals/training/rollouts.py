@@ -257,6 +257,7 @@ class ColocatedEngine(CheckedEngine):
             "dtype": self._dtype,
             "revision": self._config.model.revision,
             "enforce_eager": not torch.cuda.is_available(),
+            "max_num_seqs": max(trl["max_num_seqs"], vllm_engine.AT_ONCE),  # TRL's is the completions of a step
             "disable_log_stats": False,  # the hits of the prefix cache are among them
             "hf_overrides": {"head_dtype": "float32" if self._config.grpo.cast_lm_head_to_fp32 else "model"},
         }
