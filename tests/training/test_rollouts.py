@@ -7,12 +7,17 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT, command, launch
 from training.engine_process import WIDE
-from training.small_grpo import tiny_trainer
+from training.local_engine import LocalEngine
+from training.small_grpo import ends_with, tiny_trainer
+
+from think_as_locals.training import grpo
 
 pytestmark = pytest.mark.slow
 
@@ -56,3 +61,24 @@ def test_servers_that_are_checked_restarted_stopped_and_killed(tmp_path: Path, w
 
 def test_colocated_engines_of_two_processes(tmp_path: Path, warm_vllm: str) -> None:
     run_checks(warm_vllm, "colocate", tmp_path)
+
+
+def test_after_the_first_sync_log_probabilities_may_differ_by_a_multiple_of_its_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpo, "ColocatedEngine", LocalEngine)
+    half = ["model.dtype=bfloat16", "rollout=vllm_colocate", "rollout.tolerance.growth=3.0"]
+    engine: Any = tiny_trainer(tmp_path, *half).vllm_generation
+    engine.sync_weights()
+    found = engine._check_completions()
+
+    def differs_by(shift: float) -> str:
+        likeliest = [[{token: value + shift for token, value in place.items()} for place in c.likeliest] for c in found]
+        moved = [replace(one, likeliest=places) for one, places in zip(found, likeliest, strict=True)]
+        return ends_with(lambda: engine._compare(moved))
+
+    # Never above the tolerance, nor below a tenth of it.
+    for noise, limit, key in ((0.0, 0.01, "growth times"), (0.02, 0.06, "growth times"), (0.2, 0.1, "half")):
+        engine._noise = noise
+        assert differs_by(0.9 * limit) == ""
+        assert f"expected at most {limit:.2g} (rollout.tolerance.{key}" in differs_by(1.1 * limit)
