@@ -9,14 +9,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import pytest
 from filelock import FileLock
+from warm import TRAINING, VLLM, make_warm_python
 
 from think_as_locals.runtime.processes import loading
 from think_as_locals.types import Item
@@ -98,17 +97,6 @@ def launch(*words: str, timeout: float = 600, cwd: Path = ROOT, **environment: s
     )
 
 
-def processes_in(folder: Path) -> list[psutil.Process]:
-    """The processes that run in a folder; those that a `warm_python` forked are no children of who started them."""
-
-    def within(process: psutil.Process) -> bool:
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ends while it is asked
-            return Path(process.cwd()) == folder
-        return False
-
-    return [process for process in psutil.process_iter() if within(process)]
-
-
 class Done(NamedTuple):
     """How a command ended, and what it printed."""
 
@@ -152,21 +140,8 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
     return min(once() for _ in range(3))
 
 
-TRAINING = [
-    "accelerate.commands.launch",
-    "torch.distributed.run",
-    "deepspeed",
-    "transformers.models.qwen3.modeling_qwen3",
-    *("hydra.core.override_parser.overrides_parser", "pyarrow.parquet", "scipy.stats"),
-    *map("sklearn.{}".format, ("feature_extraction.text", "linear_model", "model_selection")),
-    *map("think_as_locals.{}".format, ("cli", "run", "machine.preflight", "train", "evaluate", "steer")),
-]
-"""What trainings and evaluations import, some of it only in their course."""
 TESTING = ["datasets", "hypothesis", "inspect_ai", "peft", "sklearn.metrics", "statsmodels.api"]
-VLLM = [
-    *("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
-    *("vllm.v1.executor.multiproc_executor", "vllm.model_executor.models.qwen2"),
-]
+"""What tests import beside those."""
 WARM = "TAL_WARM_PYTHON"
 """Variable with the folder of the `warm_python` that the processes of this session are forked from."""
 
@@ -176,7 +151,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "tx", None) and "PYTEST_XDIST_WORKER" not in os.environ:
         folder = Path(tempfile.mkdtemp())
         config.add_cleanup(partial(shutil.rmtree, folder))
-        _make_warm_python([*TRAINING, *TESTING], sys.executable, folder)
+        make_warm_python([*TRAINING, *TESTING], sys.executable, folder)
         os.environ[WARM] = str(folder)
         config.option.tx = [f"popen//python={folder}/worker"] * len(config.option.tx)
 
@@ -187,14 +162,14 @@ def warm_python(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> str
 
     Beside it are `tal`, and an `accelerate` whose workers begin at once.
     """
-    make = partial(_make_warm_python, TRAINING, sys.executable)
+    make = partial(make_warm_python, TRAINING, sys.executable)
     return f"{os.environ.get(WARM) or _shared(make, 'warm', tmp_path_factory, worker_id)}/python"
 
 
 @pytest.fixture(scope="session")
 def warm_vllm(tmp_path_factory: pytest.TempPathFactory, worker_id: str, warm_python: str) -> str:
     """A `warm_python` that has vLLM imported too."""
-    make = partial(_make_warm_python, VLLM, warm_python)
+    make = partial(make_warm_python, VLLM, warm_python)
     return str(_shared(make, "warm_vllm", tmp_path_factory, worker_id) / "python")
 
 
@@ -223,44 +198,6 @@ def _shared(make: Callable[[Path], None], name: str, tmp_path_factory: pytest.Te
             make(folder)
             (folder / "done").touch()
     return folder
-
-
-def _make_warm_python(modules: list[str], importer: str, folder: Path) -> None:
-    """Put a Python that has modules imported, by another Python, into a folder."""
-    python, address = folder / "python", folder / "socket"
-    program = f"{ROOT}/tests/forked_python.py"
-    # launch/node.sh looks for the children of its accelerate, so that is a process as any other.
-    # Most of what it imports is for one command, which no test uses.
-    patched = f"""
-import sys, types
-sys.executable = "{python}"
-unused = types.SimpleNamespace(estimate_command_parser=lambda subparsers: None)
-sys.modules["accelerate.commands.estimate"] = unused
-from accelerate.commands.accelerate_cli import main
-main()
-"""
-    start = f'exec {sys.executable} -IS {program} start {address} "$@"'
-    for name, script in {
-        "python": f"#!/bin/sh\nPYTHON_EXEC={python} {start}\n",
-        "worker": f"#!/bin/sh\n{start}\n",  # what it starts by sys.executable begins as any Python does
-        "tal": f'#!/bin/sh\nexec {python} {command("tal")} "$@"\n',
-        "accelerate": f"#!{sys.executable}\n{patched}",
-    }.items():
-        (folder / name).write_text(script)
-        (folder / name).chmod(0o755)
-    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen(
-            [importer, program, "serve", str(address), str(owner), *modules],
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    while not address.exists():
-        assert server.poll() is None, (folder / "log").read_text()
-        time.sleep(0.05)
 
 
 def _make_steered_run(python: str, folder: Path) -> None:

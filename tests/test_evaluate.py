@@ -12,8 +12,9 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from conftest import Tal, command, launch, processes_in
+from conftest import Tal, command, launch
 from data.tables import write
+from warm import processes_in
 
 from think_as_locals import evaluate
 from think_as_locals.config.checks import load_config

@@ -11,8 +11,9 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from conftest import ROOT, SMALL, command, launch, processes_in
+from conftest import ROOT, SMALL, command, launch
 from reward_models.tiny import a_tokenizer
+from warm import processes_in
 
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.data import load

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import torch
 import yaml
-from conftest import processes_in
+from warm import processes_in
 
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.data import load

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,12 +13,12 @@ from time import monotonic, sleep, time
 from typing import Any
 from urllib.request import urlopen
 
-import psutil
 import torch
 from benchmarks.judging import lengthened
-from gpu.checks import MARK, PYTHON, Report, Scale
+from gpu.checks import PYTHON, Report, Scale
 from gpu.models import policy_config, seconds, trained_judge
 from transformers import AutoTokenizer
+from warm import processes_in
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import read
@@ -41,23 +40,10 @@ def free_bytes(scale: Scale) -> int:
     return 0 if scale.toy else torch.cuda.mem_get_info()[0]
 
 
-def others() -> list[int]:
-    """Processes of this check beside this one and what started it."""
-    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid not in mine and process.environ().get(MARK) == os.environ.get(MARK):
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
-
-
-def report_end(scale: Scale, report: Report, took: float, free: int) -> None:
+def report_end(scale: Scale, report: Report, took: float, free: int, task: str) -> None:
     report("exit", took, "")
     sleep(scale.pick(0, 2))  # the driver takes memory back a moment later
-    report("orphans", len(others()), "")
+    report("orphans", len(processes_in(scale.folder / task)), "")
     report("memory", (free - free_bytes(scale)) / 1e9, "")
 
 
@@ -67,7 +53,7 @@ def evaluation(scale: Scale, report: Report) -> None:
     words = [f"rms.{name}{word}" for name in ("one", "two") for word in ("=judge", *(f".{key}" for key in asked))]
     words += ["data=quickstart_cards", "eval.max_items=16", "eval.bootstrap_samples=200"]
     words += [f"run.dir={scale.folder}", "run.name=two"]
-    process = start(scale, "run", "recipes/carb.yaml", *words)
+    process = start(scale, "run", "carb", *words)
     run = scale.folder / "two"
     while process.poll() is None and not (run / "leaderboard.html").is_file():
         sleep(0.1)
@@ -76,7 +62,7 @@ def evaluation(scale: Scale, report: Report) -> None:
     if process.returncode:
         raise RuntimeError(f"tal run recipes/carb.yaml ended with status {process.returncode}")
     report("judged", sum((run / "carb" / f"{name}.json").is_file() for name in ("one", "two")), "")
-    report_end(scale, report, time() - (run / "leaderboard.html").stat().st_mtime, free)
+    report_end(scale, report, time() - (run / "leaderboard.html").stat().st_mtime, free, "run")
 
 
 def served(scale: Scale, report: Report) -> None:
@@ -88,13 +74,15 @@ def served(scale: Scale, report: Report) -> None:
     began = monotonic()
     with suppress(subprocess.TimeoutExpired):
         process.wait(60)
-    report_end(scale, report, monotonic() - began, free)
+    report_end(scale, report, monotonic() - began, free, "serve")
 
 
-def start(scale: Scale, *words: str) -> subprocess.Popen[bytes]:
-    """Start a command of `tal`."""
-    with (scale.folder / f"{words[0]}.out").open("w") as out:
-        return subprocess.Popen([PYTHON, "-m", "think_as_locals", *words], stdout=out, stderr=out)
+def start(scale: Scale, task: str, *words: str) -> subprocess.Popen[bytes]:
+    """Start a command of `tal` in a folder of its own, by which its processes are found."""
+    (scale.folder / task).mkdir(exist_ok=True)
+    with (scale.folder / f"{task}.out").open("w") as out:
+        command = [PYTHON, "-m", "think_as_locals", task, *words]
+        return subprocess.Popen(command, cwd=scale.folder / task, stdout=out, stderr=out)
 
 
 def address(scale: Scale, process: subprocess.Popen[bytes], limit: float) -> str:

@@ -1,8 +1,12 @@
-"""Prints what this package and the kit need on a GPU machine that has the packages of THERE, as NAME==VERSION."""
+"""Prints what a GPU machine lacks that has the packages of THERE, as NAME==VERSION.
+
+python needed.py packages     what this package and the kit need
+python needed.py vllm         what vLLM needs beside that, to train beside us, to serve and to judge
+"""
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import Iterable
 from importlib import metadata
 
@@ -17,6 +21,18 @@ TARGET = {
 }
 ROOT = Requirement("think-as-locals[train,serve,deepspeed]")
 KIT = ("filelock", "psutil", "pytest")
+THERE = """
+torch triton transformers accelerate peft pyarrow scipy statsmodels scikit-learn rich
+numpy pandas huggingface-hub hf-xet tokenizers safetensors regex pyyaml tqdm pygments psutil ninja setuptools
+"""
+"""The second line is what the first brings along, of any size."""
+VLLM = """
+aiohttp blake3 cachetools cbor2 cloudpickle compressed-tensors depyf einops llguidance mistral-common
+model-hosting-container-standards msgspec openai oss-harmony partial-json-parser pillow prometheus-client
+prometheus-fastapi-instrumentator py-cpuinfo pybase64 python-json-logger pyzmq sentencepiece setproctitle tiktoken
+uvloop watchfiles xgrammar
+"""
+"""What vLLM imports for this; it requires four times as much."""
 
 
 def requirements(needed: Requirement) -> Iterable[Requirement]:
@@ -41,6 +57,8 @@ def closure(roots: Iterable[Requirement], there: set[str]) -> set[str]:
 
 
 if __name__ == "__main__":
-    there = set(os.environ["THERE"].split())
-    names = closure([ROOT, *map(Requirement, KIT)], there) - {ROOT.name}
-    print(*(f"{name}=={metadata.version(name)}" for name in sorted(names)), sep="\n")
+    there = set(THERE.split())
+    names = closure([ROOT, *map(Requirement, KIT)], there)
+    if sys.argv[1] == "vllm":
+        names = closure(map(Requirement, VLLM.split()), there | names)
+    print(*(f"{name}=={metadata.version(name)}" for name in sorted(names - {ROOT.name})), sep="\n")

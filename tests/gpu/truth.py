@@ -24,15 +24,17 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
-from gpu.checks import CHECKS, MARK, OTHER_GPUS, PYTHON, Check, Claim, Scale
+from gpu.checks import CHECKS, MARK, OTHER_GPUS, Check, Claim, Scale
 from rich.console import Console
 from rich.table import Table
+from warm import TRAINING, VLLM, make_warm_python
 
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.gpus import driver, gpus, num_gpus
@@ -73,7 +75,14 @@ def run_check(check: Check, scale: Scale, seconds: float) -> Ended:
     reports, log = scale.folder / f"{check.name}.jsonl", scale.folder / f"{check.name}.log"
     reports.unlink(missing_ok=True)
     mark = f"{check.name}-{os.getpid()}"
-    words = [PYTHON, "tests/gpu/truth.py", "--one", check.name, "--work", str(scale.folder)]
+    words = [
+        os.environ.get("PYTHON_EXEC", sys.executable),
+        "tests/gpu/truth.py",
+        "--one",
+        check.name,
+        "--work",
+        str(scale.folder),
+    ]
     began, fault = time.monotonic(), ""
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -249,13 +258,17 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     toy = arguments.toy or not num_gpus()
-    if toy:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     console = Console(width=None if sys.stdout.isatty() else 160)
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.work or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
+        if toy:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+            if "PYTHON_EXEC" not in os.environ:  # checks of toys are over sooner than their imports
+                modules = [name for name in (*TRAINING, *VLLM) if find_spec(name.partition(".")[0])]
+                make_warm_python(modules, sys.executable, Path(temporary))
+                os.environ["PYTHON_EXEC"] = f"{temporary}/python"
         truth = Truth(chosen, scale := Scale(toy, folder), arguments.out)
         run_all(chosen, scale, truth, arguments.budget, console)
         for name in dict.fromkeys(row.check for row in truth.rows() if row.failed):

@@ -16,10 +16,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from conftest import launch, processes_in
+from conftest import launch
 from reward_models.tiny import write_language_model
 from served_app import serving, tal_serve
 from serving.judges import Longest, judge_of, settings
+from warm import processes_in
 
 from think_as_locals.serving.app import create_app
 from think_as_locals.serving.server import KEY_VARIABLE, BoundedConnection, load_server, required_key, serve

@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from conftest import QUICK, SMALL, command, launch, processes_in
+from conftest import QUICK, SMALL, command, launch
 from rich.console import Console
+from warm import processes_in
 
 from think_as_locals.cli import main
 from think_as_locals.runtime.run_folder import RunFolder
