@@ -89,6 +89,7 @@ def test_it_looks_at_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
     for recipe in ("judge", "one_gpu"):
         data = load_recipe(f"mine/{recipe}.yaml").data
         assert (data.source, data.path) == ("pairs", str(tmp_path / f"my rows: 'é'{suffix}"))
+    assert load_recipe("mine/one_gpu.yaml").run.launch is None  # doctor estimates one process
 
 
 def test_the_recipe_is_of_the_source_that_the_columns_tell(

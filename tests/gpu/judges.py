@@ -13,6 +13,7 @@ from time import monotonic, sleep, time
 from typing import Any
 from urllib.request import urlopen
 
+import psutil
 import torch
 from benchmarks.judging import lengthened
 from gpu.checks import PYTHON, Report, Scale
@@ -42,8 +43,9 @@ def free_bytes(scale: Scale) -> int:
 
 def report_end(scale: Scale, report: Report, took: float, free: int, task: str) -> None:
     report("exit", took, "")
+    _, left = psutil.wait_procs(processes_in(scale.folder / task), timeout=5)
+    report("orphans", len(left), ", ".join(process.name() for process in left))
     sleep(scale.pick(0, 2))  # the driver takes memory back a moment later
-    report("orphans", len(processes_in(scale.folder / task)), "")
     report("memory", (free - free_bytes(scale)) / 1e9, "")
 
 
