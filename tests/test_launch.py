@@ -25,6 +25,8 @@ def test_two_processes_share_one_run_under_zero2_with_lora(tmp_path: Path, warm_
     recipe.write_text("defaults:\n  - /recipes/quickstart\n  - override /lora: rank16\n  - _self_\n")
     run, _ = _two_processes(["tal", "launch", str(recipe), "--config_file", "cpu_zero2"], warm_python, tmp_path)
     assert (run / "adapter" / "adapter_model.safetensors").is_file()
+    for name in ("tal_judge.json", "training_items.txt"):  # alone, it is asked as it was trained
+        assert (run / "adapter" / name).read_bytes() == (run / "model" / name).read_bytes()
     assert not [name for name, _ in Judge.load(str(run / "model")).engine.model.named_parameters() if "lora" in name]
 
 

@@ -90,7 +90,8 @@ def adapted(tmp_path: Path) -> Path:
 
 def test_an_adapter_names_its_base_on_the_hub(adapted: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "base") in (adapted / "adapter" / "adapter_config.json").read_text()
-    save_training_items(["0123456789abcdef"], adapted / "model")
+    for folder in ("model", "adapter"):
+        save_training_items(["0123456789abcdef"], adapted / folder)
     push = prepare(adapted, REPO, adapter=True)
     repository = download({file.path: file.content for file in push.files}, tmp_path / "repository")
     assert {path.name for path in repository.iterdir() if path.is_file()} == {

@@ -79,7 +79,7 @@ def collect_files(run: JudgeRun | SteeredRun, adapter: bool) -> tuple[list[HubFi
     if adapter:
         _check_adapter(run, folder)
     settings = {SETTINGS_FILE} if isinstance(run, JudgeRun) else set()
-    allowed = _TOKENIZER | ({_ADAPTER} if adapter else _MODEL | settings)
+    allowed = _TOKENIZER | settings | ({_ADAPTER, TRAINING_ITEMS_FILE} if adapter else _MODEL)
     where = folder.relative_to(root)
     files, left_out = [], []
     for path in sorted(folder.iterdir()):
@@ -98,8 +98,8 @@ def collect_files(run: JudgeRun | SteeredRun, adapter: bool) -> tuple[list[HubFi
         base = {"base_model_name_or_path": run.base, "revision": run.config.model.revision}
         of_adapter = json.loads((folder / _ADAPTER).read_bytes()) | base
         files = [_json_file(_ADAPTER, of_adapter) if file.path == _ADAPTER else file for file in files]
-        beside = [name for name in (SETTINGS_FILE, TRAINING_ITEMS_FILE, "LICENSE") if (run.model / name).is_file()]
-        files += [_read_plain(name, run.model / name, root) for name in beside]
+        beside = {SETTINGS_FILE, TRAINING_ITEMS_FILE, "LICENSE"} - {file.path for file in files}
+        files += [_read_plain(name, run.model / name, root) for name in sorted(beside) if (run.model / name).is_file()]
     return [*files, *_about(run)], left_out
 
 

@@ -441,7 +441,7 @@ def save_model(
 
     It is written whole or not at all: if `output.model` exists, the stage is done. An adapter of LoRA goes to
     `output.adapter`, and merged into `base`, an `AutoModelFor...` of this kind, to `output.model`. `finish` adds files
-    of its own to the folder before the folder gets its name.
+    of its own to both folders before the latter gets its name.
     """
     state, unfinished = PartialState(), output.model.with_name(f".{output.model.name}")
 
@@ -462,7 +462,8 @@ def save_model(
         trainer.processing_class.save_pretrained(unfinished)
 
     def commit() -> None:
-        finish(unfinished)
+        for folder in (output.adapter, unfinished) if is_peft_model(trainer.model) else (unfinished,):
+            finish(folder)
         for path in (*unfinished.rglob("*"), unfinished):
             flush(path)
         unfinished.rename(output.model)
