@@ -149,7 +149,7 @@ def _memory(config: GrpoConfig | ScpoConfig, launch: Launch) -> Iterator[Finding
     yield Finding(
         "memory",
         f"{counts.parameters / 1e6:,.2f} M parameters, {counts.trained / 1e6:,.2f} M trained, {launch.processes} "
-        f"processes{sharding}; each needs about:",
+        f"process{'es' if launch.processes > 1 else ''}{sharding}; each needs about:",
     )
     for name, size in parts.items():
         why = _OF_PAIRS if name == "activations" and isinstance(config, ScpoConfig) else _WHY[name]
