@@ -202,7 +202,7 @@ class Item:
                 object.__setattr__(self, name, sys.intern(value))
 
     def __hash__(self) -> int:
-        return hash(self.id)  # differs in most items; a hash of all fields takes four times as long
+        return hash((self.id, self.prompt))  # most items differ in these; all fields take four times as long
 
     def _faults(self) -> list[str]:
         n, faults = len(self.responses), []
