@@ -154,6 +154,12 @@ if __name__ == "__main__":
     with loading():
         for name in modules:
             import_module(name)
+    if broadcast := sys.modules.get("vllm.distributed.device_communicators.shm_broadcast"):
+        # Its processes wait for one another asleep, instead of spinning for a second after each message.
+        broadcast.SpinCondition.__init__.__defaults__ = (0.001,)
+    if rendezvous := sys.modules.get("torch.distributed.elastic.rendezvous.dynamic_rendezvous"):
+        # For its log torchrun asks who calls, again and again, and `inspect` goes through all modules for it.
+        rendezvous.get_method_name = lambda depth=2: "unknown"
     with suppress(
         ImportError
     ):  # it can look for the title's place in memory only as long as the environment is as it was
