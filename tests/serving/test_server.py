@@ -9,9 +9,10 @@ import signal
 import socket
 import threading
 import time
-from contextlib import ExitStack, suppress
-from functools import partial
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -22,8 +23,8 @@ from served_app import serving, tal_serve
 from serving.judges import Longest, judge_of, settings
 from warm import processes_in
 
-from think_as_locals.serving.app import create_app
-from think_as_locals.serving.server import KEY_VARIABLE, BoundedConnection, load_server, required_key, serve
+from think_as_locals.serving import server
+from think_as_locals.serving.server import KEY_VARIABLE, load_server, required_key, serve
 from think_as_locals.types import ConfigError
 
 KEY = "0123456789abcdef"
@@ -88,11 +89,22 @@ def test_a_model_may_lie_anywhere() -> None:
     assert load_server("owner/name", ["judge.backend=vllm"]).judge.backend == "vllm"
 
 
-def test_idle_and_half_open_connections_are_closed_and_their_number_is_bounded() -> None:
-    limits = settings("limits.connections=8", "limits.headers_s=0.3").limits
-    with serving(
-        create_app(judge_of(Longest()), settings(), None), http=partial(BoundedConnection, limits=limits)
-    ) as url:
+@contextmanager
+def served(patch: pytest.MonkeyPatch, engine: Longest, *overrides: str) -> Iterator[str]:
+    """A server with all that `serve` asks of uvicorn, on a free port; yields its url."""
+    asked: list[tuple[Any, dict[str, Any]]] = []
+    patch.delenv(KEY_VARIABLE, raising=False)
+    patch.setattr(server, "load_judge", lambda *_: nullcontext(judge_of(engine)))
+    patch.setattr("signal.signal", lambda *_: None)
+    patch.setattr("uvicorn.run", lambda app, **options: asked.append((app, options)))
+    serve(settings("port=0", *overrides))
+    ((app, options),) = asked
+    with serving(app, **{name: value for name, value in options.items() if name not in ("port", "ws")}) as url:
+        yield url
+
+
+def test_idle_and_half_open_connections_are_closed_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(monkeypatch, Longest(), "limits.connections=8", "limits.headers_s=0.3") as url:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         began = time.monotonic()
         with ExitStack() as stack:
@@ -117,12 +129,20 @@ def _received(client: socket.socket) -> bytes:
     return b""
 
 
-def test_a_request_that_takes_long_is_not_idle() -> None:
-    limits, engine = settings("limits.headers_s=0.1").limits, Longest(held=True)
-    with serving(create_app(judge_of(engine), settings(), None), http=partial(BoundedConnection, limits=limits)) as url:
+def test_a_request_that_takes_long_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Longest(held=True)
+    with served(monkeypatch, engine, "limits.headers_s=0.1") as url:
         threading.Timer(0.6, engine.go_on.set).start()
         items = [{"prompt": "?", "responses": ["x", "yy"], "culture": None}]
         assert httpx.post(f"{url}/judge", json={"items": items}).status_code == 200
+
+
+def test_no_client_passes_for_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(monkeypatch, Longest(), "limits.requests_per_minute=2") as url, httpx.Client() as client:
+        addresses = [{"X-Forwarded-For": f"10.0.0.{number}"} for number in range(3)]
+        answers = [client.get(f"{url}/openapi.json", headers=headers) for headers in addresses]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert not any("server" in answer.headers for answer in answers)
 
 
 @pytest.mark.slow
