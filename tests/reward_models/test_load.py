@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT
-from reward_models.tiny import a_tokenizer, an_item, write_model
-from training.small_grpo import Code
-from transformers import Qwen3ForCausalLM, Qwen3ForSequenceClassification
+from peft import LoraConfig, get_peft_model
+from reward_models.test_published import FAMILIES
+from reward_models.tiny import a_tokenizer, an_item, write_classifier, write_language_model, write_model
+from training.small_grpo import Code, settings
+from transformers import AutoModelForCausalLM, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
 from think_as_locals.config.checks import load_config
 from think_as_locals.config.model_schema import EvaluationConfig
@@ -28,6 +31,8 @@ from think_as_locals.reward_models.implicit import ImplicitRM
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.load import load_reward_model
 from think_as_locals.reward_models.scalar import ScalarRM
+from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
 
 SWITCH = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
@@ -119,22 +124,61 @@ def test_a_judge_is_asked_as_it_was_trained_unless_its_section_says_otherwise(tm
     assert asked(*server, "rms.mine.culture=hidden", "rms.mine.rubric_language=en") == as_trained
 
 
-@pytest.mark.parametrize(
-    ("load", "kind"), [(Judge.load, Qwen3ForCausalLM), (ScalarRM.load, Qwen3ForSequenceClassification)]
-)
-def test_no_file_of_a_model_runs_code(tmp_path: Path, load: Callable[[str], Any], kind: Any) -> None:
-    model, poisoned, marker = tmp_path / "model", tmp_path / "poisoned", tmp_path / "marker"
-    write_model(model, kind, 0, a_tokenizer(), num_labels=1)
-    names = [path.name for path in model.iterdir()]
-    for name in [*names, "pytorch_model.bin", "training_args.bin", "adapter_model.bin", "tal_judge.json"]:
+def language_model(folder: Path) -> str:
+    return write_language_model(folder, seed=0)
+
+
+def adapter_alone(folder: Path) -> str:
+    base = AutoModelForCausalLM.from_pretrained(language_model(folder.with_name("base")))
+    get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
+    a_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def cold_start(path: str) -> ColdStartTrainer:
+    """SFT on a model of one's own."""
+    config, items = settings()
+    assert config.sft is not None
+    demonstrations = list(demonstrate(items, 1, config.sft, seed=0))
+    return ColdStartTrainer(config, config.sft, path, demonstrations, Checkpoints(Path(path), keep=1))
+
+
+WEIGHTS = {"pytorch_model.bin": "model.safetensors", "adapter_model.bin": "adapter_model.safetensors"}
+FOLDERS: dict[
+    str, tuple[Callable[[Path], Any], Callable[[str], Any], set[str]]
+] = {  # writes, loads, reads these pickles
+    "judge": (language_model, Judge.load, {"pytorch_model.bin"}),
+    "judge's adapter": (adapter_alone, Judge.load, set()),
+    "classifier": (write_classifier, ScalarRM.load, {"pytorch_model.bin"}),
+    "implicit": (language_model, partial(ImplicitRM.load, reference=None), {"pytorch_model.bin"}),
+    "cold start": (language_model, cold_start, {"pytorch_model.bin"}),
+    **{family: (FAMILIES[family], ScalarRM.load, set()) for family in ("INF-ORM", "QRM-Gemma2", "InternLM2")},
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_no_file_of_a_model_runs_code(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, load, pickles = FOLDERS[kind]
+    model, poisoned, marker, opened = tmp_path / "model", tmp_path / "poisoned", tmp_path / "marker", set[str]()
+    write(model)
+    load(str(model))
+    real = torch.load
+
+    def noted(file: Any, *args: Any, **kwargs: Any) -> Any:
+        opened.add(Path(file).name)
+        return real(file, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", noted)
+    names = sorted(path.name for path in model.iterdir())
+    for name in [*names, *WEIGHTS, "training_args.bin", "tal_judge.json"]:
         shutil.copytree(model, poisoned)
-        if name == "pytorch_model.bin":
-            (poisoned / "model.safetensors").unlink()
+        (poisoned / WEIGHTS.get(name, name)).unlink(missing_ok=True)
         torch.save({"state": Code(marker)}, poisoned / name)
         with suppress(Exception):
             load(str(poisoned))
         assert not marker.exists(), name
         shutil.rmtree(poisoned)
+    assert opened == pickles
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])

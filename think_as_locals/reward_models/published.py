@@ -168,7 +168,7 @@ def load_published(path: str, revision: str | None, dtype: str, device_map: str 
             config.gating_temperature = settings.get("gating_temperature", _GATE_TEMPERATURE[config.model_type])
             stored = _stored(path, folder)  # those of the decoder begin with "model."
             config.head_shapes = {n: f.get_slice(n).get_shape() for n, f in stored if not n.startswith("model.")}
-        model, info = kind.from_pretrained(folder, config=config, **options)
+        model, info = kind.from_pretrained(folder, config=config, use_safetensors=True, **options)
     if lost := sorted({*info["missing_keys"], *info["unexpected_keys"]}):
         raise ModelError(
             f"{path}: weights that {name} lacks or does not have: {', '.join(lost[:5])}{', ...' if lost[5:] else ''}; "
