@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +35,11 @@ EVIDENCE = Evidence(
 )
 
 
-def paid(text: str, language: str, finish_reason: str = "stop") -> RewardBreakdown:
+def paid(
+    text: str, language: str, finish_reason: str | None = "stop", evidence: Evidence = EVIDENCE
+) -> RewardBreakdown:
     judgement, item = parse(text, 3, finish_reason), item_in(language)
-    return RewardBreakdown({name: component(judgement, item, EVIDENCE) for name, component in COMPONENTS.items()})
+    return RewardBreakdown({name: component(judgement, item, evidence) for name, component in COMPONENTS.items()})
 
 
 def frontier() -> dict[str, Any]:
@@ -122,10 +127,28 @@ SECTIONS = ("rubric", "analysis", "verdict")
 
 
 @st.composite
+def damaged(draw: st.DrawFn, text: str) -> str:
+    """A completion with other weights, a section twice, or something beside its sections, such as a tag."""
+    how, section = draw(st.sampled_from(["weight", "twice", "beside"])), draw(st.sampled_from(SECTIONS))
+    opening, closing = f"<{section}>", f"</{section}>"
+    if how == "weight":
+        weight = draw(st.sampled_from(["0", "-50", "50.0", "99", "9" * 400, "٥٠", "50%", "half", ""]))
+        return re.sub(r"^- \d+", f"- {weight}", text, count=1, flags=re.MULTILINE)
+    if how == "twice":
+        whole = opening + text.partition(opening)[2].partition(closing)[0] + closing
+        return text.replace(whole, whole + draw(st.sampled_from(["", "\n", " and "])) + whole)
+    junk = draw(st.sampled_from(["so", ".", "- 5 | x | y", "<verdict>", "</rubric>", "<rubric></rubric>", "[C]"]))
+    place = draw(st.sampled_from([opening, closing]))
+    return text.replace(place, f"{junk}\n{place}" if place == opening else f"{place}\n{junk}")
+
+
+@st.composite
 def broken(draw: st.DrawFn) -> tuple[str, set[str], str]:
-    """An honest completion of which sections are missing, empty or without a closing tag."""
+    """An honest completion that is damaged, or of which sections are missing, empty or without a closing tag."""
     language, absent = draw(st.sampled_from([*HONEST])), set[str]()
     text = honest(language)
+    if draw(st.booleans()):
+        return language, draw(damaged(text)), absent
     for section in draw(st.lists(st.sampled_from(SECTIONS), min_size=1, unique=True)):
         opening, closing = f"<{section}>", f"</{section}>"
         before, _, rest = text.partition(opening)
@@ -137,11 +160,21 @@ def broken(draw: st.DrawFn) -> tuple[str, set[str], str]:
     return language, text, absent
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-@given(broken(), st.sampled_from(["stop", "length", None]))
-def test_no_component_pays_for_what_is_absent(case: tuple[str, str, set[str]], reason: str | None) -> None:
+log_probabilities = st.floats(-30, 0)
+evidences = st.builds(
+    partial(replace, EVIDENCE),
+    log_probabilities=st.tuples(log_probabilities, log_probabilities),
+    partner_right=st.booleans(),
+)
+
+
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(broken(), st.sampled_from(["stop", "length", None]), evidences)
+def test_no_component_pays_for_what_is_absent(
+    case: tuple[str, str, set[str]], reason: str | None, evidence: Evidence
+) -> None:
     language, text, absent = case
-    fair, parts = paid(honest(language), language).parts, paid(text, language, reason).parts
+    fair, parts = paid(honest(language), language, "stop", evidence).parts, paid(text, language, reason, evidence).parts
     judgement = parse(text, 3, reason)
     assert judges_nothing(judgement, item_in(language))
     assert parts["correctness"] == -1.0

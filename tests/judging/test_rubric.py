@@ -68,6 +68,8 @@ SPELLED = [
         "b: right",
         "right is b",
         "option b wins",
+        "option a wins",
+        "The response  a local gives",
         "“b”",
         "b's",
         "optionB",
@@ -131,6 +133,7 @@ ONE_LETTER_WORDS = [  # and what else honest rubrics write with one letter
         "È così, e basta.",
         "Η απάντηση αρκεί.",
         "un geste d'amitié, c'est clair",
+        "Does it answer a question, or in response, a wish?",
         "I'd say he’d bow.",
     ),
 ]
@@ -175,9 +178,10 @@ def test_honest_rubrics_are_scored_as_a_whole(language: str) -> None:
 
 
 def test_which_labels_count_depends_on_how_many_are_on_offer() -> None:
-    lines = LINES[0], "- 50 | Place | C is right."
-    assert span(text_of(*lines), 2) == rubric_of(*lines)
-    assert span(text_of(*lines), 3) == f"<rubric>\n{LINES[0]}\n"
+    for says, n in (("C is right.", 3), ("option e wins", 5)):
+        lines = LINES[0], f"- 50 | Place | {says}"
+        assert span(text_of(*lines), n - 1) == rubric_of(*lines)
+        assert span(text_of(*lines), n) == f"<rubric>\n{LINES[0]}\n"
 
 
 @pytest.mark.parametrize(

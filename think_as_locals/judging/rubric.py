@@ -47,6 +47,8 @@ _SPELLED = {  # names of letters in English, and in the spelling alphabet
 }
 _LATIN_NAME = re.compile(r"(?:LATIN|INDICATOR|MODIFIER).* LETTER (?:SMALL |CAPITAL )*([A-Z])(?: WITH .*)?$")
 _ONE_LETTER_WORDS = "aàáâãeéèêавсηή"  # that look like labels: in English, Romance and Slavic languages, Greek
+_RESPONSE = re.compile(r"\b(?:candidate|choice|option|reply|response)\s+$", re.IGNORECASE)
+_NAME = 40  # characters before a label that are searched for it
 _APOSTROPHES = ("'", "’", "ʼ")
 _SCRIPTS = {  # prefixes of Unicode names of letters, if not the English name of the script
     "Hans": ("CJK", "IDEOGRAPHIC"),
@@ -64,8 +66,8 @@ def rubric_span(judgement: Judgement, num_responses: int) -> str | None:
     It ends before the first line that names a response, so that no rubric raises the probability of a verdict by naming
     it. Such a line contains a tag of the grammar, or one of the labels as a word of its own: in either case (also the
     article "A"), with digits or marks, as a look-alike letter of any script, doubled, or spelled out in English. Words
-    of one letter do not count if another word follows ("a bow", Russian "В Таиланде"). Other references ("the second
-    one", a code of the policy's own) are not detected.
+    of one letter do not count if another word follows ("a bow", Russian "В Таиланде"), except after "option" and the
+    like ("option a wins"). Other references ("the second one", a code of the policy's own) are not detected.
 
     Returns `None` if there is no parsed rubric, text before it, or a response named in the first criterion.
     """
@@ -296,6 +298,7 @@ def _names_label(line: str, place: int, labels: str) -> bool:
     if letter.islower() and (left in _APOSTROPHES or (rest[:1] in _APOSTROPHES and rest[1:2].isalpha())):
         return rest[1:2] == "s" and not rest[2:].isalpha()  # French "d'un", English "I'd"; but "b's"
     is_word = character.lower() in _ONE_LETTER_WORDS and rest[:1].isspace() and rest[1:2].isalpha()
+    is_word = is_word and not _RESPONSE.search(line[max(0, before + 1 - _NAME) : before + 1])
     begins = line[: before + 1].rstrip()[-1:] in ("", *"|.!?…")
     return not (is_word and (letter.islower() or (begins and not character.isascii())))
 
