@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Tal
+from conftest import PLANTED, Tal
 from items import RUBRIC, day_items
 from loopback import Answer, Received, answering
 from reward_models.scripted import shown_in
@@ -110,6 +110,29 @@ def test_what_is_right_is_kept_with_its_provenance_and_the_yield_is_told_by_cult
 
 def prompt_verdict(completion: str) -> int:
     return LABELS.index(completion.partition("<verdict>")[2][0])
+
+
+def test_a_recipe_of_somebody_else_gets_no_secret_but_the_key_of_a_server(
+    tal: Tal, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in PLANTED.items():
+        monkeypatch.setenv(name, value)
+    received: list[str] = []
+
+    def respond(request: Received) -> Answer:
+        received.append(f"{request.headers} {request.body}")
+        return 400, "no more", {}
+
+    with answering(respond) as url:
+        server = f"  kind: server\n  url: {url}/v1\n  model: big\n  key_variable: "
+        for name in PLANTED:
+            recipe = tmp_path / "theirs.yaml"
+            recipe.write_text(
+                "defaults: [/demonstrate, override /rm@teacher: server, _self_]\nteacher:\n" + server + name
+            )
+            done = tal("run", str(recipe), *words[1:-1])
+            assert (done.status, "key_variable: got" in done.err) == (2, name != "VLLM_API_KEY"), done.err
+    assert {name for name, value in PLANTED.items() if value in "".join(received)} == {"VLLM_API_KEY"}
 
 
 def test_a_run_that_failed_continues_and_asks_nothing_twice(tal: Tal, words: list[str], tmp_path: Path) -> None:

@@ -163,16 +163,16 @@ def test_reward_models_that_fail_leave_the_others_on_the_leaderboard_and_are_tri
 def test_a_reward_model_that_is_not_there_fails_alone(evaluation: Evaluation, tal: Tal) -> None:
     gone = evaluation.folder / "gone"
     typo = ["rms.typo=judge", f"rms.typo.path={gone}", "rms.keyless=server", "rms.keyless.url=http://127.0.0.1:9/v1"]
-    typo += ["rms.keyless.model=m", "rms.keyless.key_variable=NO_SUCH_KEY"]
+    typo += ["rms.keyless.model=m", "rms.keyless.key_variable=TAL_NO_SUCH_KEY"]
     done = tal(*evaluation.words, *typo, "eval.too_long=wrong")
     assert (done.status, evaluation.ranked) == (1, [["constant", "good", "short"]])
     assert evaluation.failed["typo"] == f"model: {gone}: neither a directory nor a Hub id (owner/name)"
-    assert evaluation.failed["keyless"].startswith("server: NO_SUCH_KEY is not set")
+    assert evaluation.failed["keyless"].startswith("server: TAL_NO_SUCH_KEY is not set")
     assert evaluation.read("failed/typo.json")["traceback"] is None
     others = [word for word in evaluation.words if not word.startswith(("rms.", "run.name"))]
     done = tal(*others, *typo, "~rms.constant", "run.name=none")
     assert done.status == 2
-    assert "neither a directory nor a Hub id (owner/name)\n  - server: NO_SUCH_KEY is not set" in done.err
+    assert "neither a directory nor a Hub id (owner/name)\n  - server: TAL_NO_SUCH_KEY is not set" in done.err
     assert not (evaluation.folder / "none").exists()
 
 

@@ -33,7 +33,7 @@ from conftest import PLANTED
 from transformers.trainer_utils import SchedulerType
 
 from think_as_locals.config.checks import Config, load_config, load_items, load_recipe, validate
-from think_as_locals.config.compose import group_options, recipes
+from think_as_locals.config.compose import group_options, quoted, recipes
 from think_as_locals.config.model_schema import (
     DemonstrationConfig,
     EditConfig,
@@ -623,6 +623,40 @@ def test_an_address_holds_no_secret_and_a_message_repeats_none(url: str) -> None
     found = faults({"rollout.urls": [url]})
     assert "rollout.urls.0: expected http[s]://HOST[:PORT][/PATH] without user or key" in found
     assert "hidden" not in found
+
+
+SERVERS = [  # every place of a recipe that names one
+    (DEMONSTRATE, "teacher", []),
+    (EDIT, "editor", []),
+    (SAMPLE, "sample.policy", []),
+    (SAMPLE, "sample.scorer", ["sample=prompts", *SAMPLED]),
+    (CARB, "rms.mine", []),
+    (POLICY, "rm", []),
+    (POLICY, "tasks.mine.scorer", ["tasks.mine=prompts"]),
+]
+ALLOWED = ["OPENAI_API_KEY", "VLLM_API_KEY", "TAL_API_KEY", "ANTHROPIC_API_KEY", "OPENROUTER_API_KEY", "TAL_MY_KEY"]
+REFUSED = ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "STRIPE_API_KEY", "XOPENAI_API_KEY"]
+
+
+@pytest.mark.parametrize(("recipe", "place", "words"), SERVERS)
+def test_a_recipe_sends_no_secret_but_keys_of_model_servers(recipe: Path, place: str, words: list[str]) -> None:
+    server = [*words, f"{place}=server", f"{place}.url=https://there/v1", f"{place}.model=x"]
+    for name in [*ALLOWED, "null"]:
+        load_config(recipe, [*server, f"{place}.key_variable={name}"])
+    for name in [*REFUSED, "TAL_", "OPENAI_API_KEY\n"]:
+        with pytest.raises(ConfigError) as raised:
+            load_config(recipe, [*server, f"{place}.key_variable={quoted(name)}"])
+        assert f"{place}.key_variable: got {shown(name)}, expected null, VENDOR_API_KEY (VENDOR is " in str(
+            raised.value
+        )
+        assert "TAL_KEY=$NAME in the shell passes one on" in str(raised.value)
+
+
+def test_a_key_in_place_of_its_variable_is_not_repeated() -> None:
+    words = ["teacher=server", "teacher.url=https://there/v1", "teacher.model=x"]
+    with pytest.raises(ConfigError, match=r"teacher\.key_variable: got a name with lower-case") as raised:
+        load_config(DEMONSTRATE, [*words, f"teacher.key_variable={PLANTED['HF_TOKEN']}"])
+    assert PLANTED["HF_TOKEN"] not in str(raised.value)
 
 
 @pytest.mark.parametrize("recipe", [QUICKSTART, "recipes/carb.yaml", "recipes/scpo_quickstart.yaml"])

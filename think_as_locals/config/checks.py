@@ -17,7 +17,7 @@ from think_as_locals.config.model_schema import (
     SampleConfig,
 )
 from think_as_locals.config.rules import rule_faults
-from think_as_locals.config.schema import DataSection, ItemsConfig, RunConfig
+from think_as_locals.config.schema import KEY_VENDORS, DataSection, ItemsConfig, RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.config.trl_fields import TRL_SECTIONS, trl_faults
 from think_as_locals.types import ConfigError, cut, first_of, shown
@@ -37,6 +37,10 @@ _OFF = {  # sections that may be null, and what turns them on
 _FORMS = {  # descriptions of patterns
     "name": "letters, digits, '.', '_' and '-' that do not leave the run directory",
     "own_name": "lower-case letters, digits and '_'",
+    "key_variable": (
+        f"null, VENDOR_API_KEY (VENDOR is {', '.join(KEY_VENDORS)}) or a name that begins with TAL_, as a recipe sends "
+        "no other secret to a server; TAL_KEY=$NAME in the shell passes one on"
+    ),
     "own": "path/to/file.py:function or package.module:function",
 }
 
@@ -185,7 +189,9 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
         form = _FORMS["name" if loc[0] in ("rms", "variants") else "own_name"]
         return f"{parent}: got the name {shown(got)}, expected {form}"
     form = _FORMS.get("own" if loc[:-1] == ["reward", "own"] else loc[-1], str(fault["msg"]))
-    return f"{place}: got {shown(got)}, expected {form.removeprefix('Input should be ')}"
+    is_key = loc[-1] == "key_variable" and not str(got).isupper()
+    value = "a name with lower-case letters, not shown as it may be a key itself" if is_key else shown(got)
+    return f"{place}: got {value}, expected {form.removeprefix('Input should be ')}"
 
 
 def _missing(loc: list[str]) -> str:

@@ -10,6 +10,7 @@ from think_as_locals.config.schema import (
     DataSection,
     Dtype,
     GrpoSection,
+    KeyVariable,
     LoraSection,
     MeasureSection,
     ModelPath,
@@ -81,7 +82,7 @@ class PolicyServerSection(Section):
     kind: Literal["server"]
     url: Url
     model: str
-    key_variable: str | None
+    key_variable: KeyVariable | None
     concurrency: PositiveInt
     deadline_s: PositiveFloat
     timeout_s: PositiveFloat
