@@ -328,12 +328,24 @@ def test_a_sharded_run_stopped_between_two_samplings_ends_bit_identical(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", spread.STOPPED)
-def test_code_in_a_checkpoint_of_deepspeed_is_not_run(ways: tuple[Path, dict[str, Any]], case: str) -> None:
-    messages = ways[1][case]["planted"]
-    assert len(messages) == 4
-    assert all("holds code" in message for message in messages.values()), messages
-    assert not (ways[0] / f"{case}_stopped" / "marker").exists()
+@pytest.mark.parametrize("case", ["fsdp2", *spread.WAYS])
+def test_code_in_a_checkpoint_of_several_processes_is_not_run(ways: tuple[Path, dict[str, Any]], case: str) -> None:
+    found = ways[1][case]["checkpoint"]
+    assert found["ran"] == dict.fromkeys(found["pickles"], False)  # no pickle is loaded otherwise than by torch
+    assert {"scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"} < found["ran"].keys()
+    if case != "fsdp2":  # whose main process loads alone, while the other would wait for its end
+        assert "holds code" in found["message"]
+        assert not found["marker"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_sharding_is_refused(ways: tuple[Path, dict[str, Any]]) -> None:
+    before, said = "2 x MULTI_CPU", {case: ways[1][case]["another launch"] for case in spread.WAYS}
+    for stage in (1, 2, 3):
+        now = f"2 x DEEPSPEED stage {stage}"
+        assert f"is from a launch of {before}, this one is {now}: launch as then" in said.pop(f"zero{stage}")
+        before = now
+    assert said == {"ddp": "", "lora_zero2": "", "lora_zero3": ""}
 
 
 @pytest.mark.slow

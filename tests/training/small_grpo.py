@@ -24,7 +24,7 @@ from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.grpo import JudgeTrainer
-from think_as_locals.types import Criterion, Item, Judgement, Rubric, TrainingError
+from think_as_locals.types import Criterion, Item, Judgement, Rubric, ThinkAsLocalsError
 
 TINY = [
     "data.groups=[idiom_heavy_rain,gift_taboo]",
@@ -75,10 +75,10 @@ def figures(trainer: JudgeTrainer) -> list[dict[str, object]]:
 
 
 def ends_with(work: Callable[[], Any]) -> str:
-    """The message of the TrainingError that this ends with, or nothing."""
+    """The message of the error of ours that this ends with, or nothing."""
     try:
         work()
-    except TrainingError as error:
+    except ThinkAsLocalsError as error:
         return str(error)
     return ""
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
+import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -159,24 +161,47 @@ def stopped(run: Path, overrides: list[str]) -> dict[str, Any]:
     return logged
 
 
-def planted(run: Path, overrides: list[str]) -> dict[str, str]:
-    """What is raised where one kind of pickle in the run's checkpoint holds code."""
-    checkpoint, messages = max((run / "checkpoints").glob("step-*")), {}
-    for kind in ("*model_states.pt", "*optim_states.pt", "rng_state_*.pth", "scheduler.pt"):
-        files = sorted(checkpoint.rglob(kind))
-        kept = {file: file.read_bytes() for file in files}
-        trainer = sampling(run, *overrides)
-        PartialState().wait_for_everyone()
-        if PartialState().is_main_process:
-            for file in files:
-                torch.save({"module": Code(run / "marker")}, file)
-        PartialState().wait_for_everyone()
-        messages[kind] = ends_with(lambda trainer=trainer: trainer.train_from(checkpoint))
-        PartialState().wait_for_everyone()
-        if PartialState().is_main_process:
-            for file, content in kept.items():
-                file.write_bytes(content)
-    return messages
+def pickles(checkpoint: Path) -> list[Path]:
+    """All files of a checkpoint that may be pickles; DeepSpeed adds a script, which nothing runs."""
+    data, files = {".json", ".safetensors", ".jinja", ".py"}, sorted(checkpoint.rglob("*"))
+    return [file for file in files if file.is_file() and file.suffix not in data and file.name != "latest"]
+
+
+def tried(checkpoint: Path, trainer: JudgeTrainer) -> dict[str, Any]:
+    """A resume in which code stands for a moment in the place of each pickle that torch loads: whether it ran."""
+    load, rank, ran = torch.load, PartialState().process_index, {}
+    code, marker = (checkpoint.parents[1] / f"{name}-{rank}" for name in ("code", "marker"))
+
+    def load_both(file: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, str | Path):  # not what another rank sends
+            torch.save({"module": Code(marker)}, code)
+            with suppress(pickle.UnpicklingError):
+                load(code, *args, **kwargs)
+            ran[Path(file).name] = marker.exists()
+            marker.unlink(missing_ok=True)
+        return load(file, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "load", load_both)
+        trainer.train_from(checkpoint)
+    loaded = sorted(loaded for rank in gather_object([ran]) for loaded in rank.items())  # where it ran, that comes last
+    return {"pickles": [file.name for file in pickles(checkpoint)], "ran": dict(loaded)}
+
+
+def planted(folder: Path, overrides: list[str]) -> dict[str, Any]:
+    """What `tried` gives, and the message where all pickles of the checkpoint hold code."""
+    checkpoint, further = folder / "checkpoints" / "step-3", [*overrides, "grpo.max_steps=4"]
+    found, poisoned = tried(checkpoint, make(folder, *further)), folder / "poisoned" / checkpoint.name
+    if PartialState().is_main_process:
+        shutil.copytree(checkpoint, poisoned)
+        for file in pickles(poisoned):
+            torch.save({"module": Code(folder / "marker")}, file)
+    trainer = make(folder, *further)
+    found["message"] = ends_with(lambda: trainer.train_from(poisoned))
+    PartialState().wait_for_everyone()
+    if PartialState().is_main_process:
+        shutil.rmtree(poisoned)
+    return {**found, "marker": (folder / "marker").exists()}
 
 
 def tensor_parallel() -> dict[str, Any]:
@@ -220,17 +245,19 @@ def main(folder: Path) -> None:
         os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = stage or ""
         for setting in ("INIT", "SAVE_16BIT_MODEL"):
             os.environ[f"ACCELERATE_DEEPSPEED_ZERO3_{setting}"] = str(stage == "3").lower()
-        trainer = make(folder, *overrides)
+        trainer = make(folder, "grpo.save_steps=3", *overrides)
+        of_another_case = ends_with(trainer.checkpoints.latest)
         trainer.add_callback(ShardsWriter(trainer.accelerator, folder / f"{case}.json"))
         trainer.train()
         found[case] = {
             "curve": curve(trainer),
             "unshared": trainer.unshared_reason,
             "difference": saved_difference(trainer, folder, case, overrides),
+            "checkpoint": planted(folder, overrides),
+            "another launch": of_another_case,
         }
         if case in STOPPED:
             found[case]["stopped"] = stopped(folder / f"{case}_stopped", overrides)
-            found[case]["planted"] = planted(folder / f"{case}_stopped", overrides)
         if case in ("zero2", "zero3"):
             found[case]["poisoned"] = poisoned(folder)
         print(case, found[case], flush=True)

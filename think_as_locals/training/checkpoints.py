@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, gather, gather_object, is_peft_model
 from peft import PeftModel
 from rich.console import Console
@@ -181,7 +182,10 @@ def _reason(error: Exception, folder: Path) -> str:
 def _launch() -> str:
     """Return the kind of this launch, which must be the same to continue from a checkpoint."""
     state = PartialState()
-    return f"{state.num_processes} x {state.distributed_type.value}"
+    kind = f"{state.num_processes} x {state.distributed_type.value}"
+    if state.distributed_type != DistributedType.DEEPSPEED:
+        return kind
+    return f"{kind} stage {AcceleratorState().deepspeed_plugin.hf_ds_config.get_value('zero_optimization.stage', 0)}"
 
 
 def _files(folder: Path) -> list[str]:
