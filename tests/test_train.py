@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import re
 import shlex
@@ -18,6 +19,7 @@ import yaml
 from conftest import QUICK, SMALL, TRACKED, Tal
 from items import make_item
 from rich.console import Console
+from training.small_grpo import Code
 
 from think_as_locals import train
 from think_as_locals.config.checks import load_recipe
@@ -266,6 +268,25 @@ def test_a_run_can_be_continued_but_not_under_other_settings(
     assert (copy / "metrics.jsonl").read_bytes() == before  # what is done is not done again
     with pytest.raises(ConfigError, match="started with another seed"):
         start("recipes/quickstart.yaml", [*overrides, "seed=7"])
+
+
+def test_code_in_a_checkpoint_with_a_manifest_that_fits_ends_the_run(small_run: Path, tmp_path: Path, tal: Tal) -> None:
+    copy, marker = tmp_path / "small", tmp_path / "marker"
+    shutil.copytree(small_run, copy)
+    shutil.rmtree(copy / "model")
+    checkpoint = copy / "checkpoints" / "step-1"
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({"state": Code(marker)}, checkpoint / name)
+        content = (checkpoint / name).read_bytes()
+        manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    words = ["recipes/quickstart.yaml", *TRACKED, f"run.dir={tmp_path}", "run.name=small", "run.resume=auto"]
+    done = tal("run", *words)
+    assert done.status == 2
+    assert f"{checkpoint}: a file of it holds code" in done.err
+    assert not marker.exists()
+    assert not (copy / "model").exists()
 
 
 def _item(row: dict[str, object]) -> Item:
