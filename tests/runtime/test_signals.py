@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
+from conftest import QUICK, ROOT, SMALL, command
 
 from think_as_locals.runtime.processes import STOP_SIGNALS, end_at_next, interrupt, on_signals
 from think_as_locals.training import checkpoints
@@ -68,3 +73,56 @@ def test_a_signal_that_torchrun_forwards_is_no_second_one(
         monkeypatch.setattr(checkpoints, "_FORWARDED_S", -1.0)  # as if later
         signal.raise_signal(number)
         assert (ended, handlers()) == ([number], {signal.SIG_DFL})
+
+
+HELD = """
+import time
+from pathlib import Path
+
+def held(judgement, item):
+    here = Path(__file__).parent
+    (here / "entered").touch()
+    while (here / "hold").exists():
+        time.sleep(0.02)
+    return 0.0
+"""
+
+
+@pytest.mark.slow
+def test_one_ctrl_c_saves_a_run_and_a_second_one_ends_it_at_once(tmp_path: Path, warm_python: str) -> None:
+    (tmp_path / "own.py").write_text(HELD)
+    hold, entered = tmp_path / "hold", tmp_path / "entered"
+    words = ["run", "recipes/quickstart.yaml", *SMALL, *QUICK, "grpo.max_steps=4", "grpo.save_steps=100"]
+    words += ["eval.every_steps=100", f"run.dir={tmp_path}", "run.name=mine", "run.resume=auto"]
+    words += [f"reward.own.held={tmp_path}/own.py:held", "reward.weights.held=0.1", "reward.timeout_s=300"]
+
+    def interrupted(times: int) -> tuple[int, str]:
+        """Status and last words of a run that is interrupted so often in a step."""
+        entered.unlink(missing_ok=True)
+        hold.touch()
+        run = subprocess.Popen(
+            [command("tal", warm_python), *words],
+            cwd=ROOT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert run.stderr is not None
+        until = time.monotonic() + 100
+        while not entered.exists() and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        assert any("asked to stop: saves at the end of this step" in line for line in run.stderr)
+        if times == 1:
+            hold.unlink()
+        else:
+            run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=100)
+        return run.returncode, said
+
+    status, said = interrupted(1)
+    assert status == 75
+    assert "saved after step 1 of grpo: continue it with run.name=mine run.resume=auto" in said
+    assert interrupted(2) == (-signal.SIGINT, "")  # for a shell 130
+    assert [path.name for path in (tmp_path / "mine" / "checkpoints").glob("*-*")] == ["step-1"]

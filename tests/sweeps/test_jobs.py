@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from warm import processes_in
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.runtime.run_folder import lock_run_dir
@@ -193,25 +193,30 @@ from think_as_locals.sweeps.settings import load_settings
 
 folder = Path(sys.argv[1])
 with lock_run_dir(folder) as lock:
-    launch(["mine", "next"], folder, load_settings([]), [], lock, print)
+    launch(["mine", "next"], folder, load_settings(sys.argv[2:]), [], lock, print)
 """
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_killed_takes_its_jobs_along_and_keeps_others_out_until_then(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "statuses"), [([], [75, None]), (["sweep=joblib"], [75, 75])], ids=["local", "joblib"]
+)
+def test_a_sweep_that_is_killed_takes_its_jobs_along_and_keeps_others_out_until_then(
+    tmp_path: Path, warm_python: str, words: list[str], statuses: list[int | None]
+) -> None:
     for name in ("mine", "next"):
         (tmp_path / JOBS / name).mkdir(parents=True)
         (tmp_path / JOBS / name / f"{name}.yaml").write_text(JOB)
-    sweeping = subprocess.Popen([sys.executable, "-c", SWEEP, str(tmp_path)])
-    started, until = tmp_path / JOBS / "mine" / "started", time.monotonic() + 100
-    while not started.is_file() and time.monotonic() < until:
+    sweeping = subprocess.Popen([warm_python, "-c", SWEEP, str(tmp_path), *words], cwd=tmp_path)
+    until = time.monotonic() + 100
+    while len(list(tmp_path.glob(f"{JOBS}/*/started"))) < statuses.count(75) and time.monotonic() < until:
         time.sleep(0.1)
-    processes = psutil.Process(sweeping.pid).children(recursive=True)
+    processes = processes_in(tmp_path)
     sweeping.kill()
     sweeping.wait()
     with pytest.raises(ConfigError, match="in use by another process"), lock_run_dir(tmp_path):
         pass
-    assert len(processes) >= 4  # Hydra's launcher, node.sh, accelerate, the job
+    assert len(processes) >= 5  # the sweep, Hydra's launcher, node.sh, accelerate, the job
     assert not psutil.wait_procs(processes, timeout=60)[1]
     with lock_run_dir(tmp_path):
-        assert [read_status(tmp_path / JOBS / name) for name in ("mine", "next")] == [75, None]
+        assert [read_status(tmp_path / JOBS / name) for name in ("mine", "next")] == statuses
