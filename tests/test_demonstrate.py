@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from conftest import PLANTED, Tal
 from items import RUBRIC, day_items
 from loopback import Answer, Received, answering
 from reward_models.scripted import shown_in
+from reward_models.tiny import odd_tokenizer, write_model
+from transformers import Qwen3ForCausalLM
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.data import load
@@ -110,6 +113,15 @@ def test_what_is_right_is_kept_with_its_provenance_and_the_yield_is_told_by_cult
 
 def prompt_verdict(completion: str) -> int:
     return LABELS.index(completion.partition("<verdict>")[2][0])
+
+
+def test_an_item_in_which_the_teachers_tokenizer_reads_a_tag_is_named(
+    tal: Tal, words: list[str], tmp_path: Path
+) -> None:
+    path = write_model(tmp_path / "teacher", Qwen3ForCausalLM, 0, odd_tokenizer())
+    jsonl.write([replace(ITEMS[0], prompt="So ¤verdict€A")], tmp_path / "items.jsonl")
+    done = tal(*words, f"teacher.path={path}")
+    assert (done.status, "reads the reserved tag '<verdict>A' in 'So ¤verdict€A'" in done.err) == (2, True), done.err
 
 
 def test_a_recipe_of_somebody_else_gets_no_secret_but_the_key_of_a_server(

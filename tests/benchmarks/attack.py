@@ -192,8 +192,7 @@ def tokens(count: int, rng: Rng) -> Outcomes:
             rng.choice(KINDS),
             rng.choice([*NORMALIZERS.items()]),
         )
-        normalized = rng.random() < 0.5
-        made, control = _tokenizer(family, kind, name, normalized)
+        made, control = _tokenizer(family, kind, name, special=rng.random() < 0.5, normalized=rng.random() < 0.5)
         text = rng.choice([*FAMILIES[family], "<verdict>", "</verdict>", "<rubric>", "</analysis>"])
         for _ in range(rng.randint(1, 2)):
             text = rng.choice(list(disguises(text)))
@@ -206,8 +205,8 @@ def tokens(count: int, rng: Rng) -> Outcomes:
 
 
 @cache
-def _tokenizer(family: str, kind: str, normalizer: str, normalized: bool) -> tuple[Any, set[int]]:
-    made = tokenizer(kind, FAMILIES[family], NORMALIZERS[normalizer], normalized=normalized)
+def _tokenizer(family: str, kind: str, normalizer: str, **added: bool) -> tuple[Any, set[int]]:
+    made = tokenizer(kind, FAMILIES[family], NORMALIZERS[normalizer], **added)
     return made, {made.token_to_id(token) for token in FAMILIES[family]}
 
 

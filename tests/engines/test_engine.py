@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -12,13 +14,22 @@ from typing import Any
 import pytest
 from conftest import launch
 from loopback import Answer, Received, answering
-from reward_models.tiny import a_tokenizer, an_item, write_language_model
-from tokenizers import AddedToken, normalizers
+from reward_models.tiny import a_tokenizer, an_item, odd_tokenizer, write_language_model, write_model
+from scpo.hand_worked import config as steered
+from transformers import Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
+from think_as_locals.config.checks import load_recipe
 from think_as_locals.engines import Chat
 from think_as_locals.engines.engine import model_file, special_tokens
 from think_as_locals.judging import CHAT_TOKENS, render
-from think_as_locals.types import DataError, ModelError
+from think_as_locals.reward_models.implicit import ImplicitRM
+from think_as_locals.reward_models.judge import Judge
+from think_as_locals.reward_models.scalar import ScalarRM
+from think_as_locals.scpo.trainer import VariantTrainer
+from think_as_locals.training.checkpoints import Checkpoints
+from think_as_locals.training.cold_start import ColdStartTrainer
+from think_as_locals.training.grpo import PromptDataset, load_chat
+from think_as_locals.types import DataError, Demonstration, Item, ModelError
 
 THINKS = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('</think>')[-1] }}{% endfor %}"
@@ -50,14 +61,46 @@ def test_marks_that_the_template_knows_are_control_tokens_special_or_not(added: 
     assert "</think>" not in chat(REFUSES, *added).special_tokens
 
 
-def test_a_token_that_the_tokenizer_reads_however_it_is_broken_refuses_the_item() -> None:
-    odd = chat(THINKS)
-    backend = odd.tokenizer.backend_tokenizer
-    backend.add_special_tokens([AddedToken("<|stop|>", special=True, normalized=True)])
-    backend.normalizer = normalizers.Replace("%", "<|stop|>")
-    odd.check_texts([replace(an_item(1), prompt="<|stop|> here? <|STOP|>")])
-    with pytest.raises(DataError, match=r"item 'item-2': .* reads its control token '<\|stop\|>' in 'In %\?'"):
-        odd.check_texts([an_item(1), replace(an_item(2), prompt="In %?")])
+READ = [("In %?", "its control token '<|stop|>'"), ("So ¤/Verdict€.", "the reserved tag '</Verdict>.'")]
+
+
+@pytest.mark.parametrize(("text", "found"), READ)
+def test_what_the_tokenizer_reads_however_it_is_broken_refuses_the_item(text: str, found: str) -> None:
+    odd = Chat(odd_tokenizer())
+    odd.check_texts([replace(an_item(1), prompt="<|stop|> here? <|STOP|> <verdict> ¤3 ¤b€")])
+    message = f"item 'item-2': this model's tokenizer reads {found} in {text!r}"
+    for changed in (replace(an_item(2), prompt=text), replace(an_item(2), responses=("Tea", text))):
+        with pytest.raises(DataError, match=re.escape(message)):
+            odd.check_texts([an_item(1), changed])
+
+
+TRAINING: Any = load_recipe("recipes/quickstart.yaml")
+NONE: Any = None
+Reads = Callable[[str, Item], Any]
+READERS: dict[str, Reads] = {
+    "judge": lambda path, item: Judge.load(path).judge(item),
+    "implicit": lambda path, item: ImplicitRM.load(path, None).score([item]),
+    "GRPO": lambda path, item: PromptDataset.of(TRAINING, [(item, False)], load_chat(TRAINING, path)),
+    "cold start": lambda path, item: ColdStartTrainer(
+        *(TRAINING, TRAINING.sft, path, [Demonstration(item, (1, 0), "Tea.")], Checkpoints(Path(path) / "steps", 1))
+    ),
+}
+SCORERS: dict[str, Reads] = {
+    "scalar": lambda path, item: ScalarRM.load(path).score([item]),
+    "SCPO": lambda path, item: VariantTrainer(steered(), NONE, NONE, NONE, ScalarRM.load(path), [item]),
+    "SCPO as released": lambda path, item: VariantTrainer(
+        steered("mode=as_released"), NONE, NONE, NONE, ScalarRM.load(path), [item]
+    ),
+}
+
+
+@pytest.mark.parametrize("reads", READERS | SCORERS)
+def test_all_that_read_items_ask_the_tokenizer_first(reads: str, tmp_path: Path) -> None:
+    kind = Qwen3ForCausalLM if reads in READERS else Qwen3ForSequenceClassification
+    path = write_model(tmp_path, kind, 0, odd_tokenizer(), num_labels=1)
+    for text, found in READ:
+        with pytest.raises(DataError, match=re.escape(f"item 'item-1': this model's tokenizer reads {found}")):
+            (READERS | SCORERS)[reads](path, replace(an_item(1, size=2), prompt=text))
 
 
 @pytest.mark.parametrize("template", [REFUSES, DROPS])

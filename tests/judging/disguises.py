@@ -75,7 +75,7 @@ def disguises(text: str) -> Iterator[str]:
     yield text + text[1:]
 
 
-def tokenizer(kind: str, tokens: tuple[str, ...], normalizer: Any, *, normalized: bool) -> Tokenizer:
+def tokenizer(kind: str, tokens: tuple[str, ...], normalizer: Any, *, special: bool, normalized: bool) -> Tokenizer:
     """One that knows the characters of ASCII, and these tokens; `normalized`: finds them in the normalised text."""
     unknown = "[unknown]"
     pieces = [unknown, *(chr(code) for code in range(33, 127)), "▁"]
@@ -91,5 +91,6 @@ def tokenizer(kind: str, tokens: tuple[str, ...], normalizer: Any, *, normalized
     if normalizer is not None:
         made.normalizer = normalizer
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer() if kind == "WordPiece" else pre_tokenizers.Metaspace()
-    made.add_special_tokens([AddedToken(token, special=True, normalized=normalized) for token in tokens])
+    add = made.add_special_tokens if special else made.add_tokens
+    add([AddedToken(token, special=special, normalized=normalized) for token in tokens])
     return made

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from items import make_item
+from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
 from think_as_locals.engines import packing
@@ -31,6 +32,17 @@ ITEMS = [an_item(number, size=2 + number % 3) for number in range(9)]
 def a_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level, with a chat template."""
     return train_tokenizer([item.prompt for item in ITEMS] + WORDS, num_subwords=300, num_phrases=8)
+
+
+def odd_tokenizer() -> PreTrainedTokenizerFast:
+    """It reads `%` as a control token, and `¤` and `€` as a tag's ends."""
+    odd = a_tokenizer()
+    backend = odd.backend_tokenizer
+    backend.add_special_tokens([AddedToken("<|stop|>", special=True, normalized=True)])
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Replace(*pair) for pair in (("%", "<|stop|>"), ("¤", "<"), ("€", ">"))]
+    )
+    return odd
 
 
 def write_model(folder: Path, kind: Any, seed: int, tokenizer: PreTrainedTokenizerFast, **settings: Any) -> str:

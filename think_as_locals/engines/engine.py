@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from jinja2 import TemplateError
 
 from think_as_locals.judging import label_place, neutralise
-from think_as_locals.judging.prompt import culture_name
+from think_as_locals.judging.prompt import RESERVED_OPENING, culture_name
 from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.model_files import model_file, reading_model
 from think_as_locals.types import LABELS, ConfigError, DataError, Item, ModelError, Rollout, TooLongError
@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Texts that the tokenizer reads as control tokens: none may come from untrusted text."""
 
     def check_texts(self, items: Iterable[Item]) -> None:
-        """Raise a DataError if the tokenizer, if known, reads control tokens in an item's neutralised texts."""
+        """Raise a DataError if the tokenizer, if known, reads control tokens or reserved tags in neutralised texts."""
 
     def sample(self, conversations: Sequence[Messages], sampling: Sampling, deliver: Deliver) -> None:
         """Sample one rollout for each conversation, and deliver each as soon as it is complete, in any order."""
@@ -173,22 +173,27 @@ class Chat:
         return tuple(sorted(marks | set(self.tokenizer.all_special_tokens)))
 
     def check_texts(self, items: Iterable[Item]) -> None:
-        """Raise a DataError that names an item in whose neutralised texts the tokenizer still reads control tokens.
+        """Raise a DataError that names an item whose neutralised texts the tokenizer reads as control tokens or tags.
 
         `neutralise` allows for what normalisers usually do; this asks the tokenizer itself, whatever its own one does.
         """
         names = {text: item.id for item in items for text in (item.prompt, culture_name(item.culture), *item.responses)}
         rest = iter(names.items())
+        normalizer = self.tokenizer.backend_tokenizer.normalizer if self.tokenizer.is_fast else None
         while some := list(islice(rest, _CHECKED)):
             texts = [neutralise(text, self.special_tokens) for text, _ in some]
             encoded = self.tokenizer(texts, add_special_tokens=False)
-            for (text, name), ids in zip(some, encoded["input_ids"], strict=True):
-                if found := self._control_ids.intersection(ids):
-                    token = self.tokenizer.convert_ids_to_tokens(min(found))
-                    raise DataError(
-                        f"item {name!r}: this model's tokenizer reads its control token {token!r} in {text[:80]!r}, "
-                        "even when it is broken up: leave the item out"
-                    )
+            for (text, name), safe, ids in zip(some, texts, encoded["input_ids"], strict=True):
+                if control := self._control_ids.intersection(ids):
+                    found = f"its control token {self.tokenizer.convert_ids_to_tokens(min(control))!r}"
+                elif normalizer and (tag := RESERVED_OPENING.search(normalizer.normalize_str(safe))):
+                    found = f"the reserved tag {tag.string[tag.start() : tag.start() + 20]!r}"
+                else:
+                    continue
+                raise DataError(
+                    f"item {name!r}: this model's tokenizer reads {found} in {text[:80]!r}, even when it is broken up: "
+                    "leave the item out"
+                )
 
     @cached_property
     def _control_ids(self) -> frozenset[int]:

@@ -35,7 +35,7 @@ CHAT_TOKENS: tuple[str, ...] = (
 # Possessive quantifiers keep these linear.
 _TAG_START = rf"\s*+/?\s*+(?:{'|'.join(RESERVED)})\b"
 _RESERVED_TAG = re.compile(rf"<({_TAG_START}[^<>]*+)>", re.IGNORECASE)
-_RESERVED_OPENING = re.compile(rf"<(?={_TAG_START})", re.IGNORECASE)
+RESERVED_OPENING = re.compile(rf"<(?={_TAG_START})", re.IGNORECASE)
 _SUBDIVISION = re.compile("[A-Z]{2}-[A-Z0-9]{1,3}")  # a code of ISO 3166-2
 _ENGLISH = {"ID-JB": "West Java"}  # for BLEnD; ISO 3166-2 has names in the region's own language
 _BREAK = " "  # breaks special tokens: BERT's normaliser removes invisible characters
@@ -142,7 +142,7 @@ def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
         # Whole tags first, then tags that are nested or never closed.
         closed = [place for tag in _RESERVED_TAG.finditer(read) for place in (tag.start(), tag.end() - 1)]
         marks |= dict(zip([places[place] for place in closed], cycle("‹›"), strict=False))
-        marks |= {places[tag.start()]: "‹" for tag in _RESERVED_OPENING.finditer(read)}
+        marks |= {places[tag.start()]: "‹" for tag in RESERVED_OPENING.finditer(read)}
     if marks:
         text = "".join([marks.get(place, character) for place, character in enumerate(text)])
         readings = list(_readings(text))
