@@ -98,7 +98,7 @@ def test_a_module_that_no_extra_brings_is_our_fault_and_not_hidden(monkeypatch: 
         (["judge", "no-such-model", *ONE[:4]], "expected 2 to 8 responses, got 1"),
         (["judge", "no-such-model", *ONE[2:]], "missing prompt"),
         (["judge", "no-such-model", "no-such-items.jsonl"], "no-such-items.jsonl"),
-        (["judge", "no-such-model", "/dev/null"], "null: no rows: the file is empty"),
+        (["judge", "no-such-model", "/dev/null"], "null: no rows: it is empty"),
         (["judge", "runs/GONE/model", *ONE], "neither a directory"),
     ],
 )

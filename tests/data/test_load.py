@@ -163,7 +163,7 @@ def test_all_items_of_a_file_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"jsonl: no rows: the file is empty"):
+    with pytest.raises(DataError, match=r"jsonl: no rows: it is empty"):
         load(written(tmp_path, []))
 
 

@@ -328,11 +328,30 @@ def test_a_compressed_file_that_expands_without_end_is_refused(
         list(read_rows(str(path)))
 
 
-def test_a_line_that_no_row_needs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("rows.jsonl", "x" * 101, "a line of more than 100 bytes; expected one row per line"),
+        ("rows.csv", "x" * 101, "a line of more than 100 bytes; expected one row per line"),
+        ("rows.csv", f"prompt\n{'x' * 101}", "a line of more than 100 bytes; expected one row per line"),
+        (
+            "rows.csv",
+            'prompt\n"' + "xxxxxxxx\n" * 12 + '"',
+            r"not CSV: line \d+: field larger than field limit \(100\)",
+        ),
+        ("rows.json", f"[{' ' * 200}]", r"a list of more than 200 bytes; expected one row per line \(.jsonl\)"),
+    ],
+)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_line_a_cell_or_a_list_that_no_data_needs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, found: str, compressed: bool
+) -> None:
     monkeypatch.setattr("think_as_locals.data.rows._MAX_LINE", 100)
-    (tmp_path / "rows.jsonl").write_text("x" * 101)
-    with pytest.raises(DataError, match=r"rows.jsonl: a line of more than 100 bytes; expected one row per line"):
-        list(read_rows(str(tmp_path / "rows.jsonl")))
+    monkeypatch.setattr("think_as_locals.data.rows._MAX_DOCUMENT", 200)
+    path = tmp_path / (f"{name}.gz" if compressed else name)
+    path.write_bytes(gzip.compress(content.encode()) if compressed else content.encode())
+    with pytest.raises(DataError, match=f"{path.name}: {found}"):
+        list(read_rows(str(path)))
 
 
 def test_a_fault_is_cut_where_nobody_reads_on() -> None:
@@ -363,6 +382,21 @@ def test_a_file_without_rows_is_a_fault(tmp_path: Path, name: str, content: str)
         list(read_rows(str(tmp_path / name)))
 
 
+def test_a_folder_without_rows_is_a_fault_and_one_with_some_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,chosen\n")
+    (tmp_path / "b.jsonl").write_text("")
+    with pytest.raises(DataError, match=rf"{tmp_path.name}: no rows: it is empty, or holds no more than names of col"):
+        list(read_rows(str(tmp_path)))
+    (tmp_path / "c.jsonl").write_text('{"prompt": "a"}')
+    assert [row.value for row in read_rows(str(tmp_path))] == [{"prompt": "a"}]
+    with pytest.raises(DataError, match="saved: no rows"):
+        list(
+            read_rows(
+                write_saved(tmp_path / "saved", pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), None)
+            )
+        )
+
+
 @pytest.mark.parametrize("texts", [["a" * 1024**2] * 4, [None] * 1024**2])  # long ones, or very many
 def test_a_table_that_expands_without_end_is_refused(
     tmp_path: Path, texts: list[str | None], monkeypatch: pytest.MonkeyPatch
@@ -372,6 +406,29 @@ def test_a_table_that_expands_without_end_is_refused(
     pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet", compression="zstd", use_dictionary=False)
     with pytest.raises(DataError, match=r"rows.parquet: expands to more than 200 times its size"):
         list(read_rows(str(tmp_path / "rows.parquet")))
+
+
+def write_saved(folder: Path, table: pyarrow.Table, compression: str | None) -> str:
+    """What `save_to_disk` writes, with other Arrow in it."""
+    datasets.Dataset.from_dict({"prompt": ["a"]}).save_to_disk(folder)
+    options = pyarrow.ipc.IpcWriteOptions(compression=compression)
+    with pyarrow.ipc.new_stream(str(next(folder.glob("*.arrow"))), table.schema, options=options) as stream:
+        stream.write_table(table)
+    return str(folder)
+
+
+def test_a_saved_data_set_that_expands_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = pyarrow.table({"prompt": ["a" * 1024**2] * 4})
+    encoded = pyarrow.table({"prompt": pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 500), ["a" * 10_000])})
+    for name, table in (("plain", plain), ("encoded", encoded)):
+        assert len(list(read_rows(write_saved(tmp_path / name, table, None)))) == len(table)
+        for compression in ("zstd", "lz4"):
+            path = write_saved(tmp_path / f"{name}-{compression}", table, compression)
+            with pytest.raises(DataError, match=rf"{compression}: compressed Arrow, which save_to_disk does not write"):
+                list(read_rows(path))
+    monkeypatch.setattr("think_as_locals.data.rows._MIN_EXPANSION", 1024)
+    with pytest.raises(DataError, match=r"encoded: expands to more than 200 times its size"):
+        list(read_rows(str(tmp_path / "encoded")))
 
 
 def test_a_text_that_stands_in_many_rows_is_in_memory_for_a_few_of_them(tmp_path: Path) -> None:

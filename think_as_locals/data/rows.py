@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from struct import unpack_from
+from typing import IO, TYPE_CHECKING, Any, AnyStr, Literal
 
 from think_as_locals.runtime.model_files import unreachable
 from think_as_locals.types import DataError, DataWarning, Item, cut, first_of, requiring, shown
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from think_as_locals.config.schema import DataSection
 
 _SHOWN = 500  # maximum characters of a message about a row
-_MAX_LINE = 64 * 1024**2  # maximum bytes of a line
+_MAX_LINE = 64 * 1024**2  # maximum bytes of a line, and characters of a cell
+_MAX_DOCUMENT = 512 * 1024**2  # maximum bytes of JSON that is one list, which is read at once
 _MAX_EXPANSION = 200  # maximum compression ratio; texts have 3 to 20, gzip reaches 1,000
 _MIN_EXPANSION = 64 * 1024**2  # bytes that a compressed file may hold whatever its ratio
 _BATCH = 16  # rows of a table at once: one dictionary-encoded text may be in all of them
@@ -218,7 +220,18 @@ _HUB_ID = re.compile(
 
 
 def read_rows(path: str) -> Iterator[Row]:
-    """Yield the rows of a file, of a folder of such, or of `owner/name[@revision][:config[:split]]` on the Hub."""
+    """Yield the rows of a file, of a folder of such, or of `owner/name[@revision][:config[:split]]` on the Hub.
+
+    A DataError is raised if there are none.
+    """
+    rows = _all_rows(path)
+    if (first := next(rows, None)) is None:
+        raise DataError(f"{path}: no rows: it is empty, or holds no more than names of columns")
+    yield first
+    yield from rows
+
+
+def _all_rows(path: str) -> Iterator[Row]:
     local = local_path(path)
     if local.is_dir() and any((local / name).is_file() for name in _SAVED):
         yield from _saved_rows(local)
@@ -230,7 +243,7 @@ def read_rows(path: str) -> Iterator[Row]:
             raise DataError(f"{local}: a folder without files of rows ({', '.join(SUFFIXES)})")
         warn_unread(local, files, f"rows are in {', '.join(SUFFIXES)}, neither hidden nor metadata")
         for file in files:
-            yield from (replace(row, folder=str(local)) for row in _file_rows(file, may_be_empty=True))
+            yield from (replace(row, folder=str(local)) for row in _file_rows(file))
     elif hub := hub_id(path):
         yield from _hub_rows(path, **hub.groupdict())
     else:
@@ -245,19 +258,14 @@ def warn_unread(folder: Path, files: Iterable[Path], expected: str) -> None:
         warnings.warn(f"{folder}: not read: {named} ({expected})", DataWarning, stacklevel=2)
 
 
-def _file_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[Row]:
+def _file_rows(path: Path) -> Iterator[Row]:
     readers: dict[str, Callable[[Path], Iterator[Row]]] = {".json": _json, ".parquet": _parquet}
     readers |= {**dict.fromkeys((".csv", ".tsv"), _csv), **dict.fromkeys(_LINES, _jsonl)}
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in readers and path.is_file():
         raise DataError(f"{path}: rows are not read from {suffix} files; expected one of {', '.join(SUFFIXES)}")
-    rows = 0
     try:
-        for row in readers.get(suffix, _jsonl)(path):
-            rows += 1
-            yield row
-        if not rows and not may_be_empty:
-            raise DataError(f"{path}: no rows: the file is empty, or holds no more than names of columns")
+        yield from readers.get(suffix, _jsonl)(path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: the archive is damaged: {error}") from error
     except OSError as error:
@@ -294,8 +302,8 @@ class _Expanding(io.RawIOBase):
         super().close()
 
 
-def _most_bytes(path: Path) -> int:
-    return max(_MIN_EXPANSION, _MAX_EXPANSION * path.stat().st_size)
+def _most_bytes(*paths: Path) -> int:
+    return max(_MIN_EXPANSION, _MAX_EXPANSION * sum(path.stat().st_size for path in paths))
 
 
 def _expands(path: Path) -> DataError:
@@ -304,29 +312,29 @@ def _expands(path: Path) -> DataError:
     )
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    with _open(path) as file:
-        while line := file.readline(_MAX_LINE + 1):
-            if len(line) > _MAX_LINE:
-                raise DataError(f"{path}: a line of more than {_MAX_LINE:,} bytes; expected one row per line")
-            yield line
+def _lines(path: Path, file: IO[AnyStr]) -> Iterator[AnyStr]:
+    while line := file.readline(_MAX_LINE + 1):
+        if len(line) > _MAX_LINE:
+            raise DataError(f"{path}: a line of more than {_MAX_LINE:,} bytes; expected one row per line")
+        yield line
 
 
 def _jsonl(path: Path) -> Iterator[Row]:
-    file, decoder = str(path), json.JSONDecoder(object_pairs_hook=_object)  # `json.loads` makes one for each line
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
-        content, value, fault = line.rstrip(b"\r\n"), None, None
-        try:
-            text = content.decode()
-            value = decoder.decode(text.removeprefix("\ufeff"))
-        except UnicodeDecodeError as error:
-            text = content.decode(errors="surrogateescape")
-            fault = Fault(Defect.NOT_JSON, f"not UTF-8: {error}")
-        except (ValueError, RecursionError) as error:
-            fault = Fault(Defect.NOT_JSON, f"not JSON: {error}")
-        yield Row(file, number, value, text, fault)
+    name, decoder = str(path), json.JSONDecoder(object_pairs_hook=_object)  # `json.loads` makes one for each line
+    with _open(path) as file:
+        for number, line in enumerate(_lines(path, file), 1):
+            if not line.strip():
+                continue
+            content, value, fault = line.rstrip(b"\r\n"), None, None
+            try:
+                text = content.decode()
+                value = decoder.decode(text.removeprefix("\ufeff"))
+            except UnicodeDecodeError as error:
+                text = content.decode(errors="surrogateescape")
+                fault = Fault(Defect.NOT_JSON, f"not UTF-8: {error}")
+            except (ValueError, RecursionError) as error:
+                fault = Fault(Defect.NOT_JSON, f"not JSON: {error}")
+            yield Row(name, number, value, text, fault)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -339,7 +347,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _json(path: Path) -> Iterator[Row]:
     with _open(path) as file:
-        text = file.read().decode("utf-8-sig")
+        content = file.read(_MAX_DOCUMENT + 1)
+    if len(content) > _MAX_DOCUMENT:
+        raise DataError(f"{path}: a list of more than {_MAX_DOCUMENT:,} bytes; expected one row per line (.jsonl)")
+    text = content.decode("utf-8-sig")
+    del content
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -366,13 +378,14 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 def _csv(path: Path) -> Iterator[Row]:
-    csv.field_size_limit(2**31 - 1)  # the default is too short for long responses
+    csv.field_size_limit(_MAX_LINE)  # the default is too short for long responses
     with _open(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        head = text.readline()
+        rest = _lines(path, text)
+        head = next(rest, "")
         # Excel separates columns by the list separator of its locale.
         delimiter = max(",", ";", "\t", key=head.count)
-        lines = csv.reader(chain([head], text), delimiter=delimiter, strict=True)
+        lines = csv.reader(chain([head], rest), delimiter=delimiter, strict=True)
         try:
             names = next(lines, [])
             _check_columns(path, names)
@@ -423,12 +436,43 @@ def _saved_rows(folder: Path) -> Iterator[Row]:
     with requiring(f"{folder}: read by"):
         from datasets import DatasetDict, load_from_disk
     try:
-        loaded = load_from_disk(str(folder))
+        states = [(file.parent, json.loads(file.read_bytes())) for file in folder.rglob("state.json")]
+        files = [place / each["filename"] for place, state in states for each in state["_data_files"]]
+        compressed = any(map(_is_compressed, files))
+        loaded = None if compressed else load_from_disk(str(folder))
     except Exception as error:  # whatever damaged files lead to
         reason = f"{type(error).__name__}: {error}"[:_SHOWN]
         raise DataError(f"{folder}: not a data set as save_to_disk writes it: {reason}") from error
+    if loaded is None:  # it would be expanded as a whole, to any size
+        raise DataError(f"{folder}: compressed Arrow, which save_to_disk does not write: save it as parquet")
+    left = _most_bytes(*files)  # one text may be in all rows
     for name, rows in loaded.items() if isinstance(loaded, DatasetDict) else [("", loaded)]:
-        yield from _value_rows(f"{folder}:{name}" if name else str(folder), rows)
+        for row in _value_rows(f"{folder}:{name}" if name else str(folder), rows):
+            left -= len(row.text)
+            if left < 0:
+                raise _expands(folder)
+            yield row
+
+
+def _is_compressed(path: Path) -> bool:
+    """Return whether a stream of Arrow says that its batches expand, which pyarrow does not tell (its Message.fbs)."""
+    import pyarrow
+
+    def follow(content: bytes, table: int, number: int) -> int:
+        """Return where a field of a flatbuffer's table points to; 0 if it is not there."""
+        fields = table - unpack_from("<i", content, table)[0]
+        place, size = 4 + 2 * number, unpack_from("<H", content, fields)[0]
+        offset = table + unpack_from("<H", content, fields + place)[0] if place < size else table
+        return offset + unpack_from("<I", content, offset)[0] if offset > table else 0
+
+    for message in pyarrow.ipc.MessageReader.open_stream(pyarrow.memory_map(str(path))):
+        content = message.metadata.to_pybytes()
+        batch = follow(content, unpack_from("<I", content)[0], 2)
+        if message.type == "dictionary":
+            batch = follow(content, batch, 1)
+        if message.type != "schema" and follow(content, batch, 3):
+            return True
+    return False
 
 
 def _hub_rows(path: str, *, id: str, revision: str | None, config: str | None, split: str | None) -> Iterator[Row]:  # noqa: A002
