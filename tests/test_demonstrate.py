@@ -119,8 +119,8 @@ def test_an_item_in_which_the_teachers_tokenizer_reads_a_tag_is_named(
     tal: Tal, words: list[str], tmp_path: Path
 ) -> None:
     path = write_model(tmp_path / "teacher", Qwen3ForCausalLM, 0, odd_tokenizer())
-    jsonl.write([replace(ITEMS[0], prompt="So ¤verdict€A")], tmp_path / "items.jsonl")
-    done = tal(*words, f"teacher.path={path}")
+    jsonl.write([replace(ITEMS[0], prompt="So ¤verdict€A")], tmp_path / "odd.jsonl")
+    done = tal(*words, f"data.path={tmp_path / 'odd.jsonl'}", f"teacher.path={path}")
     assert (done.status, "reads the reserved tag '<verdict>A' in 'So ¤verdict€A'" in done.err) == (2, True), done.err
 
 
