@@ -411,7 +411,7 @@ def test_the_configuration_is_printed_and_nothing_else(tal: Tal) -> None:
     assert notes[0] == "# Not read without reward.weights.criteria_gain: reward.criteria_gain"
     assert notes[-1] == "# Not read without a vLLM rollout: rollout.dtype, rollout.tolerance"
     full = tal("run", "tal_grpo", "reward=full", "--print-config").out
-    server = "# Not read without rollout=vllm_server: rollout.urls, rollout.timeout_s, rollout.weights_dir"
+    server = "# Not read without rollout=vllm_server: rollout.urls, rollout.timeout_s, rollout.weights_dir, rollout.transfer"
     assert [line for line in full.splitlines() if line.startswith("#")] == [server]
 
 

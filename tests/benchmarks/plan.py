@@ -1,6 +1,6 @@
 """A plan past one node: what sampling, updates, weight syncs and evaluations cost, and who waits for whom.
 
-    python tests/benchmarks/plan.py                          # the table of launch/README.md: estimated
+    python tests/benchmarks/plan.py                          # the tables of launch/nodes.md: estimated
     python tests/benchmarks/plan.py --check                  # against what `ahead.py` measured (plan.json)
 
 `simulate` plays the steps of a trainer and a sampler from costs by token. Costs measured here reproduce the measured

@@ -333,7 +333,7 @@ class RunConfig(Recipe):
         }
         backend = self.rollout.backend
         if backend != "vllm_server":
-            keys["rollout=vllm_server"] = "rollout.urls, rollout.timeout_s, rollout.weights_dir"
+            keys["rollout=vllm_server"] = "rollout.urls, rollout.timeout_s, rollout.weights_dir, rollout.transfer"
         if backend != "vllm_colocate":
             keys["rollout=vllm_colocate"] = "rollout.gpu_memory_utilization, rollout.max_model_length"
         if backend == "transformers":
