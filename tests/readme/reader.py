@@ -78,8 +78,13 @@ def _rows(_: Reader, path: Path, text: str) -> None:
         write_items(path)
     elif "data=pairs" in text:
         write(path, [{"prompt": f"{PAIR['prompt']} {i}", "chosen": "a", "rejected": "b"} for i in range(20)])
+    elif "globalopinionqa" in text:
+        write(path, [opinions_of_countries()])
+    elif "carb.yaml" in text:
+        languages = ("Arabic", "Chinese", "Japanese", "English")
+        write(path, [{**CARB, "id": f"{CARB['id']}-{language}", "language": language} for language in languages])
     else:
-        write(path, [opinions_of_countries()] if "globalopinionqa" in text else [CARB])
+        write(path, [CARB])
 
 
 def _edits(_: Reader, path: Path, __: str) -> None:
