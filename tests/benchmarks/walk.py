@@ -8,6 +8,7 @@ python tests/benchmarks/walk.py [FOLDER]      what is done in the folder is not 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import subprocess
@@ -167,6 +168,8 @@ def make_policies(walk: Walk) -> None:
 def main(folder: Path) -> None:
     """Walk, and print the figures."""
     walk = Walk(folder)
+    policies = multiprocessing.get_context("spawn").Process(target=make_policies, args=(walk,))
+    policies.start()  # on the other core: they need no judge
     with walk.timed("teacher"):
         walk.tal("teacher", "run", "quickstart", "eval.max_items=200")
     teacher = ["teacher=server", f"teacher.url={URL}/v1", "teacher.model=teacher", "teacher.key_variable=null"]
@@ -181,8 +184,8 @@ def main(folder: Path) -> None:
     with walk.timed("ablations"):
         base = ["sft=null", "model.scratch=null", f"model.path={walk.model('base')}", "eval.every_steps=30"]
         walk.tal("ablations", "run", "-m", "ablations_quickstart", *base, "sweep=joblib", "hydra.launcher.n_jobs=2")
-    with walk.timed("policies"):
-        make_policies(walk)
+    with walk.timed("policies, beside the others"):
+        policies.join()
     with walk.timed("downstream"):
         downstream(walk)
         runs = [str(walk.folder / name) for name in ("teacher", "fresh", "valid")]

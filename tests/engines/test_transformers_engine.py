@@ -19,9 +19,10 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.cache_utils import DynamicLayer
 
 from think_as_locals.engines import Chat, Sampling, sample_all
-from think_as_locals.engines.transformers_engine import TransformersEngine, generate, padded
+from think_as_locals.engines.transformers_engine import GrowingLayer, TransformersEngine, generate, padded
 from think_as_locals.types import ModelError, Rollout
 
 SIZES = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2} | {
@@ -104,6 +105,19 @@ def test_a_prompt_of_several_rows_is_read_once_and_the_tokens_are_the_same(name:
     expected = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
     assert found.tolist() == expected.tolist()
     assert len(set(map(tuple, found[:, 11:].tolist()))) > 2
+
+
+def test_keys_and_values_grow_in_place_and_are_those_of_a_dynamic_layer() -> None:
+    ours, theirs, places = GrowingLayer(), DynamicLayer(), []
+    for step in range(60):
+        new = torch.randn(2, 3 if step < 5 else 6, 2, 1 if step else 8, 4)  # keys and values
+        for found, expected in zip(ours.update(*new), theirs.update(*new), strict=True):
+            assert torch.equal(found, expected)
+        places.append(ours.keys.data_ptr())
+        if step == 4:
+            for layer in (ours, theirs):
+                layer.batch_select_indices(torch.tensor([0, 0, 1, 1, 2, 0]))
+    assert len(set(places)) < 12
 
 
 def test_prompts_that_differ_in_their_padding_alone_are_two() -> None:

@@ -106,6 +106,35 @@ def positions(mask: Tensor) -> Tensor:
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
+class GrowingLayer(DynamicLayer):
+    """Keys and values (B, heads, L, size) that grow in place, where a DynamicLayer copies all for every token."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rooms: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write new states into the room, and return views of all."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, written = self.get_seq_length(), list[Tensor]()
+        end, known = start + key_states.shape[-2], (self.keys, self.values)
+        for room, states, new in zip(self._rooms, known, (key_states, value_states), strict=True):
+            # Other code may have replaced the states, as `batch_select_indices` does.
+            if room is None or room.data_ptr() != states.data_ptr() or room.shape[-2] < end:
+                room = new.new_empty(*new.shape[:-2], end + end // 4, new.shape[-1])
+                if start:
+                    room[..., :start, :] = states
+            room[..., start:end, :] = new
+            written.append(room)
+        self._rooms = (written[0], written[1])
+        self.keys, self.values = (room[..., :end, :] for room in written)
+        return self.keys, self.values
+
+
 def generate(
     model: Any, *, input_ids: Tensor, attention_mask: Tensor, generation_config: GenerationConfig, **options: Any
 ) -> Tensor:
@@ -119,7 +148,10 @@ def generate(
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     attends = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
     attends &= generation_config.cache_implementation is None and generation_config.use_cache is not False
-    if len(prompts) < len(input_ids) and input_ids.shape[1] > 1 and cache.layers and attends:
+    if attends and cache.layers:
+        cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+        options["past_key_values"] = cache
+    if len(prompts) < len(input_ids) and input_ids.shape[1] > 1 and "past_key_values" in options:
         ids, mask = (part[:, :-1] for part in prompts.chunk(2, 1))  # `generate` reads the last token itself
         with torch.no_grad():
             model(
@@ -131,7 +163,6 @@ def generate(
                 logits_to_keep=1,
             )
         cache.batch_select_indices(row_prompts)
-        options["past_key_values"] = cache
     return model.generate(**rows, **options)  # type: ignore[no-any-return]
 
 
