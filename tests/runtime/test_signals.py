@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, ROOT, SMALL, command
+from conftest import QUICK, ROOT, SMALL
 
 from think_as_locals.runtime.processes import STOP_SIGNALS, end_at_next, interrupt, on_signals
 from think_as_locals.training import checkpoints
@@ -82,10 +82,15 @@ from pathlib import Path
 def held(judgement, item):
     here = Path(__file__).parent
     (here / "entered").touch()
-    while (here / "hold").exists():
+    until = time.monotonic() + 100
+    while (here / "hold").exists() and time.monotonic() < until:
         time.sleep(0.02)
+    (here / "hold").unlink(missing_ok=True)
     return 0.0
 """
+# What a shell starts in the background ignores Ctrl-C, and so does all that it starts.
+HEEDS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+TAL = f"{HEEDS}; from think_as_locals.cli import main; main()"
 
 
 @pytest.mark.slow
@@ -101,7 +106,7 @@ def test_one_ctrl_c_saves_a_run_and_a_second_one_ends_it_at_once(tmp_path: Path,
         entered.unlink(missing_ok=True)
         hold.touch()
         run = subprocess.Popen(
-            [command("tal", warm_python), *words],
+            [warm_python, "-c", TAL, *words],
             cwd=ROOT,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
             stdout=subprocess.DEVNULL,
