@@ -34,6 +34,7 @@ from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
 from think_as_locals.evaluation.probes import applied, probe
 from think_as_locals.evaluation.sampling import advance
+from think_as_locals.evaluation.scored import Judgements
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.evaluation.tasks import Question, candidates_table, draw, questions_of
 from think_as_locals.judging import reorder_responses, shuffle_responses
@@ -112,11 +113,11 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
         clear_device_cache(garbage_collection=True)  # of the policy
     if peers.is_main:  # now, since answers will take memory, too: all reward models share them
         baseline_credits(tuple(sorted(data.items, key=lambda item: item.id)))
-    failed = []
+    failed, judgements = [], dict[Path, Judgements]()
     for name in config.rms:
         record = folder.failure(name)
         try:
-            RewardModelEvaluation(config, name, data, folder, console, peers).run()
+            RewardModelEvaluation(config, name, data, folder, console, peers, judgements).run()
             record.unlink(missing_ok=True)
         except Exception as error:  # a bug as well: the other reward models do not depend on it
             if (fault := file_fault(error)) and fault.errno in DISK_FAULTS:
@@ -127,7 +128,7 @@ def run(config: EvaluationConfig, data: EvaluationData, folder: RunFolder, peers
         clear_device_cache(garbage_collection=True)  # of a model that is gone, for the next one
     if not peers.is_main:
         return
-    page = write_leaderboard([folder.path], folder.path, data.items)
+    page = write_leaderboard([folder.path], folder.path, data.items, judgements)
     Console(highlight=False).print(*on_terminal(folder.path))
     print(f"leaderboard  {page}")
     if config.sample is not None and not failed:
@@ -182,6 +183,7 @@ class RewardModelEvaluation:
     folder: RunFolder
     console: Console
     peers: Peers
+    judgements: dict[Path, Judgements]  # for the leaderboard, by the path of their table
 
     def run(self) -> None:
         """Do the stages that are not done; the model is loaded only if there are any."""
@@ -231,6 +233,7 @@ class RewardModelEvaluation:
             protocol = f"{section.protocol}, greedy, {orders}, {section.convention}"
         carb.record(
             *(scored, items, self._result("carb"), self.name, self.console),
+            judgements=self.judgements,
             dataset=config.data.title,
             split="all" if config.eval.items == "all" else config.data.split,
             model=self.name,

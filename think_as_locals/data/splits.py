@@ -141,9 +141,11 @@ def flip_sets(items: Sequence[Item]) -> list[list[Item]]:
     found = []
     for of_group in groups.values():  # one at a time, since the sets of texts take memory
         shared: dict[tuple[frozenset[str], frozenset[str]], list[tuple[int, Item]]] = defaultdict(list)
+        best = {item.responses[item.best] for _, item in of_group}
         for place, item in of_group:
-            # Two cultures may have the same answer: the origins distinguish their sets.
-            shared[frozenset(item.responses), frozenset(item.origins)].append((place, item))
+            if best.issuperset(item.responses):
+                # Two cultures may have the same answer: the origins distinguish their sets.
+                shared[frozenset(item.responses), frozenset(item.origins)].append((place, item))
         for members in shared.values():
             if len(members) < len(members[0][1].responses):
                 continue

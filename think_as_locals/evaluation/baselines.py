@@ -61,7 +61,11 @@ def majority_answer(items: Sequence[Item]) -> list[float]:
     """Return the credit of preferring the text that is most often right in other question groups ("Yes", "3")."""
     answers = [fold(item.responses[item.best]) for item in items]
     right, own = Counter(answers), Counter(zip((item.group for item in items), answers, strict=True))
-    texts = ((item.group, text) for item in items for text in map(fold, item.responses))
+    texts = (
+        (item.group, answer if i == item.best else fold(text))
+        for item, answer in zip(items, answers, strict=True)
+        for i, text in enumerate(item.responses)
+    )
     return _credit_of(items, (right[text] - own[group, text] if text in right else 0 for group, text in texts))
 
 

@@ -39,7 +39,7 @@ def benchmark(dataset: str) -> str:
 
 
 def summarise(
-    scored: Iterable[ScoredItem],
+    scored: Iterable[ScoredItem] | Judgements,
     *,
     dataset: str,
     split: str,
@@ -57,7 +57,7 @@ def summarise(
     `training` has the hashes of the model's training items, if they are known. Items that were `asked` about and have
     no judgement are too long and left out; those that count as wrong are in `scored`.
     """
-    judged = Judgements(scored)
+    judged = scored if isinstance(scored, Judgements) else Judgements(scored)
     items, group, rows = judged.items, judged.group, judged.rows
     drawn: dict[str, Any] = {"samples": bootstrap_samples, "seed": seed}
     credit, names = judged.by_item("credit"), {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
@@ -161,11 +161,20 @@ def trained_on_note(summary: Mapping[str, Any]) -> str:
     return f"trained on {counted['items']:,} of these {counted['n']:,} items" if counted and counted["items"] else ""
 
 
-def save(scored: Iterable[ScoredItem], path: Path, **about: Any) -> dict[str, Any]:
-    """Write and return a CARB file; all judgements go to a table with the same name and the suffix `.parquet`."""
+def save(
+    scored: Iterable[ScoredItem], path: Path, judgements: dict[Path, Judgements] | None = None, **about: Any
+) -> dict[str, Any]:
+    """Write and return a CARB file; all judgements go to a table with the same name and the suffix `.parquet`.
+
+    They are added to `judgements`, by the path of the table.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    summary = summarise(written(path.with_suffix(".parquet"), scored), **about)
+    table = path.with_suffix(".parquet")
+    judged = Judgements(written(table, scored))
+    summary = summarise(judged, **about)
     write_json(path, summary)  # last: if it exists, the measurement is complete
+    if judgements is not None:
+        judgements[table] = judged
     return summary
 
 

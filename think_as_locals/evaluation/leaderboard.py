@@ -91,12 +91,14 @@ class LeaderboardEntry:
         return self.judged.items
 
 
-def write_leaderboard(runs: Sequence[Path], folder: Path, items: Iterable[Item] = ()) -> Path:
+def write_leaderboard(
+    runs: Sequence[Path], folder: Path, items: Iterable[Item] = (), judgements: Mapping[Path, Judgements] | None = None
+) -> Path:
     """Write `leaderboard.json`, `leaderboard.md` and `leaderboard.html`; return the page's path.
 
-    Items that are in memory already are not read again.
+    Items, and judgements by the path of their table, that are in memory already are not read again.
     """
-    same_items = grouped(read_entries(runs, items), lambda entry: entry.items).values()
+    same_items = grouped(read_entries(runs, items, judgements), lambda entry: entry.items).values()
     ranked = [sorted(same, key=lambda e: (-e.summary["macro"]["accuracy"], e.name)) for same in same_items]
     boards = [board(entries) for entries in ranked]
     read = [(run, read_json(path)) for run in runs for path in RunFolder(run).failures()]
@@ -122,7 +124,9 @@ def on_terminal(folder: Path) -> Iterator[RenderableType]:
         yield failures.terminal("Failed")
 
 
-def read_entries(runs: Sequence[Path], items: Iterable[Item] = ()) -> list[LeaderboardEntry]:
+def read_entries(
+    runs: Sequence[Path], items: Iterable[Item] = (), judgements: Mapping[Path, Judgements] | None = None
+) -> list[LeaderboardEntry]:
     """Load the reward models of runs, under distinct names.
 
     An evaluation has a `carb/NAME.json` for each; of a training run, which has `carb/step-N.json`, the last step
@@ -133,26 +137,26 @@ def read_entries(runs: Sequence[Path], items: Iterable[Item] = ()) -> list[Leade
         if times > 1:
             raise DataError(f"{run}: given {times} times; each run once")
     known = {item.id: item for item in items}  # which reward models share
-    entries = [entry for folder in folders for entry in _entries(folder, known)]
+    entries = [entry for folder in folders for entry in _entries(folder, known, judgements or {})]
     for longer in ("{0.name} ({0.run.name}/{0.path.stem})", "{0.name} ({0.path})"):
         count = Counter(entry.name for entry in entries)
         entries = [replace(e, name=longer.format(e)) if count[e.name] > 1 else e for e in entries]
     return entries
 
 
-def _entries(run: Path, items: dict[str, Item]) -> Iterator[LeaderboardEntry]:
+def _entries(run: Path, items: dict[str, Item], judgements: Mapping[Path, Judgements]) -> Iterator[LeaderboardEntry]:
     paths = sorted(RunFolder(run).carb_dir.glob("*.json"))
     if not paths and not RunFolder(run).failures():
         raise DataError(f"{run}: no carb/NAME.json and no carb/step-N.json; expected the folder of a run that measured")
     steps = carb.steps(RunFolder(run))
-    yield from (_entry(path, items) for path in paths if path not in steps.values())
+    yield from (_entry(path, items, judgements) for path in paths if path not in steps.values())
     if steps:
-        yield replace(_entry(steps[max(steps)], items), name=run.name)
+        yield replace(_entry(steps[max(steps)], items, judgements), name=run.name)
 
 
-def _entry(path: Path, items: dict[str, Item]) -> LeaderboardEntry:
+def _entry(path: Path, items: dict[str, Item], judgements: Mapping[Path, Judgements]) -> LeaderboardEntry:
     summary, table = carb.read(path), path.with_suffix(".parquet")
-    judged = Judgements.read(table, items)
+    judged = judgements[table] if table in judgements else Judgements.read(table, items)
     if len(judged.items) != summary["n"]:
         raise DataError(f"{table}: {len(judged.items)} items, but {path.name} is over {summary['n']}; measure again")
     file = RunFolder(path.parents[1]).result("probes", path.stem)
