@@ -28,6 +28,7 @@ from think_as_locals.reward_models.reward_model import (
     why_too_long,
 )
 from think_as_locals.runtime.files import naming
+from think_as_locals.runtime.processes import without_collection
 from think_as_locals.runtime.ranks import ALONE, Peers
 from think_as_locals.types import ConfigError, DataError, Item, TooLong
 
@@ -204,10 +205,11 @@ class AnswerCollector:
     ) -> Iterator[tuple[Item, list[Answer]]]:
         """Ask for the answers to all requests about items, and return an iterator of items with their answers."""
         requests, counts = list[Request](), list[int]()
-        for item in items:
-            of_item = requests_of(item)
-            requests += of_item
-            counts.append(len(of_item))
+        with without_collection():
+            for item in items:
+                of_item = requests_of(item)
+                requests += of_item
+                counts.append(len(of_item))
         keys = iter(collect(self.rm, self.journal, self.advance, requests, self.too_long, self.peers))
         answers = ([self.journal.answer(key) for key in islice(keys, count)] for count in counts)
         return zip(items, answers, strict=True)

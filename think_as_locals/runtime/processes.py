@@ -103,6 +103,16 @@ def loading() -> Iterator[None]:
 
 
 @contextmanager
+def without_collection() -> Iterator[None]:
+    """Disable garbage collection for many small objects without reference cycles: it would search them repeatedly."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextmanager
 def hidden(*packages: str) -> Iterator[None]:
     """Hide packages that are not imported yet from libraries that import them only because they are installed."""
     absent = [name for name in packages if name not in sys.modules]
