@@ -6,7 +6,6 @@ import json
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -181,8 +180,7 @@ class Chat:
         names = {text: item.id for item in items for text in (item.prompt, culture_name(item.culture), *item.responses)}
         rest = iter(names.items())
         normalizer = self.tokenizer.backend_tokenizer.normalizer if self.tokenizer.is_fast else None
-
-        def check(some: Sequence[tuple[str, str]]) -> None:
+        while some := list(islice(rest, _CHECKED)):
             texts = [neutralise(text, self.special_tokens) for text, _ in some]
             encoded = self.tokenizer(texts, add_special_tokens=False)
             for (text, name), safe, ids in zip(some, texts, encoded["input_ids"], strict=True):
@@ -196,12 +194,6 @@ class Chat:
                     f"item {name!r}: this model's tokenizer reads {found} in {text[:80]!r}, even when it is broken up: "
                     "leave the item out"
                 )
-
-        chunks = iter(lambda: list(islice(rest, _CHECKED)), [])
-        for first in islice(chunks, 1):  # alone: it sets up the tokenizer
-            check(first)
-        with ThreadPoolExecutor(2 if self.tokenizer.is_fast else 1) as threads:  # fast ones release the GIL
-            list(threads.map(check, chunks))
 
     @cached_property
     def _control_ids(self) -> frozenset[int]:
