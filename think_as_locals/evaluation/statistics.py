@@ -8,9 +8,7 @@ they are by the jackknife over groups (CV3 of MacKinnon, Nielsen and Webb 2023) 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,16 +169,11 @@ def cluster_bootstrap(
     if (sizes > 0).sum(axis=0).min() == 1:
         return [None] * len(columns)
     means, tail = np.empty((len(columns), samples)), _expanded_tail(groups)
-
-    def draw(block: tuple[slice, NDArray[np.uint8]]) -> None:
-        rows, counts = block[0], block[1].astype(float)
+    for rows, counts in _draws(groups, samples, seed):
         drawn = counts @ sizes
         divisor, present = np.maximum(drawn, 1), (drawn > 0).sum(axis=1)
         for of_column, mean in zip(sums, means, strict=True):
             mean[rows] = (counts @ of_column / divisor).sum(axis=1) / present
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # NumPy releases the GIL
-        list(threads.map(draw, _draws(groups, samples, seed)))
     ends, same = np.quantile(means, [tail, 1 - tail], axis=1).T.tolist(), np.ptp(means, axis=1) < 1e-9
     return [None if is_same else (low, high) for (low, high), is_same in zip(ends, same, strict=True)]
 
@@ -284,8 +277,7 @@ def _calibration_interval(gaps: Floats, bins: Codes, group: Codes, samples: int,
     # More draws of few groups, which are cheap, so that the ends depend less on the seed.
     samples *= max(1, 4 * FEW_GROUPS // count)
     errors, without_gap, sizes = np.empty(samples), np.empty(samples), np.bincount(group)
-    for rows, few in _draws(count, samples, seed):
-        counts = few.astype(float)
+    for rows, counts in _draws(count, samples, seed):
         drawn, drawn_sizes = counts @ sums, counts @ sizes
         errors[rows] = np.abs(drawn).sum(axis=1) / drawn_sizes
         without_gap[rows] = np.abs(drawn - sums.sum(axis=0)).sum(axis=1) / drawn_sizes
@@ -338,7 +330,7 @@ def _expanded_tail(groups: int) -> float:
 _draws_kept: dict[tuple[int, int, int], NDArray[np.uint8]] = {}  # the last used at the end
 
 
-def _draws(groups: int, samples: int, seed: int) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
+def _draws(groups: int, samples: int, seed: int) -> Iterator[tuple[slice, Floats]]:
     """Yield blocks of resamples, and how often each resample has each group.
 
     Draws are cached for other breakdowns, baselines and reward models with the same number of groups.
@@ -354,7 +346,7 @@ def _draws(groups: int, samples: int, seed: int) -> Iterator[tuple[slice, NDArra
     _draws_kept[key] = counts
     while len(_draws_kept) > 1 and sum(kept.nbytes for kept in _draws_kept.values()) > _MAX_KEPT:
         del _draws_kept[next(iter(_draws_kept))]
-    return ((rows, counts[rows]) for rows in blocks)
+    return ((rows, counts[rows].astype(float)) for rows in blocks)
 
 
 def _columns(scores: Values, groups: Names, cells: Names | None = None) -> tuple[Floats, Codes, Codes]:
