@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 
 import pytest
 
-from think_as_locals.runtime.processes import in_processes
+from think_as_locals.runtime.processes import cores, in_processes
 
 
 def test_chunks_keep_their_order_and_no_process_is_left() -> None:
@@ -29,3 +30,9 @@ def test_an_error_in_a_process_is_raised_here_and_who_stops_taking_leaves_none_b
     assert [next(found)[0] for _ in range(3)] == [0, 1, 2]
     del found
     assert not multiprocessing.active_children()
+
+
+def test_cores_are_those_of_this_process_or_of_a_machine_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cores() == len(os.sched_getaffinity(0))
+    monkeypatch.delattr("os.sched_getaffinity")  # as on macOS
+    assert cores() == os.cpu_count()

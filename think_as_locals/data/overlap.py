@@ -14,7 +14,6 @@ An unknown culture matches any. Prompts with different numbers are different que
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -26,6 +25,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from think_as_locals.data.rows import SUFFIXES
+from think_as_locals.runtime.processes import cores
 from think_as_locals.types import DataError, Item, first_of, requiring
 
 with requiring("near-duplicates of training items are found by"):
@@ -285,7 +285,7 @@ class _Prompts:
         words: dict[str, int] = defaultdict(lambda: len(words) + 1)
         rest = iter(training)
         chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # numpy sorts without the GIL
+        with ThreadPoolExecutor(cores()) as threads:  # numpy sorts without the GIL
             parts = list(threads.map(_shingles, (_numbers(some, words) for some in chunks)))
         self._numbers = training
         self._flat = np.concatenate([_NONE, *(shingles for shingles, _ in parts)])

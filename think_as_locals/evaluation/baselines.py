@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from array import array
 from collections import Counter, defaultdict
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from think_as_locals.judging.rubric import fold
-from think_as_locals.runtime.processes import in_processes
+from think_as_locals.runtime.processes import cores, in_processes
 from think_as_locals.types import Item
 
 Trait = Callable[[Item, str], float]
@@ -101,7 +100,7 @@ def tfidf(items: Sequence[Item]) -> list[float]:
         for some in np.array_split(test, math.ceil(len(test) / _CHUNK)):
             scores[some] = model.decision_function(weights.transform(counts.of(some), copy=False))
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # scipy and scikit-learn release the GIL
+    with ThreadPoolExecutor(cores()) as threads:  # scipy and scikit-learn release the GIL
         list(threads.map(score, *zip(*parts, strict=True)))
     worth = dict(zip((item.id for item in ordered), _tie_credits(scores, right, ordered), strict=True))
     return [worth[item.id] for item in items]

@@ -27,6 +27,7 @@ from think_as_locals.machine.memory import GB
 from think_as_locals.machine.preflight import existing, missing_for, model_fault, packages, write_faults
 from think_as_locals.runtime.gpus import gpu_fault, gpus, has_driver
 from think_as_locals.runtime.output import quiet_transformers
+from think_as_locals.runtime.processes import cores
 from think_as_locals.runtime.run_folder import environment
 from think_as_locals.types import ConfigError, Item, PreflightError
 
@@ -78,10 +79,9 @@ def _versions(launch: Launch) -> Iterator[Finding]:
 
 
 def _hardware(config: Config | None) -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0))
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
-    yield Finding("CPU", f"{cores} cores, {pages / GB:.1f} GB of memory, OMP_NUM_THREADS {threads}")
+    yield Finding("CPU", f"{cores()} cores, {pages / GB:.1f} GB of memory, OMP_NUM_THREADS {threads}")
     no_gpu, listed = gpu_fault(), gpus()
     for gpu in listed:
         yield Finding("GPU", gpu)

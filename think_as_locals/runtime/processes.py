@@ -57,6 +57,11 @@ Made = TypeVar("Made")
 _AHEAD = 3  # maximum chunks in flight for each process
 
 
+def cores() -> int:
+    """Return the number of CPU cores that this process may use; where the system does not say, of the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def in_processes(work: Callable[[Sent], Made], chunks: Iterable[tuple[Kept, Sent]]) -> Iterator[tuple[Kept, Made]]:
     """Yield the first part of each chunk, and what `work` makes of the second part, in their order.
 
@@ -65,7 +70,7 @@ def in_processes(work: Callable[[Sent], Made], chunks: Iterable[tuple[Kept, Sent
     rest = iter(chunks)
     for kept, sent in islice(rest, 1):
         yield kept, work(sent)
-    processes = len(os.sched_getaffinity(0))
+    processes = cores()
     in_flight: deque[tuple[Kept, Future[Made]]] = deque()
     # Spawned: a process with threads, such as that of a progress bar, is not safe to fork.
     pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_start)
