@@ -191,7 +191,8 @@ def test_options_of_groups_are_there() -> None:
 def test_keys_are_there() -> None:
     composed = [compose_recipe(recipe) for recipe in recipes()]
     composed.append(compose_recipe(ASSETS / "conf" / "serve.yaml", ["judge.path=a/judge"]))
-    by_name = ["data=mix", "data.mix.NAME=culture_cards", "eval.sets.NAME=culture_cards", "eval.sets.carb=carb"]
+    by_name = ["data=mix", "data.mix.NAME=culture_cards", "eval.sets.NAME=culture_cards"]
+    by_name += ["eval.sets.carb=carb", "eval.sets.carb.data.path=FILE"]
     composed.append(compose_recipe("recipes/tal_grpo.yaml", by_name))
     composed.append(compose_recipe("recipes/policy_grpo.yaml", ["tasks.NAME=prompts"]))
     sections = {key for values in composed for key, value in values.items() if isinstance(value, dict)} - {"rms"}
