@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import multiprocessing
 import os
 
 import pytest
 
-from think_as_locals.runtime.processes import cores, in_processes
+from think_as_locals.runtime.processes import cores, in_processes, without_collection
 
 
 def test_chunks_keep_their_order_and_no_process_is_left() -> None:
@@ -36,3 +37,11 @@ def test_cores_are_those_of_this_process_or_of_a_machine_that_does_not_say(monke
     assert cores() == len(os.sched_getaffinity(0))
     monkeypatch.delattr("os.sched_getaffinity")  # as on macOS
     assert cores() == os.cpu_count()
+
+
+def test_collection_is_off_until_the_outermost_block_ends() -> None:
+    with without_collection():
+        with without_collection():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()

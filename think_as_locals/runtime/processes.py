@@ -110,11 +110,13 @@ def loading() -> Iterator[None]:
 @contextmanager
 def without_collection() -> Iterator[None]:
     """Disable garbage collection for many small objects without reference cycles: it would search them repeatedly."""
+    enabled = gc.isenabled()  # not within another such block
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
