@@ -18,10 +18,8 @@ _JSON = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
 )
 _AGAIN = "save the model or download it again"
+_TIMEOUT = 5.0  # seconds for the Hub to answer
 _LOADERS = ("from_pretrained", "get_config_dict", "architecture", "load_published")  # of transformers and PEFT; ours
-
-
-_TIMEOUT = 5.0  # seconds
 
 
 def unreachable() -> str | None:
