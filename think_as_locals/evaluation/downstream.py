@@ -28,7 +28,7 @@ from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.breakdowns import macro_warning
 from think_as_locals.evaluation.pages import axis, spread, templates
 from think_as_locals.evaluation.probes import Scorer, scored
-from think_as_locals.evaluation.statistics import estimate_mean
+from think_as_locals.evaluation.statistics import RESAMPLES, estimate_mean
 from think_as_locals.evaluation.tables import Cell, Figure, Table
 from think_as_locals.runtime.files import read_json, write_json, write_rows, write_text
 from think_as_locals.runtime.run_folder import RunFolder
@@ -197,7 +197,7 @@ def read_results(path: Path) -> list[Result]:
 
 def write_validity(results: Sequence[Result], folder: Path) -> Path:
     """Write `validity.json` and `validity.svg`; return the path of the plot."""
-    found = validity(results, samples=2000, seed=0)
+    found = validity(results, samples=RESAMPLES, seed=0)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "validity.json", {**found, "results": [asdict(result) for result in results]})
     path = folder / "validity.svg"

@@ -226,7 +226,7 @@ def _baselines(items: tuple[Item, ...], group: Codes, flips: Codes, cells: Codes
     found: dict[str, dict[str, Any]] = {name: {} for name in worth}
     for kind, places, of_cells in (("macro", every, cells), ("micro", every, None), ("flips", flips, None)):
         columns = [column[places] for column in worth.values()]
-        estimates = accuracies(columns, group[places], 2000, 0, of_cells) if len(places) else []
+        estimates = accuracies(columns, group[places], cells=of_cells) if len(places) else []
         for name, estimate in zip_longest(worth, estimates):
             found[name][kind] = estimate.as_dict() if estimate else {"n": 0}
     return found

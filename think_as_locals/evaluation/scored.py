@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 
 from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.statistics import Difference, Estimate, Floats, accuracy, codes, difference, holm
+from think_as_locals.evaluation.statistics import (
+    RESAMPLES,
+    Difference,
+    Estimate,
+    Floats,
+    accuracy,
+    codes,
+    difference,
+    holm,
+)
 from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import TOO_LONG, ScoredItem
 from think_as_locals.runtime.files import parquet_batches, write_parquet
@@ -376,7 +385,7 @@ def on_flip_sets(credited: Sequence[ItemCredit]) -> list[ItemCredit]:
 
 
 def estimate_credits(
-    credited: Sequence[ItemCredit], samples: int = 2000, seed: int = 0, over_cells: bool = False
+    credited: Sequence[ItemCredit], samples: int = RESAMPLES, seed: int = 0, over_cells: bool = False
 ) -> Estimate:
     """Return the accuracy on items; with `over_cells`, the mean of the means over cells of culture and domain."""
     cells = [BREAKDOWNS["cell"](c.item) for c in credited] if over_cells else None

@@ -18,6 +18,7 @@ from scipy.special import expit, ndtr, stdtr, stdtrit
 
 _MOST_GROUPS = 20_000  # that are drawn separately; of more, several are drawn as one, which is as valid and faster
 FEW_GROUPS = 50  # with fewer, the jackknife has better coverage than a bootstrap (tests/benchmarks/intervals.py)
+RESAMPLES = 2000  # of what compares runs, each of which may have its own `eval.bootstrap_samples`
 BINS = 10
 _MIN_GROUPS = 5  # with fewer, a calibration error cannot be told from noise
 _MAX_KEPT = 2**28  # bytes of draws
@@ -65,7 +66,9 @@ class Difference(Estimate):
         return {**Estimate.as_dict(self, name), "a": self.a, "b": self.b, "p": self.p}
 
 
-def accuracy(scores: Values, groups: Names, samples: int = 2000, seed: int = 0, cells: Names | None = None) -> Estimate:
+def accuracy(
+    scores: Values, groups: Names, samples: int = RESAMPLES, seed: int = 0, cells: Names | None = None
+) -> Estimate:
     """Return the mean of scores in [0, 1] with a 95 % interval; with `cells` the mean over cells of their means.
 
     If `cluster_bootstrap` gives no interval, it is Wilson's with Student's t for the normal quantile, for the effective
@@ -76,7 +79,7 @@ def accuracy(scores: Values, groups: Names, samples: int = 2000, seed: int = 0, 
 
 
 def accuracies(
-    columns: Sequence[Values], groups: Names, samples: int, seed: int, cells: Names | None = None
+    columns: Sequence[Values], groups: Names, samples: int = RESAMPLES, seed: int = 0, cells: Names | None = None
 ) -> list[Estimate]:
     """Return the `accuracy` of several scores of the same items."""
     first, group, cell = _columns(columns[0], groups, cells)
@@ -126,7 +129,7 @@ def estimate_mean(
 
 
 def difference(
-    a: Values, b: Values, groups: Names, samples: int = 2000, seed: int = 0, cells: Names | None = None
+    a: Values, b: Values, groups: Names, samples: int = RESAMPLES, seed: int = 0, cells: Names | None = None
 ) -> Difference:
     """Return how much more B scores than A, paired by item, with a 95 % interval and a p-value.
 

@@ -23,7 +23,7 @@ from think_as_locals.engines import Messages, Sampling
 from think_as_locals.evaluation.journal import ask_by_journal
 from think_as_locals.evaluation.sampling import Sampler, advance, load_policy
 from think_as_locals.evaluation.scored import with_cultures
-from think_as_locals.evaluation.statistics import estimate_mean
+from think_as_locals.evaluation.statistics import RESAMPLES, estimate_mean
 from think_as_locals.evaluation.tables import Cell, Table, figure
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, PolicyRow, clean
@@ -216,7 +216,7 @@ def summary(
         groups, every = [item.group for item, _ in of], [found for _, found in of]
         columns = {"mean": [sum(found) / len(found) for found in every], "best": list(map(max, every))}
         return {
-            name: estimate_mean(column, groups, 2000, seed, bounds=bounds).as_dict("quality")
+            name: estimate_mean(column, groups, RESAMPLES, seed, bounds=bounds).as_dict("quality")
             for name, column in columns.items()
         }
 
