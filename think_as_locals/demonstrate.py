@@ -22,7 +22,7 @@ from think_as_locals.evaluation.sampling import Sampler, YieldCounter, advance, 
 from think_as_locals.evaluation.tables import Table
 from think_as_locals.judging import RULES
 from think_as_locals.judging.formats import Format
-from think_as_locals.judging.prompt import hint, shuffled_order
+from think_as_locals.judging.prompt import hint
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.load import load_judge
 from think_as_locals.reward_models.reward_model import TOO_LONG, Answer, Request
@@ -101,8 +101,9 @@ def ask(
     name = section.model if isinstance(section, ServerSection) else section.path
     provenance = {"teacher": name, "settings": teacher.identity, "try": spec.number, **drawn, "hint": spec.hint}
     for reverse in (False, True) if config.both_orders else (False,):
-        orders = [shuffled_order(item.responses, teacher.settings.seed, reverse=reverse) for item in left]
-        requests = [Request(item, tuple(order)) for item, order in zip(left, orders, strict=True)]
+        requests = [request for item in left for request in teacher.requests(item)]  # one for each, as it is listwise
+        if reverse:
+            requests = [replace(request, order=request.order[::-1]) for request in requests]
         shown = advance(bar, f"{spec.name}{', reversed' if reverse else ''}")
         answers = ask_by_journal(sampler, path, identity, requests, shown, too_long="wrong")
         left = []

@@ -56,7 +56,8 @@ class EvaluationData:
 
     items: Sequence[Item]
     candidates: Sequence[Candidates] = ()  # of best-of-N selection
-    edits: Edits | None = None  # for the probes
+    edits: Edits | None = None  # for the probes, ...
+    presented: Sequence[Item] = ()  # ... with all items as presented
     questions: Sequence[Question] = ()  # for which a policy draws the candidates
 
 
@@ -67,6 +68,7 @@ def load_data(config: EvaluationConfig) -> EvaluationData:
         items=items,
         candidates=read_candidates(Path(candidates).expanduser()) if candidates else [],
         edits=_load_edits(config, items) if config.eval.probes else None,
+        presented=[shuffle_responses(item, config.seed) for item in items] if config.eval.probes else [],
         questions=questions_of(config.sample, config.seed) if config.sample else [],
     )
 
@@ -250,11 +252,10 @@ class RewardModelEvaluation:
 
     def _probe(self, collector: AnswerCollector) -> None:
         """Measure how far its scores move with edits of the items, if it gives scores."""
-        config, items = self.config, self.data.items
-        found: dict[str, Any] = {"scores": None}
-        if collector.rm.score_requests(items[0]):
+        config, found = self.config, dict[str, Any](scores=None)
+        if collector.rm.score_requests(self.data.items[0]):
             found = probe(
-                [shuffle_responses(item, config.seed) for item in items],
+                self.data.presented,
                 self.data.edits or {},
                 collector.scores,
                 k=config.eval.consistency_k,

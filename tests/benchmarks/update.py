@@ -159,7 +159,10 @@ class Bench:
     def _rewards(self, variant: str, completion_ids: list[list[int]]) -> list[float]:
         if variant == "gain":
             rubric = self._text(self.completions[0] // 2)
-            queries = [GainQuery(row=0, completion_ids=ids, rubric=rubric, verdict=1) for ids in completion_ids]
+            prompt = self.trainers[variant].train_dataset[0]["prompt"]
+            queries = [
+                GainQuery(row=0, prompt=prompt, completion_ids=ids, rubric=rubric, verdict=1) for ids in completion_ids
+            ]
             CriteriaGainScorer(self.trainers[variant], Chat(self.tokenizer), "policy").score(queries)
         return [float(sum(ids) % 7) for ids in completion_ids]
 

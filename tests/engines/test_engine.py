@@ -80,7 +80,7 @@ Reads = Callable[[str, Item], Any]
 READERS: dict[str, Reads] = {
     "judge": lambda path, item: Judge.load(path).judge(item),
     "implicit": lambda path, item: ImplicitRM.load(path, None).score([item]),
-    "GRPO": lambda path, item: PromptDataset.of(TRAINING, [(item, False)], load_chat(TRAINING, path)),
+    "GRPO": lambda path, item: PromptDataset(TRAINING, [item], ["mine"], load_chat(TRAINING, path)),
     "cold start": lambda path, item: ColdStartTrainer(
         *(TRAINING, TRAINING.sft, path, [Demonstration(item, (1, 0), "Tea.")], Checkpoints(Path(path) / "steps", 1))
     ),

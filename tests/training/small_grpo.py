@@ -19,7 +19,7 @@ from accelerate import PartialState
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.config.schema import RunConfig
 from think_as_locals.data import load
-from think_as_locals.judging import COMPONENTS, Component, Evidence, render, shuffle_responses, write
+from think_as_locals.judging import COMPONENTS, Component, Evidence, render, write
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints
@@ -146,13 +146,13 @@ def pairs(folder: Path, rank: int) -> list[Any]:
     trainer = tiny_trainer(folder, "reward=j1", "grpo.per_device_train_batch_size=2")
     end = trainer.processing_class.eos_token_id
     rubric = Rubric(tuple(Criterion(weight, f"Custom {weight}", "Done.") for weight in (50, 30, 20)))
-    item, reverse = trainer.rewards._items[rank]
-    best = shuffle_responses(item, trainer.rewards._seed, reverse).best
+    example = trainer.train_dataset[rank]
+    best = example["presented"].best
     verdicts = [best, best if rank == 1 else (best + 1) % 4]
     texts = [write(rubric, "Weighed.", verdict) for verdict in verdicts]
     completions = [[*ids, end] for ids in trainer.processing_class(texts, add_special_tokens=False)["input_ids"]]
     logged: dict[str, float] = {}
-    trainer.rewards.score(completions, [rank] * 2, 0, logged.__setitem__, trainer._gain_scorer.score)
+    trainer.rewards.score(completions, [example] * 2, 0, logged.__setitem__, trainer._gain_scorer.score)
     values = {component.__name__: component() for component in trainer.rewards.functions()}
     return [values, logged["consistent_accuracy"]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from unittest.mock import Mock
@@ -36,8 +37,9 @@ def naive(trainer: JudgeTrainer, prompt: str, rubric: str, verdict: int) -> floa
     return float(log_probs[-label - 1, after[-label]])
 
 
-def query(row: int, rubric: str | None, verdict: int) -> GainQuery:
-    return GainQuery(row=row, completion_ids=(), rubric=rubric, verdict=verdict)
+def query(trainer: JudgeTrainer, row: int, rubric: str | None, verdict: int) -> GainQuery:
+    prompt = trainer.train_dataset[row]["prompt"]
+    return GainQuery(row=row, prompt=prompt, completion_ids=(), rubric=rubric, verdict=verdict)
 
 
 @pytest.mark.parametrize("scorer", ["policy", "reference"])
@@ -48,7 +50,7 @@ def test_gains_equal_two_naive_forwards(tmp_path: Path, scorer: str) -> None:
         torch.nn.init.normal_(trainer.model.lm_head.weight)
     rubrics = [rubric_of("custom", "place", "fit"), None, rubric_of("fit"), rubric_of("place", "custom"), None]
     rows, verdicts = [0, 0, 0, 3, 3], [1, 1, 1, 2, 2]
-    scores = trainer._gain_scorer.score(list(map(query, rows, rubrics, verdicts)))
+    scores = trainer._gain_scorer.score(list(map(partial(query, trainer), rows, rubrics, verdicts)))
     assert trainer.unshared_reason is None
     if scorer == "reference":
         trainer.model.load_state_dict(trainer.ref_model.state_dict())
@@ -89,7 +91,7 @@ def test_a_rubric_that_gives_the_reason_is_worth_more_than_a_shuffled_one(tmp_pa
         optimizer.step()
 
     def gain(rubric: str, verdict: int) -> float:
-        ((with_rubric, without),) = trainer._gain_scorer.score([query(0, rubric, verdict)])  # type: ignore[misc]
+        ((with_rubric, without),) = trainer._gain_scorer.score([query(trainer, 0, rubric, verdict)])  # type: ignore[misc]
         return with_rubric - without
 
     for verdict in range(4):

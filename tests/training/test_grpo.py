@@ -38,14 +38,14 @@ def test_a_base_model_without_system_turn_or_generation_config_is_asked_all_the_
     (tmp_path / "generation_config.json").unlink()
     config = load_recipe(ROOT / "recipes" / "quickstart.yaml", ["prompt=listwise"])
     chat = load_chat(config, path)
-    rows = Rows([(an_item(1), False)])
-    ((message,),) = PromptDataset.of(config, rows, chat)[:]["prompt"]
+    items = Items([an_item(1)])
+    ((message,),) = PromptDataset(config, items, ["mine"], chat)[:]["prompt"]
     assert message["role"] == "user"
     assert chat.text([message], add_generation_prompt=False).startswith("<|user|>")
-    assert not rows.pickled
+    assert not items.pickled
 
 
-class Rows(list[tuple[Item, bool]]):
+class Items(list[Item]):
     """Notes that they are pickled, which takes minutes where there are many."""
 
     pickled = False

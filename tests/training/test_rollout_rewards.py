@@ -13,16 +13,16 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
+from items import RUBRIC, make_item
 
 from think_as_locals.config.checks import load_recipe
 from think_as_locals.engines import Chat
 from think_as_locals.judging import COMPONENTS, Component, parse, score, shuffle_responses, write
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.criteria_gain import GainQuery, LogProbPair
-from think_as_locals.training.rollout_rewards import Rewards, ScoreGains
+from think_as_locals.training.rollout_rewards import Example, Rewards, ScoreGains
 from think_as_locals.types import LABELS, Criterion, Item, Judgement, Rubric, TrainingError, TrainingWarning
 
-RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There."), Criterion(20, "Fit", "It fits.")))
 END = 0
 
 
@@ -45,6 +45,7 @@ def _verdict(verdict: int) -> list[int]:
     return _ids(write(RUBRIC, "weighed", verdict))
 
 
+ITEM = make_item(responses=("With a handshake.", "With palms pressed.", "With a deep bow.", "With two kisses."), best=1)
 BAD, GOOD, NONSENSE = _ids("bad"), _ids("good"), _ids("nonsense")
 
 
@@ -52,14 +53,12 @@ Make = Callable[..., Rewards]
 
 
 @pytest.fixture
-def make(tmp_path: Path, item: Item) -> Make:
+def make(tmp_path: Path) -> Make:
     """Rewards of the quick start with some keys set otherwise."""
 
-    def rewards(
-        *overrides: str, rows: Sequence[tuple[Item, bool]] = (), components: Mapping[str, Component] = COMPONENTS
-    ) -> Rewards:
+    def rewards(*overrides: str, components: Mapping[str, Component] = COMPONENTS) -> Rewards:
         config = load_recipe("recipes/quickstart.yaml", overrides)
-        return Rewards(config, rows or [(item, False)], CHAT, components, RunFolder(tmp_path))
+        return Rewards(config, ["mine"], "ABCD", CHAT, components, RunFolder(tmp_path))
 
     return rewards
 
@@ -69,17 +68,19 @@ def _no_gains(queries: Sequence[GainQuery]) -> list[LogProbPair | None]:
 
 
 def _score(
-    rewards: Rewards, completions: list[list[int]], rows: list[int] | None = None, score_gains: ScoreGains = _no_gains
+    rewards: Rewards, completions: list[list[int]], presented: Sequence[Item] = (), score_gains: ScoreGains = _no_gains
 ) -> tuple[dict[str, list[float | None]], dict[str, float]]:
     """The components' values as TRL gets them, and what was logged."""
     logged: dict[str, float] = {}
-    rewards.score(completions, rows or [0] * len(completions), 3, logged.__setitem__, score_gains)
+    presented = presented or [shuffle_responses(ITEM)] * len(completions)
+    examples = [Example(index=0, presented=item, source="mine", prompt=[]) for item in presented]
+    rewards.score(completions, examples, 3, logged.__setitem__, score_gains)
     values = {component.__name__: component(completion_ids=completions) for component in rewards.functions()}
     return values, logged
 
 
-def test_each_component_has_the_value_of_the_pure_function(make: Make, item: Item) -> None:
-    best = shuffle_responses(item).best
+def test_each_component_has_the_value_of_the_pure_function(make: Make) -> None:
+    best = shuffle_responses(ITEM).best
     right, wrong = write(RUBRIC, "weighed", best), write(RUBRIC, "weighed", (best + 1) % 4)
     values, logged = _score(make(), [_ids(right), _ids(wrong), _ids(right, ended=False), NONSENSE])
     assert values["correctness"] == [1.0, -1.0, -1.0, -1.0]
@@ -87,7 +88,7 @@ def test_each_component_has_the_value_of_the_pure_function(make: Make, item: Ite
     assert 0 < values["structure"][3] < values["structure"][2] < 1.0  # type: ignore[operator]
     assert (logged["parse_failure"], logged["reward_faults"]) == (0.5, 0)
     values, _ = _score(make("reward=rm_r1", "reward.weights.structure=0"), [_verdict(2)])
-    assert values == {"correctness": [score(parse(write(RUBRIC, "weighed", 2), 4), item).parts["correctness"]]}
+    assert values == {"correctness": [score(parse(write(RUBRIC, "weighed", 2), 4), ITEM).parts["correctness"]]}
 
 
 def test_the_share_of_verdicts_per_label_is_logged(make: Make) -> None:
@@ -97,8 +98,8 @@ def test_the_share_of_verdicts_per_label_is_logged(make: Make) -> None:
     assert "consistent_accuracy" not in logged
 
 
-def test_the_share_paid_for_judging_nothing_is_logged(make: Make, item: Item) -> None:
-    presented = shuffle_responses(item)
+def test_the_share_paid_for_judging_nothing_is_logged(make: Make) -> None:
+    presented = shuffle_responses(ITEM)
     said = "\n".join(
         f"{label}: {text} Elders there prefer{i * ' more'}."
         for i, (label, text) in enumerate(zip("ABCD", presented.responses, strict=True))
@@ -125,8 +126,8 @@ def test_the_share_paid_for_judging_nothing_is_logged(make: Make, item: Item) ->
     assert _score(correctness, [NONSENSE])[1]["reward/idle_share"] == 0.0  # nothing is paid
 
 
-def test_answers_are_read_by_the_format_of_the_prompt(make: Make, item: Item) -> None:
-    best = LABELS[shuffle_responses(item).best]
+def test_answers_are_read_by_the_format_of_the_prompt(make: Make) -> None:
+    best = LABELS[shuffle_responses(ITEM).best]
     rewards = make("prompt=rm_r1", "sft=null", "model.scratch=null", "model.path=x", "reward=rm_r1")
     texts = [f"<type>Chat</type> <answer>[[{best}]]</answer>", f"<answer>[[{best}]]</answer> So be it.", "no"]
     values, logged = _score(rewards, [*map(_ids, texts)])
@@ -146,23 +147,22 @@ def test_rows_hold_text_reward_and_step_and_are_taken_once(make: Make) -> None:
     assert rewards.take_rows() == []
 
 
-def test_rollout_k_of_one_order_is_paired_with_rollout_k_of_the_other(make: Make, item: Item) -> None:
-    rows = [(item, False), (item, True)]
-    presented = [shuffle_responses(item, reverse=reverse) for item, reverse in rows]
+def test_rollout_k_of_one_order_is_paired_with_rollout_k_of_the_other(make: Make) -> None:
+    presented = [shuffle_responses(ITEM, reverse=reverse) for reverse in (False, True)]
     good = [_verdict(one.best) for one in presented]
     bad = [_verdict((one.best + 1) % 4) for one in presented]
     completions = [good[0], good[0], bad[0], good[1], bad[1], bad[1]] * 2
-    rewards = make("reward=j1", "grpo.num_generations=6", rows=rows)
-    values, logged = _score(rewards, completions, [0, 0, 0, 1, 1, 1] * 2)
+    rewards = make("reward=j1", "grpo.num_generations=6")
+    values, logged = _score(rewards, completions, [presented[i] for i in (0, 0, 0, 1, 1, 1)] * 2)
     assert values["correctness"] == [1, 1, -1, 1, -1, -1] * 2
     assert values["consistency"] == [1, 0, 0, 1, 0, 0] * 2
     assert logged["consistent_accuracy"] == pytest.approx(1 / 3)
     same_slot = [good[0], good[0]]
-    values, _ = _score(make("reward=j1", "grpo.num_generations=2", rows=rows), same_slot, [0, 1])
+    values, _ = _score(make("reward=j1", "grpo.num_generations=2"), same_slot, presented)
     assert values == {"correctness": [1.0, -1.0], "consistency": [0.0, 0.0], "structure": [1.0, 1.0]}
 
 
-def test_rubrics_are_scored_once_for_the_whole_batch(make: Make, item: Item) -> None:
+def test_rubrics_are_scored_once_for_the_whole_batch(make: Make) -> None:
     batches: list[Sequence[GainQuery]] = []
 
     def score_gains(queries: Sequence[GainQuery]) -> list[LogProbPair | None]:
@@ -174,7 +174,7 @@ def test_rubrics_are_scored_once_for_the_whole_batch(make: Make, item: Item) -> 
     values, _ = _score(make("reward=paper"), completions, score_gains=score_gains)
     assert values["criteria_gain"] == [-1.0, 0.25, 0.5]
     ((nothing, whole, part),) = batches
-    assert (nothing.rubric, nothing.row, nothing.verdict) == (None, 0, shuffle_responses(item).best)
+    assert (nothing.rubric, nothing.row, nothing.verdict) == (None, 0, shuffle_responses(ITEM).best)
     assert whole.rubric == full[: full.index("</rubric>") + len("</rubric>")]
     assert part.rubric == "<rubric>\n- 50 | Custom | Done.\n"
     assert list(whole.completion_ids) == completions[1]

@@ -73,11 +73,14 @@ class JudgingProtocol:
             judged if judged.verdict_only is None else replace(judged, verdict=judged.verdict_only, issues=())
             for judged in judgements
         ]
-        both = (self._predictions(requests, each, seed) for each in (judgements, tagged))
+        order = () if self.kind == "listwise" else shuffled_order(requests[0].item.responses, seed)
+        both = (self._predictions(requests, each, order) for each in (judgements, tagged))
         return [replace(scored, tagged_credit=lenient.credit) for scored, lenient in zip(*both, strict=True)]
 
-    def _predictions(self, requests: Sequence[Request], judgements: Sequence[Judgement], seed: int) -> list[ScoredItem]:
-        """Combine judgements into predictions, as `predictions` says.
+    def _predictions(
+        self, requests: Sequence[Request], judgements: Sequence[Judgement], order: Sequence[int]
+    ) -> list[ScoredItem]:
+        """Combine judgements into predictions, as `predictions` says; a single one has its responses in this order.
 
         A single prediction has `scores`: ratings, or shares of comparisons won (pairwise: of the others against the
         best response, which has 1/2). It has a verdict if everything could be parsed; else the credit of its scores, or
@@ -96,7 +99,6 @@ class JudgingProtocol:
                 for request, judged in zip(requests, judgements, strict=True)
             ]
         item = requests[0].item
-        order = shuffled_order(item.responses, seed)
         presented = reorder_responses(item, order)
         slots = [[order.index(i) for i in request.order] for request in requests]
         scores: tuple[float, ...] | None

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
-from think_as_locals.engines import Chat
+from think_as_locals.engines import Chat, Messages
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.judging.formats import forced_verdict
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
@@ -34,7 +34,8 @@ from think_as_locals.types import LABELS
 class GainQuery:
     """A rollout whose rubric is to be scored."""
 
-    row: int  # of the training data set, where the prompt is
+    row: int  # of the training data set
+    prompt: Messages
     completion_ids: Sequence[int]
     rubric: str | None  # its `rubric_span`, a prefix of its text; None where there is nothing to score
     verdict: int  # the best response as presented
@@ -57,9 +58,8 @@ class CriteriaGainScorer:
 
         They are at the trainer's temperature, like the distribution that rollouts are sampled from.
         """
-        rows = sorted({query.row for query in queries})
-        messages = [self._trainer.train_dataset[row]["prompt"] for row in rows]
-        prompts = dict(zip(rows, self._chat.encode(messages), strict=True))
+        messages = {query.row: query.prompt for query in queries}
+        prompts = dict(zip(messages, self._chat.encode(list(messages.values())), strict=True))
         scores: list[LogProbPair | None] = []
         with self._model() as model, torch.no_grad():
             size = self._trainer.args.per_device_train_batch_size

@@ -14,6 +14,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
+from datasets.table import InMemoryTable
 from peft import LoraConfig
 from rich.console import Console
 from torch import Tensor
@@ -32,7 +33,7 @@ from think_as_locals.engines import Chat, Engine, Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_engine import VLLMEngine
 from think_as_locals.engines.vllm_server import ServerEngine
-from think_as_locals.judging import COMPONENTS, Component, render
+from think_as_locals.judging import COMPONENTS, Component, render_presented, shuffle_responses
 from think_as_locals.judging.rewards import load_custom_rewards
 from think_as_locals.runtime.ranks import current_launch, device_arguments, shards
 from think_as_locals.runtime.run_folder import RunFolder
@@ -45,7 +46,7 @@ from think_as_locals.training.rollout_rewards import Rewards
 from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedEngine, rollout_arguments
 from think_as_locals.training.served_engine import ServedEngine
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
-from think_as_locals.types import ConfigError, Item
+from think_as_locals.types import LABELS, ConfigError, Item
 
 T = TypeVar("T")
 
@@ -164,21 +165,19 @@ class JudgeTrainer(GroupTrainer):
         sources: Sequence[str] = (),
     ) -> None:
         """Train on items; metrics are logged by `sources`, the source of each item."""
-        chat = load_chat(config, model)
-        self._both_orders = config.reward.both_orders
-        orders = (False, True) if self._both_orders else (False,)
-        rows = [(item, reverse) for item in items for reverse in orders]
+        chat, self._both_orders = load_chat(config, model), config.reward.both_orders
+        sources = sources or [item.source for item in items]
         components = {**components, **load_custom_rewards(config.reward.own)}
-        of_rows = [name for name in sources for _ in orders]
-        self.rewards = Rewards(config, rows, chat, components, folder, of_rows)
-        dataset, weights = PromptDataset.of(config, rows, chat), self.rewards.weights
+        labels = LABELS[: max(len(item.responses) for item in items)]
+        self.rewards = Rewards(config, sorted(set(sources)), labels, chat, components, folder)
+        dataset, weights = PromptDataset(config, items, sources, chat), self.rewards.weights
         gain_scorer = config.reward.criteria_gain.scorer
+        self._gain_scorer = CriteriaGainScorer(self, chat, gain_scorer)
         super().__init__(
             *(config, model, chat, dataset, self.rewards.functions(), folder, checkpoints),
             reward_weights=list(weights.values()),
             scores_rubrics="criteria_gain" in weights and gain_scorer == "policy",
         )
-        self._gain_scorer = CriteriaGainScorer(self, chat, gain_scorer)
 
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
         """Add which of the last rewards failed."""
@@ -192,9 +191,8 @@ class JudgeTrainer(GroupTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """Score the rollouts once; TRL then reads and gathers the components."""
-        rows = [example["index"] for example in inputs]
         step = int(self.state.global_step)
-        self.rewards.score(completion_ids_list, rows, step, self._log_metric, self._gain_scorer.score)
+        self.rewards.score(completion_ids_list, inputs, step, self._log_metric, self._gain_scorer.score)
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self._both_orders and "criteria_gain" in self.rewards.weights:
             # Its term log pi(j | q, y) depends on the prompt alone, and the mean of a group of one prompt cancels it. A
@@ -301,32 +299,32 @@ def load_chat(config: GrpoConfig, model: str) -> Chat:
 
 
 class PromptDataset(Dataset):
-    """Items in the given orders (with the row as `index`), rendered as prompts when accessed.
+    """The `Example` of each item, or of each order of its responses, presented and rendered when accessed.
 
-    `Dataset.set_transform` would do the same, but pickles all rows for the fingerprint of its cache, 50 kB each.
+    `Dataset.set_transform` would do the same, but pickles all items for the fingerprint of its cache, 50 kB each.
     """
 
-    @classmethod
-    def of(cls, config: RunConfig, rows: Sequence[tuple[Item, bool]], chat: Chat) -> PromptDataset:
-        """Return the data set of a run's rows.
-
-        Texts that the tokenizer reads as control tokens are found now in the first `_CHECKED` items, later in others.
-        """
-        dataset: PromptDataset = cls.from_dict({"index": list(range(len(rows)))})
-        items = list(dict.fromkeys(item for item, _ in rows))
+    def __init__(self, config: RunConfig, items: Sequence[Item], sources: Sequence[str], chat: Chat) -> None:
+        """Look for texts that are read as control tokens in the first `_CHECKED` items; in others when accessed."""
+        self._orders = (False, True) if config.reward.both_orders else (False,)
+        super().__init__(InMemoryTable.from_pydict({"index": range(len(items) * len(self._orders))}))
+        self._items, self._sources, self._chat, self._seed = items, sources, chat, config.seed
+        self._settings = {"special_tokens": chat.special_tokens, **config.prompt.arguments()}
         chat.check_texts(items[:_CHECKED])
-        dataset._rows, dataset._chat, dataset._unchecked = rows, chat, frozenset(items[_CHECKED:])
-        dataset._shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
-        return dataset
 
     def __getitem__(self, key: Any) -> dict[str, Any]:
         if isinstance(key, int):
             return {name: values[0] for name, values in self[[key]].items()}
         indices = super().__getitem__(key)["index"]
-        rows = [self._rows[index] for index in indices]
-        self._chat.check_texts(dict.fromkeys(item for item, _ in rows if item in self._unchecked))
-        prompts = [self._chat.turns(render(item, reverse=reverse, **self._shown)) for item, reverse in rows]
-        return {"prompt": prompts, "index": indices}
+        places = [divmod(index, len(self._orders)) for index in indices]
+        self._chat.check_texts(self._items[place] for place, _ in places if place >= _CHECKED)
+        presented = [shuffle_responses(self._items[place], self._seed, self._orders[turn]) for place, turn in places]
+        return {
+            "index": indices,
+            "presented": presented,
+            "source": [self._sources[place] for place, _ in places],
+            "prompt": [self._chat.turns(render_presented(p, p.responses, **self._settings)) for p in presented],
+        }
 
 
 def trl_arguments(config: GrpoConfig | ScpoConfig, section: TrlSection, output_dir: Path) -> dict[str, Any]:

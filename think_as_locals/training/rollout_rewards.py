@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from think_as_locals.config.schema import RunConfig
-from think_as_locals.engines import Chat
-from think_as_locals.judging import Component, Evidence, judges_nothing, prompt_format, rubric_span, shuffle_responses
+from think_as_locals.engines import Chat, Messages
+from think_as_locals.judging import Component, Evidence, judges_nothing, prompt_format, rubric_span
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.criteria_gain import GainQuery, LogProbPair
 from think_as_locals.training.faults import ParseFailureGuard, RewardGuard
@@ -24,19 +24,29 @@ from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Item, Judgement, Rewa
 ScoreGains = Callable[[Sequence[GainQuery]], Sequence[LogProbPair | None]]
 
 
+class Example(TypedDict):
+    """A row of the training data: an item as presented, and its prompt, which come back with the rollouts."""
+
+    index: int
+    presented: Item
+    source: str
+    prompt: Messages
+
+
 class Rewards:
     """Scores the rollouts of a step."""
 
     def __init__(
         self,
         config: RunConfig,
-        rows: Sequence[tuple[Item, bool]],
+        sources: Sequence[str],
+        labels: str,
         chat: Chat,
         components: Mapping[str, Component],
         run: RunFolder,
-        sources: Sequence[str] = (),
     ) -> None:
-        self._sources = sources or [item.source for item, _ in rows]
+        """Score rollouts about items from these sources, with responses under these labels."""
+        self._sources, self._labels = sources, labels
         self.weights = config.reward.weighted()
         self._format = prompt_format(config.prompt.template)
         self._asks_for_rubric = config.prompt.template in GRAMMAR_PROMPTS
@@ -44,9 +54,6 @@ class Rewards:
         self._parse_failures = ParseFailureGuard(config, run)
         self._both_orders = config.reward.both_orders
         self._group = config.grpo.num_generations
-        self._items = rows  # and whether their responses are in the reverse order
-        self._seed = config.seed
-        self._labels = LABELS[: max(len(item.responses) for item, _ in rows)]
         self._chat = chat
         self._components = {name: components[name] for name in self.weights}
         low, high = config.reward.criteria_gain.clip
@@ -75,28 +82,34 @@ class Rewards:
     def score(
         self,
         completion_ids: Sequence[Sequence[int]],
-        rows: Sequence[int],
+        examples: Sequence[Example],
         step: int,
         log: Callable[[str, float], None],
         score_gains: ScoreGains,
     ) -> None:
-        """Score this rank's rollouts of rows of the data set, after `step` steps; all ranks call this together."""
-        items = [shuffle_responses(item, self._seed, reverse) for item, reverse in map(self._items.__getitem__, rows)]
+        """Score this rank's rollouts, each of an example, after `step` steps; all ranks call this together."""
+        items = [example["presented"] for example in examples]
         rollouts = [self._chat.rollout(ids) for ids in completion_ids]
         judgements = [
             self._format.read(rollout.text, len(item.responses), rollout.finish_reason)
             for rollout, item in zip(rollouts, items, strict=True)
         ]
-        gains: Sequence[LogProbPair | None] = [None] * len(rows)
+        gains: Sequence[LogProbPair | None] = [None] * len(examples)
         if "criteria_gain" in self.weights:
             queries = [
-                GainQuery(row=row, completion_ids=ids, rubric=rubric_span(j, len(i.responses)), verdict=i.best)
-                for row, ids, j, i in zip(rows, completion_ids, judgements, items, strict=True)
+                GainQuery(
+                    row=example["index"],
+                    prompt=example["prompt"],
+                    completion_ids=ids,
+                    rubric=rubric_span(judgement, len(example["presented"].responses)),
+                    verdict=example["presented"].best,
+                )
+                for example, ids, judgement in zip(examples, completion_ids, judgements, strict=True)
             ]
             gains = score_gains(queries)
         verdicts = [(j.verdict, j.verdict == i.best) for j, i in zip(judgements, items, strict=True)]
         everyones: list[tuple[int | None, bool]] = gather_object(verdicts)
-        partners = self._partners([right for _, right in everyones], len(rows))
+        partners = self._partners([right for _, right in everyones], len(examples))
         self._breakdowns, table = [], []
         for item, rollout, judgement, gain, partner in zip(items, rollouts, judgements, gains, partners, strict=True):
             evidence = replace(
@@ -105,8 +118,8 @@ class Rewards:
             breakdown, fault = self.guard.attempt(self._breakdown, judgement, item, evidence)
             self._breakdowns.append(breakdown)
             table.append(self._row(step + 1, item, rollout, judgement, breakdown, fault))
-        for row, scored, (_, right) in zip(rows, table, verdicts, strict=True):
-            scored |= {"source": self._sources[row], "correct": right}
+        for example, scored, (_, right) in zip(examples, table, verdicts, strict=True):
+            scored |= {"source": example["source"], "correct": right}
         self._rows += table
         log("parse_failure", sum(verdict is None for verdict, _ in verdicts) / len(verdicts))
         tagged = [j.verdict_only == i.best for j, i in zip(judgements, items, strict=True)]
@@ -163,7 +176,7 @@ class Rewards:
 
     def _log_sources(self, table: list[dict[str, Any]], log: Callable[[str, float], None]) -> None:
         """Log by source, if there are several, the share of rollouts, the share that is right and the mean reward."""
-        if len(set(self._sources)) < 2:
+        if len(self._sources) < 2:
             return
         rollouts: list[tuple[str, bool, float | None]] = gather_object(
             [(row["source"], row["correct"], row["reward"]) for row in table]
