@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.progress import Progress
 
-from think_as_locals.config.model_schema import DemonstrationConfig, ServerSection
-from think_as_locals.data.load import load_side
+from think_as_locals.config.model_schema import DemonstrationConfig
+from think_as_locals.data.load import described, load_side
 from think_as_locals.data.rows import Row, read_rows, valid_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Messages, Sampling
@@ -35,9 +35,19 @@ _FIELDS = "item (an object with the fields of Item), order, completion"
 _OUTCOMES = ("right", "wrong", "parse_failures", "too_long")
 
 
-def items_of(config: DemonstrationConfig) -> Sequence[Item]:
+def load_data(config: DemonstrationConfig) -> Sequence[Item]:
     """Load the items to demonstrate."""
     return load_side(config.data, config.seed, config.items)
+
+
+def plan(config: DemonstrationConfig, items: Sequence[Item]) -> list[tuple[str, str]]:
+    """Return what a run would do."""
+    orders = ", in both orders" if config.both_orders else ""
+    return [
+        ("teacher", config.teacher.name),
+        ("items", f"{described(items)} ({config.data.source}, {config.items})"),
+        ("tries", f"up to {config.tries}{orders}{', then with the hint' if config.hint else ''}"),
+    ]
 
 
 def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -> None:
@@ -97,9 +107,13 @@ def ask(
     conversation = partial(_conversation, teacher, with_hint=spec.hint)
     sampler = Sampler(teacher.engine, sampling, teacher.chunk_size, conversation, teacher.sort_key)
     path, identity = folder.journal(spec.name), {"teacher": teacher.identity, **drawn, "hint": spec.hint}
-    section = config.teacher
-    name = section.model if isinstance(section, ServerSection) else section.path
-    provenance = {"teacher": name, "settings": teacher.identity, "try": spec.number, **drawn, "hint": spec.hint}
+    provenance = {
+        "teacher": config.teacher.name,
+        "settings": teacher.identity,
+        "try": spec.number,
+        **drawn,
+        "hint": spec.hint,
+    }
     for reverse in (False, True) if config.both_orders else (False,):
         requests = [request for item in left for request in teacher.requests(item)]  # one for each, as it is listwise
         if reverse:

@@ -25,7 +25,7 @@ from think_as_locals.data.edit_rules import (
 )
 from think_as_locals.data.edits import Edit
 from think_as_locals.data.languages import language_tag
-from think_as_locals.data.load import load_side
+from think_as_locals.data.load import described, load_side
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.evaluation.breakdowns import language_name
 from think_as_locals.evaluation.journal import ask_by_journal
@@ -39,11 +39,20 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import ConfigError, DataError, Item
 
 
-def items_of(config: EditConfig) -> Sequence[Item]:
+def load_data(config: EditConfig) -> Sequence[Item]:
     """Load the items to edit."""
     if language_tag(config.language) is None:
         raise ConfigError(f"language: got {config.language!r}, expected an English name or a BCP-47 tag")
     return load_side(config.data, config.seed, config.items)
+
+
+def plan(config: EditConfig, items: Sequence[Item]) -> list[tuple[str, str]]:
+    """Return what a run would do."""
+    return [
+        ("editor", config.editor.name),
+        ("items", f"{described(items)} ({config.data.source}, {config.items})"),
+        ("probes", f"{', '.join(config.probes)}, up to {config.tries} tries per edit"),
+    ]
 
 
 def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 
-from think_as_locals.config.model_schema import AskedSection, EvaluationConfig, SampleConfig
+from think_as_locals.config.model_schema import AskedSection, EvaluationConfig, SampleConfig, SampleSection
 from think_as_locals.data import read
 from think_as_locals.data.edits import EditedPair, Edits, edited_pairs, of_items, read_edits, why_not
-from think_as_locals.data.load import Candidates, load_side, read_candidates
+from think_as_locals.data.load import Candidates, described, load_side, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import baseline_credits
@@ -71,6 +71,31 @@ def load_data(config: EvaluationConfig) -> EvaluationData:
         presented=[shuffle_responses(item, config.seed) for item in items] if config.eval.probes else [],
         questions=questions_of(config.sample, config.seed) if config.sample else [],
     )
+
+
+def plan(config: EvaluationConfig, data: EvaluationData) -> list[tuple[str, str]]:
+    """Return what an evaluation would do."""
+    return [
+        ("reward models", ", ".join(config.rms)),
+        ("items", f"{described(data.items)} ({config.data.source}, {config.eval.items})"),
+        *(_plan_candidates(config.sample, data.questions) if config.sample else ()),
+        ("memory", "estimated only for training"),
+    ]
+
+
+def load_questions(config: SampleConfig) -> list[Question]:
+    """Load the questions for which candidates are sampled."""
+    return questions_of(config.sample, config.seed)
+
+
+def plan_sample(config: SampleConfig, questions: Sequence[Question]) -> list[tuple[str, str]]:
+    """Return what `sample` would do."""
+    return _plan_candidates(config.sample, questions)
+
+
+def _plan_candidates(section: SampleSection, questions: Sequence[Question]) -> list[tuple[str, str]]:
+    drawn = f"{section.num_candidates} per question from {section.policy.name} ({section.task})"
+    return [("candidates", drawn), ("questions", described([question.item for question in questions]))]
 
 
 def load_items(config: EvaluationConfig) -> Sequence[Item]:

@@ -22,8 +22,10 @@ from datasets import Dataset
 from rich.console import Console
 from transformers import AutoModelForCausalLM, TrainerState
 
+from think_as_locals.config.launch import read_launch
 from think_as_locals.config.model_schema import PolicyConfig
 from think_as_locals.data import load
+from think_as_locals.data.load import described
 from think_as_locals.data.overlap import check_overlaps, find_overlaps
 from think_as_locals.data.splits import select
 from think_as_locals.engines import Messages, sample_all
@@ -41,6 +43,7 @@ from think_as_locals.evaluation.tasks import (
     samplings,
 )
 from think_as_locals.integrations.trl_reward import judge_reward
+from think_as_locals.machine.hours import estimates, steps_of
 from think_as_locals.reward_models import group
 from think_as_locals.reward_models.load import load_reward_model
 from think_as_locals.runtime.files import json_line, read_json, write_json, write_text
@@ -50,6 +53,7 @@ from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_
 from think_as_locals.training.grpo import (
     GroupTrainer,
     RewardFunction,
+    check_arguments,
     gather_shares,
     load_chat,
     policy_engine,
@@ -94,6 +98,22 @@ def load_data(config: PolicyConfig) -> PolicyData:
     if message := check_overlaps(overlaps, refuse=config.eval.leaks == "refuse"):
         warnings.warn(message, DataWarning, stacklevel=2)
     return PolicyData(train, questions)
+
+
+def plan(config: PolicyConfig, data: PolicyData) -> list[tuple[str, str]]:
+    """Return what a run would do, after the checks of a start."""
+    grpo, every, launch = config.grpo, config.eval.every_steps, read_launch(config.run.launch or "single")
+    check_arguments(config, launch.processes)
+    steps = steps_of(config, launch, len(data.train))
+    tasks = ((name, [each.item for each in of_task]) for name, of_task in data.questions.items())
+    return [
+        ("training", f"{config.model.path}: GRPO, {steps:,} steps, {grpo.num_generations} completions per prompt"),
+        ("prompts", f"those of {described(data.train)} ({config.data.source})"),
+        ("reward model", f"{config.rm.kind} {config.rm.name}".strip()),
+        *((f"task {name}", f"{described(items)} ({config.tasks[name].task})") for name, items in tasks),
+        ("evaluations", f"{1 + math.ceil(steps / every):,}: before GRPO, every {every} steps and at the end"),
+        *estimates(config, len(data.train)),
+    ]
 
 
 def run(config: PolicyConfig, data: PolicyData, folder: RunFolder) -> None:

@@ -1,4 +1,4 @@
-"""Start a recipe with its overrides in each process of a launch: training, evaluation, SCPO and the others."""
+"""Start or plan a recipe with its overrides: training, evaluation, SCPO and the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from think_as_locals.config.checks import Config, load_config
 from think_as_locals.config.compose import compose_recipe
@@ -24,14 +25,39 @@ from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import has_gpu, take_own_gpus
 from think_as_locals.runtime.processes import interrupt, keep_freed_memory, loading, on_signals
 from think_as_locals.runtime.ranks import Peers, take_up_launch
-from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run, resumable
-from think_as_locals.types import ConfigError, DataWarning, Item
+from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run, resumable, run_folder
+from think_as_locals.types import ConfigError, DataWarning
 
 if TYPE_CHECKING:
+    from think_as_locals.data.load import TrainingData
     from think_as_locals.data.splits import Splits
 
 TrainingConfig = RunConfig | PolicyConfig | ScpoConfig
 """What trains: its processes share one model."""
+
+
+class Program(NamedTuple):
+    """The functions of a kind of recipe, as `module:name`: imported when they are called, since most need torch."""
+
+    load: str  # config -> its data; a fault in them ends a run before it has a folder
+    plan: str  # config, data -> what --dry-run says, in rows of a name and a text
+    run: str  # config, data, folder (and the peers of an evaluation)
+
+
+PROGRAMS: dict[type[Config], Program] = {
+    RunConfig: Program("run:load_training", "train:plan", "train:run"),
+    PolicyConfig: Program("policy:load_data", "policy:plan", "policy:run"),
+    ScpoConfig: Program("run:load_pairs", "steer:plan", "steer:run"),
+    EvaluationConfig: Program("evaluate:load_data", "evaluate:plan", "evaluate:run"),
+    SampleConfig: Program("evaluate:load_questions", "evaluate:plan_sample", "evaluate:sample"),
+    DemonstrationConfig: Program("demonstrate:load_data", "demonstrate:plan", "demonstrate:run"),
+    EditConfig: Program("edit:load_data", "edit:plan", "edit:run"),
+}
+
+
+def _function(name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = resolve_name(f"think_as_locals.{name}")
+    return function
 
 
 def start(recipe: str, overrides: Sequence[str]) -> RunFolder:
@@ -49,46 +75,47 @@ def start(recipe: str, overrides: Sequence[str]) -> RunFolder:
     return run
 
 
+def plan(recipe: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what a run would read, do and measure, and what this machine lacks for it.
+
+    The data are read, no model is loaded and no folder is made. What is wrong with recipe or data is the same error as
+    at a start.
+    """
+    from think_as_locals.machine.preflight import missing_for
+
+    config = load_single(recipe, overrides)
+    run_folder(config)
+    rows = _function(PROGRAMS[type(config)].plan)(config, load_data(config))
+    lacking = [("lacking here", fault) for fault in missing_for(config)]
+    return [*rows, ("runs folder", config.run.dir), *lacking]
+
+
 def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Callable[[], None], RunFolder]:
-    """Return the program of a recipe with all it needs (configuration, items), and the locked folder of the run."""
-    config: TrainingConfig | None = None
-    data = run = None
+    """Return the program of a recipe with all it needs (configuration, data), and the locked folder of the run."""
+    config: Config | None = None
+    data: Any = None
     settings = _composed(recipe, overrides) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
-    if "rms" in settings:
+    trains = "rms" not in settings  # the processes of an evaluation have a model each
+    if not trains:
         take_own_gpus()
-    if int(os.environ.get("RANK", "0")) > 0:
-        if "rms" in settings:
-            return _join_evaluation()
+    if int(os.environ.get("RANK", "0")) == 0:
+        config = _load(recipe, overrides)
+        data, trains = load_data(config), isinstance(config, TrainingConfig)
+        config = _fitted(config, data, recipe, overrides)
+    elif trains:
         take_up_launch(settings.get("run", {}).get("launch"))
-    else:
-        loaded = _load(recipe, overrides)
-        if not isinstance(loaded, TrainingConfig):
-            return _without_training(loaded, lock)
-        data = load_data(loaded)
-        config = _fitted(loaded, data, recipe, overrides)
-    if "WORLD_SIZE" in os.environ:
+    peers = Peers()
+    if trains and "WORLD_SIZE" in os.environ:
         config, run = _share(config, lock)
-    elif config is not None:
-        run = _open(config, lock)
-    if config is None or run is None:  # the main process says why
-        raise SystemExit(2)
-    with warnings.catch_warnings(action="ignore", category=DataWarning):  # the main process has shown them
-        data = data or load_data(config)
-    return partial(_training(config), config, data, run), run
-
-
-def _training(config: TrainingConfig) -> Callable[..., None]:
-    if isinstance(config, ScpoConfig):
-        from think_as_locals import steer
-
-        return steer.run
-    if isinstance(config, PolicyConfig):
-        from think_as_locals import policy
-
-        return policy.run
-    from think_as_locals import train
-
-    return train.run
+    else:
+        peers = Peers.join()
+        sent: Any = config and (config, _open(config, lock))
+        config, run = peers.exchange(sent)[0]
+    if data is None:
+        with warnings.catch_warnings(action="ignore", category=DataWarning):  # the main process has shown them
+            data = load_data(config)
+    shared = [peers] if peers.size > 1 else []
+    return partial(_function(PROGRAMS[type(config)].run), config, data, run, *shared), run
 
 
 def load_single(recipe: str, overrides: Sequence[str]) -> Config:
@@ -119,18 +146,15 @@ def _composed(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
         return {}
 
 
-def load_data(config: TrainingConfig) -> Any:
-    """Read a run's `TrainingData`, SCPO's `Splits` or `PolicyData`, and check that they have what its stages need."""
-    from think_as_locals.data import read
+def load_data(config: Config) -> Any:
+    """Load the data of a run and check that they have what its stages need."""
+    return _function(PROGRAMS[type(config)].load)(config)
+
+
+def load_training(config: RunConfig) -> TrainingData:
+    """Load the data of a judge's training, with its demonstrations if they are from a file."""
     from think_as_locals.data.load import load_training_data
     from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-
-    if isinstance(config, ScpoConfig):
-        return _split_people(config, read(config.data, config.seed))
-    if isinstance(config, PolicyConfig):
-        from think_as_locals import policy
-
-        return policy.load_data(config)
     from think_as_locals.judging.rewards import load_custom_rewards
     from think_as_locals.judging.rubric import check_languages
 
@@ -147,12 +171,15 @@ def load_data(config: TrainingConfig) -> Any:
     return data
 
 
-def _split_people(config: ScpoConfig, pairs: Sequence[Item]) -> Splits:
+def load_pairs(config: ScpoConfig) -> Splits:
+    """Load the pairs of an SCPO run, split by person or by country."""
+    from think_as_locals.data import read
     from think_as_locals.data.rows import path_of
     from think_as_locals.data.sources.prism import released_test_people
     from think_as_locals.data.splits import split_people
 
     data, scpo, by_country = config.data, config.scpo, config.mode.split == "by_country"
+    pairs = read(data, config.seed)
     known = sorted({str(item.culture) for item in pairs})
     for key in ("country_filter_thresholds", "country_learning_rates"):
         if unknown := sorted(set(getattr(scpo, key)).difference(known)):
@@ -163,25 +190,27 @@ def _split_people(config: ScpoConfig, pairs: Sequence[Item]) -> Splits:
     return split_people(pairs, data.test_share, config.seed, by_country=by_country, test=test)
 
 
-def _fitted(config: TrainingConfig, data: Any, recipe: str, overrides: Sequence[str]) -> TrainingConfig:
+def _fitted(config: Config, data: Any, recipe: str, overrides: Sequence[str]) -> Config:
     """Return the configuration with what follows from data and GPU, after the check of what is measured."""
     from think_as_locals.data.load import check_leaks
     from think_as_locals.machine.memory import fitted, longest_answer, longest_sequence
 
-    if isinstance(config, ScpoConfig):
-        return config
+    if isinstance(config, RunConfig):
+        check_leaks(config, data)
+        return fitted(config, partial(longest_sequence, config, data), recipe, overrides)
     if isinstance(config, PolicyConfig):
         return fitted(config, partial(longest_answer, config, data.prompts), recipe, overrides)
-    check_leaks(config, data)
-    return fitted(config, partial(longest_sequence, config, data), recipe, overrides)
+    return config
 
 
-def _open(config: TrainingConfig, lock: ExitStack) -> RunFolder:
+def _open(config: Config, lock: ExitStack) -> RunFolder:
     """Open and lock the folder of a run, after the last check."""
     from think_as_locals.judging.rewards import keep_sources
-    from think_as_locals.training.grpo import check_arguments
 
-    check_arguments(config)
+    if isinstance(config, TrainingConfig):
+        from think_as_locals.training.grpo import check_arguments
+
+        check_arguments(config)
     run = open_run(config)
     lock.enter_context(lock_run_dir(run.path))
     if isinstance(config, RunConfig):
@@ -189,54 +218,21 @@ def _open(config: TrainingConfig, lock: ExitStack) -> RunFolder:
     return run
 
 
-def _share(config: TrainingConfig | None, lock: ExitStack) -> tuple[TrainingConfig | None, RunFolder | None]:
-    """Join the processes of a launch, and send the main process's configuration and folder to all of them."""
+def _share(config: Config | None, lock: ExitStack) -> tuple[Config, RunFolder]:
+    """Join the processes of a training, and send the main process's configuration and folder to all of them."""
     from accelerate.utils import broadcast_object_list
 
     from think_as_locals.runtime.ranks import join, set_rank_timeout
 
     join()
-    box: list[Any] = [None, None]
+    box: list[Any] = [None]
     try:
         if config is not None:
-            box = [config, _open(config, lock)]
+            box = [(config, _open(config, lock))]
     finally:
         broadcast_object_list(box)
-    received, run = box
-    if received is not None:
-        set_rank_timeout(received)
+    if box[0] is None:  # the main process says why
+        raise SystemExit(2)
+    received, run = box[0]
+    set_rank_timeout(received)
     return received, run
-
-
-def _without_training(
-    config: EvaluationConfig | DemonstrationConfig | SampleConfig | EditConfig, lock: ExitStack
-) -> tuple[Callable[[], None], RunFolder]:
-    """As `_prepare`, for what shards no model; a fault in the data ends it before there is a folder."""
-    from think_as_locals import demonstrate, edit, evaluate
-    from think_as_locals.evaluation.tasks import questions_of
-
-    peers = Peers.join()
-    program: Callable[[RunFolder], None]
-    if isinstance(config, DemonstrationConfig):
-        program = partial(demonstrate.run, config, demonstrate.items_of(config))
-    elif isinstance(config, EditConfig):
-        program = partial(edit.run, config, edit.items_of(config))
-    elif isinstance(config, SampleConfig):
-        program = partial(evaluate.sample, config, questions_of(config.sample, config.seed))
-    else:
-        program = partial(evaluate.run, config, evaluate.load_data(config), peers=peers)
-    run = open_run(config)
-    lock.enter_context(lock_run_dir(run.path))
-    peers.exchange((config, run))
-    return partial(program, run), run
-
-
-def _join_evaluation() -> tuple[Callable[[], None], RunFolder]:
-    """Return the program of another process of an evaluation, which the main one sends configuration and folder."""
-    from think_as_locals import evaluate
-
-    peers = Peers.join()
-    received: list[Any] = peers.exchange(None)
-    config, run = received[0]
-    with warnings.catch_warnings(action="ignore", category=DataWarning):  # the main process has shown them
-        return partial(evaluate.run, config, evaluate.load_data(config), run, peers), run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from shutil import rmtree
@@ -13,13 +14,16 @@ from accelerate import PartialState
 from rich.console import Console
 from rich.progress import Progress
 
+from think_as_locals.config.launch import read_launch
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data import Splits
+from think_as_locals.data.load import described
 from think_as_locals.data.rows import path_of
 from think_as_locals.data.sources.globalopinionqa import others_reference, read_questions
 from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.journal import by_response
+from think_as_locals.machine.hours import estimates
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.reward_models.scratch import make_scalar_rm
@@ -40,9 +44,27 @@ from think_as_locals.scpo.results import (
     write_result,
 )
 from think_as_locals.scpo.select import Reference, disagreed_ids, minority_ids
-from think_as_locals.scpo.trainer import VariantTrainer
+from think_as_locals.scpo.trainer import VariantTrainer, num_steps
 from think_as_locals.training.checkpoints import StopSignals, stop_if_asked, unsharded
+from think_as_locals.training.grpo import check_arguments
 from think_as_locals.types import DataError, Item
+
+
+def plan(config: ScpoConfig, pairs: Splits) -> list[tuple[str, str]]:
+    """Return what a run would do, after the checks of a start."""
+    check_arguments(config, read_launch(config.run.launch or "single").processes)
+    scpo, specs = config.scpo, variant_specs(config, sorted({str(item.culture) for item in pairs.test}))
+    most = max(Counter(item.culture for item in pairs.train).values())
+    steps = num_steps(scpo, most, exactly=config.mode.steps == "exactly")
+    model = config.model.path or "randomly initialised"
+    length = f"each up to {steps:,} steps of {scpo.batch_size:,} pairs"
+    return [
+        ("model", f"{model}, steered to each country: {', '.join(scpo.variants)}"),
+        ("trainings", f"{len(specs):,}, {length}; seeds {', '.join(map(str, scpo.seeds))}"),
+        ("training items", f"{described(pairs.train)} ({config.data.source})"),
+        ("test items", described(pairs.test)),
+        *estimates(config, len(pairs.train)),
+    ]
 
 
 def run(config: ScpoConfig, pairs: Splits, folder: RunFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -12,14 +13,16 @@ from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
+from think_as_locals.config.launch import read_launch
 from think_as_locals.config.schema import RunConfig, SftSection
-from think_as_locals.data.load import EvalSet, TrainingData
+from think_as_locals.data.load import EvalSet, TrainingData, check_leaks, described
 from think_as_locals.data.sources import jsonl
 from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.report import FROM_SCRATCH, made_from_scratch, next_steps, write_report
 from think_as_locals.evaluation.scored import grouped
 from think_as_locals.judging import render, render_presented
+from think_as_locals.machine.hours import estimates, steps_of
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.reward_models.reward_model import ScoredItem, settle
@@ -31,6 +34,7 @@ from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
 from think_as_locals.training.grpo import (
     JudgeTrainer,
+    check_arguments,
     gather_shares,
     load_chat,
     policy_engine,
@@ -42,6 +46,27 @@ from think_as_locals.types import TEST, DataError, Item, ProtocolKind
 
 _TOKENIZER_DEMONSTRATIONS = 4000
 _EXAMPLES = 3
+
+
+def plan(config: RunConfig, data: TrainingData) -> list[tuple[str, str]]:
+    """Return what a run would do, after the checks of a start."""
+    grpo, every, launch = config.grpo, config.eval.every_steps, read_launch(config.run.launch or "single")
+    check_leaks(config, data)
+    check_arguments(config, launch.processes)
+    steps = steps_of(config, launch, len(data.train))
+    batch = grpo.per_device_train_batch_size * grpo.gradient_accumulation_steps * launch.processes
+    times, judged = 1 + math.ceil(steps / every), sum(len(each.items) * each.orders for each in data.sets.values())
+    sft = f"SFT, {config.sft.length}, then " if config.sft else ""
+    weights, path = config.reward.weights.items(), config.model.path or "a randomly initialised model"
+    return [
+        ("training", f"{path}: {sft}GRPO, {steps:,} steps of {batch:,} completions"),
+        ("training items", f"{described(data.train)} ({', '.join(config.sources)})"),
+        ("rollouts", f"{grpo.num_generations} per prompt, up to {grpo.max_completion_length} tokens each"),
+        ("rewards", ", ".join(f"{name} {weight:g}" for name, weight in weights if weight)),
+        *((f"set {name}", f"{described(s.items)} ({s.dataset}, {s.split})") for name, s in data.sets.items()),
+        ("evaluations", f"{times:,} of {judged:,} judgements each: before GRPO, every {every} steps and at the end"),
+        *estimates(config, len(data.train), judged),
+    ]
 
 
 def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:

@@ -9,7 +9,6 @@ import sys
 from argparse import REMAINDER, ArgumentParser, Namespace
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def add(commands: Any) -> None:
     run.add_argument("recipe", help=_RECIPE)
     example = "key=value, e.g. model=qwen3_8b grpo.beta=0.001 seed=3"
     run.add_argument("overrides", nargs="*", default=[], help=example)
-    run.set_defaults(command=_run)
+    run.set_defaults(command=_run, hint=False)
 
     several = "run a recipe in several processes with accelerate launch"
     launch = commands.add_parser("launch", help=several)
@@ -86,12 +85,14 @@ def add_asking(commands: Any, name: str, does: str) -> ArgumentParser:
     example = f"key=value of conf/{name}.yaml, e.g. {_EXAMPLES[name]}"
     parser.add_argument("overrides", nargs="*", default=[], help=example)
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
-    parser.set_defaults(command=partial(_ask, name), hint=False)
+    recipe = str(ASSETS / "conf" / f"{name}.yaml")
+    parser.set_defaults(command=_run, recipe=recipe, hint=False, multirun=False, print_config=False, dry_run=False)
     return parser
 
 
 def _run(arguments: Namespace) -> None:
-    recipe, overrides = arguments.recipe, arguments.overrides
+    """Run a recipe, or a sweep of it, and print the results; status 1 if a job of the sweep failed."""
+    recipe, overrides = arguments.recipe, [*arguments.overrides, *(["hint=true"] if arguments.hint else [])]
     if arguments.multirun and (arguments.print_config or arguments.dry_run):
         raise ConfigError("--print-config and --dry-run are for one run: leave out -m and choose one combination")
     if not arguments.multirun and (chosen := [text for text in overrides if text.startswith("sweep=")]):
@@ -102,40 +103,31 @@ def _run(arguments: Namespace) -> None:
         if arguments.json:
             raise ConfigError("--print-config prints YAML: leave out --json")
         sys.stdout.write(load_config(recipe, overrides).to_yaml())
-    elif arguments.dry_run:
-        from think_as_locals.plan import plan
+        return
+    if arguments.dry_run:
+        from think_as_locals.run import plan
 
         rows = plan(recipe, overrides)
         if arguments.json:
             print(json.dumps({"plan": rows}))
         else:
             _print_grid(rows)
-    else:
-        _do(recipe, overrides, several=arguments.multirun, as_json=arguments.json)
-
-
-def _do(recipe: str, overrides: list[str], *, several: bool, as_json: bool) -> None:
-    """Run a recipe, or a sweep of it, and print the results; status 1 if a job of the sweep failed."""
+        return
     from think_as_locals.runtime.run_folder import RunFolder
 
-    with redirect_stdout(io.StringIO()) if as_json else nullcontext():
-        if several:
+    with redirect_stdout(io.StringIO()) if arguments.json else nullcontext():
+        if arguments.multirun:
             from think_as_locals.sweeps.sweep import sweep
 
-            path, done = sweep(recipe, overrides)
+            path, is_done = sweep(recipe, overrides)
         else:
             from think_as_locals.run import start
 
-            path, done = start(recipe, overrides).path, True
-    if as_json:
+            path, is_done = start(recipe, overrides).path, True
+    if arguments.json:
         sys.stdout.write(RunFolder(path).findings.read_text(encoding="utf-8"))
-    if not done:
+    if not is_done:
         raise SystemExit(1)
-
-
-def _ask(name: str, arguments: Namespace) -> None:
-    overrides = [*arguments.overrides, *(["hint=true"] if arguments.hint else [])]
-    _do(str(ASSETS / "conf" / f"{name}.yaml"), overrides, several=False, as_json=arguments.json)
 
 
 def _launch(arguments: Namespace) -> None:

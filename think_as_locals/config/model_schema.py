@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -59,6 +59,11 @@ class LocalModelSection(Section):
     quantization: str | None
 
     @property
+    def name(self) -> str:
+        """The model, for messages and tables."""
+        return self.path
+
+    @property
     def vllm(self) -> dict[str, Any]:
         """The options of vLLM, without those that it chooses itself."""
         given = self.model_dump(include=set(VLLM_OPTIONS), exclude_none=True)
@@ -88,6 +93,11 @@ class PolicyServerSection(Section):
     timeout_s: PositiveFloat
     fields: dict[str, Any]
 
+    @property
+    def name(self) -> str:
+        """The model, for messages and tables."""
+        return self.model
+
 
 class ServerSection(AskedSection, PolicyServerSection):
     """A generative reward model behind an OpenAI-compatible server."""
@@ -109,6 +119,11 @@ class ScorerSection(Section):
     batch_size: PositiveInt
     max_length: PositiveInt | None
 
+    @property
+    def name(self) -> str:
+        """The model, for messages and tables."""
+        return self.path
+
 
 class ClassifierSection(ScorerSection):
     """A scalar reward model: a classifier head scores each response."""
@@ -129,6 +144,7 @@ class ImplicitSection(ScorerSection):
 
 class ConstantSection(Section):
     kind: Literal["constant"]
+    name: ClassVar[str] = ""
 
 
 RewardModelSection = Annotated[

@@ -91,6 +91,13 @@ def load_side(data: DataSection, seed: int, side: Literal["train", "validation",
     return items
 
 
+def described(items: Sequence[Item]) -> str:
+    """Return how many items, groups and cultures there are, and their languages."""
+    groups, cultures = len({item.group for item in items}), {str(item.culture) for item in items}
+    languages = first_of(sorted({item.language for item in items}), 8)
+    return f"{len(items):,} items, {groups:,} question groups, {len(cultures)} cultures, languages {languages}"
+
+
 def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> TrainingData:
     """Load and split the sources of a run, mix their training items, and load the sets that it evaluates on.
 

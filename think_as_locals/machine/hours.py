@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from think_as_locals.config.launch import Launch
+from think_as_locals.config.launch import Launch, read_launch
 from think_as_locals.config.model_schema import GrpoConfig
 from think_as_locals.config.schema import RunConfig
+from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import PROMPT_TOKENS, Counts
+from think_as_locals.runtime.gpus import gpus
+from think_as_locals.types import ConfigError
 
 MFU, BANDWIDTH = 0.35, 0.6
 """Shares of a GPU's peak operations reached in training, and of its memory bandwidth in sampling (assumed)."""
@@ -84,16 +87,32 @@ def steps_of(config: GrpoConfig, launch: Launch, items: int) -> int:
     return max(1, round(grpo.num_train_epochs * items * grpo.num_generations / rows))
 
 
+def estimates(config: GrpoConfig | ScpoConfig, items: int, judgements: int = 0) -> list[tuple[str, str]]:
+    """Return for a plan the memory that a training takes, and on GPUs the hours of a judge's."""
+    name = config.run.launch or "single"
+    launch = read_launch(name)
+    try:
+        counts = memory.count(config)
+    except ConfigError as error:
+        return [("memory", str(error))]
+    of = f"each GPU of launch/{name}.yaml" if config.model.requires_gpu else "memory in addition to torch itself"
+    needed = f"about {memory.needed_bytes(config, launch, counts) / memory.GB:.1f} GB of {of}"
+    rows = [("memory", f"{needed}; for other launch files: tal doctor --launch")]
+    if isinstance(config, RunConfig) and config.model.requires_gpu:
+        rows.append(("hours", described(config, launch, counts, gpus(), items, judgements)))
+    return rows
+
+
 def described(
-    config: RunConfig, launch: Launch, counts: Counts, gpus: Sequence[str], items: int, judgements: int
+    config: RunConfig, launch: Launch, counts: Counts, cards: Sequence[str], items: int, judgements: int
 ) -> str:
     """Return a line about the hours of a run on GPUs like the first of these."""
-    card, speed = speed_of(gpus[0] if gpus else "")
+    card, speed = speed_of(cards[0] if cards else "")
     parts, steps = step_seconds(config, counts, speed), steps_of(config, launch, items)
     trained, measured = run_hours(config, launch, counts, speed, items, judgements)
     each = ", ".join(f"{name} {seconds:.0f}" for name, seconds in parts.items())
     return (
-        f"about {trained + measured:.1f} on {launch.processes} x {card}{'' if gpus else ' (assumed)'} for {items:,} "
+        f"about {trained + measured:.1f} on {launch.processes} x {card}{'' if cards else ' (assumed)'} for {items:,} "
         f"items: {steps:,} steps of {sum(parts.values()):.0f} s ({each}), evaluations {measured:.1f}; not measured"
     )
 
