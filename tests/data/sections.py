@@ -25,6 +25,7 @@ def data_section(**changes: Any) -> DataSection:
         "num_responses": 4 if generated else None,
         "as_pairs": False,
         "max_items": None,
+        "hide_place": False,
         "max_prompt_tokens": None,
         "sets_per_group": 5,
         "max_groups": None,

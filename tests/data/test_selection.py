@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from items import make_item
 from think_as_locals.config.checks import load_items
 from think_as_locals.config.compose import quoted
 from think_as_locals.data import flip_sets, load, read
+from think_as_locals.data.cards import cultures
 from think_as_locals.data.sources import SOURCES, jsonl
 from think_as_locals.data.splits import choose, select
 from think_as_locals.data.validate import build
+from think_as_locals.judging import render
 from think_as_locals.types import DataError, DataWarning, Item
 
 CULTURES, LANGUAGES = ("TH", "CL", "CA-QC"), ("th", "es", "fr", "zh-Hant")
@@ -216,3 +219,25 @@ def test_every_source_reads_builds_and_splits_what_the_keys_ask_for(tmp_path: Pa
         tally = build(spec, tmp_path / "built.jsonl", strict=False)
         assert list(jsonl.read(tmp_path / "built.jsonl")) == list(items)
         assert str(tally).endswith(f"0 set aside; {len(items)} items written, as data.* asks")
+
+
+def test_questions_whose_place_is_hidden_name_no_culture_and_all_else_stays() -> None:
+    named = read(data_section(languages=["en", "own"], sets_per_group=2))
+    hidden = read(data_section(languages=["en", "own"], sets_per_group=2, hide_place=True))
+    assert [replace(item, prompt="?") for item in hidden] == [replace(item, prompt="?") for item in named]
+    for item, full in zip(hidden, named, strict=True):
+        assert cultures()[str(item.culture)]["place"][item.language] in full.prompt
+        assert len(item.prompt) < len(full.prompt)
+    # So the four items of a flip set differ only in the culture that the prompt of a judge names.
+    for members in flip_sets(hidden):
+        assert len({item.prompt for item in members}) == 1
+        for shown, distinct in (("stated", 4), ("inferred", 1), ("hidden", 1)):
+            assert len({render(item, culture=shown)[1]["content"] for item in members}) == distinct
+
+
+def test_an_item_whose_place_cannot_be_hidden_is_left_out() -> None:
+    asked = ["What do people in Mexico eat?", "What is pozole?", "Which Mexican dish is best?"]
+    items = [make_item(id=prompt, prompt=prompt, culture="MX", language="en") for prompt in asked]
+    assert [item.prompt for item in chosen(items, hide_place=True)] == ["What do people eat?"]
+    with pytest.raises(DataError, match=r"data\.hide_place: no question names its place"):
+        chosen(items[1:], hide_place=True)

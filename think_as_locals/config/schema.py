@@ -95,6 +95,7 @@ class DataSection(Section):
     num_responses: Annotated[int, Field(ge=2, le=8)] | None
     as_pairs: bool
     max_items: PositiveInt | None
+    hide_place: bool
     max_prompt_tokens: PositiveInt | None
     sets_per_group: PositiveInt | None
     min_share_gap: Annotated[float, Field(ge=0, lt=1)] | None

@@ -267,7 +267,7 @@ def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: in
     """Return the selected items; keys that the source has `applied` itself are skipped.
 
     The keys apply in this order: languages, question groups, countries, the largest question groups, the number of
-    responses, pairs, the number of items. A `DataError` names values that no item has.
+    responses, pairs, places to hide, the number of items. A `DataError` names values that no item has.
     """
     if "languages" not in applied:
         items = _matching("data.languages", data.languages, items, lambda item: _with_primary(item.language))
@@ -279,6 +279,13 @@ def choose(items: Iterable[Item], data: DataSection, applied: Set[str], seed: in
         items = _of_size(items, size, seed)
     if data.as_pairs:
         items = [pair for item in items for pair in _pairs(item)]
+    if data.hide_place:
+        from think_as_locals.data.edits import remove_label  # which imports this module
+
+        edited = [(item, remove_label(item)) for item in items]
+        items = [replace(item, prompt=cut.prompt) for item, cut in edited if cut]
+        if not items:
+            raise DataError("data.hide_place: no question names its place in words that can be cut: set it to false")
     return select(tuple(items), data.max_items)
 
 
