@@ -126,6 +126,11 @@ def test_verdict_only_counts_last_tags_beside_the_strict_figure() -> None:
     assert (part(found), part(found["verdict_only"])) == ((8, 5 / 8), (8, 6 / 8))
     assert part(FOUND["verdict_only"]) == (8, 5 / 8)
     assert metrics("test", found)["eval/test/verdict_only"] == 6 / 8
+    for name in (name for name in found if name.startswith("by_")):  # of every part too
+        cells = found[name].values()
+        assert sum(cell["n"] * cell["accuracy"] for cell in cells) == pytest.approx(5)
+        assert sum(cell["verdict_only"]["n"] * cell["verdict_only"]["accuracy"] for cell in cells) == pytest.approx(6)
+    assert part(found["macro"]["verdict_only"]) == (8, pytest.approx(part(found["macro"])[1] + 1 / 2 / 5))
     assert "62.5% [" in lines("test", found)[0]
     assert "verdict-only 75.0%, parse failures 12.5%" in lines("test", found)[0]
 

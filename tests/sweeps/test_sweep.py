@@ -106,7 +106,10 @@ def _jobs(folder: Path, flips: int = 8, sets: Sequence[str] = ("test",)) -> Path
         for by_set, step, found in ((v, s, f) for v in sets for s, f in ((2, 0.1), (10, accuracy))):
             found = 1 - found if by_set == "test" and len(sets) > 1 else found  # what is best there is worst here
             of_flips = {"n": flips, "accuracy": found, "ci95": [found - 0.1, found + 0.1]} if flips else {"n": 0}
-            part = {"step": step, "n": 16, "accuracy": found / 2, "ci95": [0.0, found], "flips": of_flips}
+            part = {"n": 16, "accuracy": found / 2, "ci95": [0.0, found]}
+            for strict in (part, of_flips):
+                strict["verdict_only"] = {"n": strict["n"], "accuracy": 0.95}
+            part |= {"step": step, "flips": of_flips}
             path = RunFolder(folder / name).measured(by_set, step)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(part))
@@ -144,11 +147,14 @@ def test_the_files_and_the_terminal_show_the_same(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "sweep.json").read_text())
     assert [job["name"] for job in written["jobs"]] == [row.name for row in rows]
     measured = {"accuracy": 0.8, "ci95": [0.8 - 0.1, 0.8 + 0.1], "n": 8, "step": 10, "trained_on": False}
-    assert written["jobs"][0]["measured"] == measured
+    assert written["jobs"][0]["measured"] == measured | {"verdict_only": {"n": 8, "accuracy": 0.95}}
     assert "†" not in caption
     assert written["jobs"][-1]["log"] == "jobs/broken/log.txt"
     text = (tmp_path / "sweep.md").read_text()
-    assert r"| seed=2 | 80.0 % | \[70.0, 90.0\] | 8 | 80.0 % | 8 | 10 | done | jobs/high/log.txt |" in text
+    assert (
+        r"| seed=2 | 80.0 % | \[70.0, 90.0\] | 95.0 % | 8 | 80.0 % | 95.0 % | 8 | 10 | done | jobs/high/log.txt |"
+        in text
+    )
     assert "| seed=&lt;3&gt; | 90.0 %" in text
     assert "failed, status 3" in text
     console = Console(width=120, file=io.StringIO())
@@ -210,7 +216,8 @@ def test_a_sweep_is_stopped_goes_on_and_ends_in_a_table_though_a_job_fails(tmp_p
             for by_set, key in (("validation", "measured"), ("test", "test")):
                 run = json.loads(RunFolder(folder / job["name"]).measured(by_set, 2).read_text())
                 part = run["flips"] if ended["metric"]["flips"] else run
-                assert job[key] == {"step": 2, "trained_on": False, **{k: part[k] for k in ("accuracy", "ci95", "n")}}
+                keys = ("accuracy", "ci95", "n", "verdict_only")
+                assert job[key] == {"step": 2, "trained_on": False, **{k: part[k] for k in keys}}
         else:
             assert job["measured"] is None
             assert NOWHERE in (folder / job["log"]).read_text()

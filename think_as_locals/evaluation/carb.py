@@ -14,7 +14,7 @@ from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
 from think_as_locals.evaluation.scored import Judgements, order_consistency, slot_bias, too_long_note, written
-from think_as_locals.evaluation.statistics import Codes, Floats, accuracies, accuracy, calibration, codes
+from think_as_locals.evaluation.statistics import Codes, Estimate, Floats, accuracies, accuracy, calibration, codes
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
@@ -51,7 +51,7 @@ def summarise(
     training: frozenset[str] | None = None,
     asked: Sequence[Item] = (),
 ) -> dict[str, Any]:
-    """Return the contents of a CARB file: each accuracy with its n, its interval and the baselines on the same items.
+    """Return the contents of a CARB file: each accuracy, strict and verdict-only, with its n, interval and baselines.
 
     `scored` has a judgement for each item, or for each order of its responses; parse failures count as wrong.
     `training` has the hashes of the model's training items, if they are known. Items that were `asked` about and have
@@ -60,8 +60,9 @@ def summarise(
     judged = scored if isinstance(scored, Judgements) else Judgements(scored)
     items, group, rows = judged.items, judged.group, judged.rows
     drawn: dict[str, Any] = {"samples": bootstrap_samples, "seed": seed}
-    credit, names = judged.by_item("credit"), {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
-    micro = accuracy(credit, group, **drawn)
+    credit, tagged = judged.by_item("credit"), judged.by_item("verdict_only")
+    names = {key: list(map(of, items)) for key, of in BREAKDOWNS.items()}
+    over_cells = accuracies([credit, tagged], group, bootstrap_samples, seed, names["cell"])
     failures = accuracy(rows["parse_failure"], group[rows["item"]], **drawn)
     measure = partial(_measure, group=group, baselines=baseline_credits(items), samples=bootstrap_samples, seed=seed)
     # An item in several orders counts in several positions, and one that was not presented in none.
@@ -74,28 +75,27 @@ def summarise(
         "step": step,
         "protocol": protocol,
         "trained_on": count_trained_on(items, training),
-        **measure(np.arange(len(items)), credit),
-        "verdict_only": accuracy(judged.by_item("verdict_only"), group, **drawn).as_dict(),
+        **(every := measure(np.arange(len(items)), credit, tagged)),
         "parse_failure": failures.value,
         "parse_failure_ci95": list(failures.ci95),
         "too_long": {
             "exclude": sorted({item.id for item in asked}.difference(item.id for item in items)),
             "wrong": [items[place].id for place in rows["item"][rows["too_long"]]],
         },
-        "micro": micro.as_dict(),
-        "macro": {**accuracy(credit, group, **drawn, cells=names["cell"]).as_dict(), **macro_cells(items)},
+        "micro": {key: value for key, value in every.items() if key != "baselines"},
+        "macro": {**_both(*over_cells), **macro_cells(items)},
         **{
-            f"by_{key}": {name: measure(part, credit[part]) for name, part in _parts(of_items)}
+            f"by_{key}": {name: measure(part, credit[part], tagged[part]) for name, part in _parts(of_items)}
             for key, of_items in names.items()
         },
         "by_position": {
-            LABELS[slot]: measure(presented["item"][part], presented["credit"][part])
+            LABELS[slot]: measure(*(presented[name][part] for name in ("item", "credit", "verdict_only")))
             for slot, part in _parts(presented["best"].tolist())
         },
         "slot_bias": slot_bias(judged, **drawn),
         "order_consistency": order_consistency(judged, **drawn),
         "calibration": _calibration(judged, drawn),
-        "flips": _flips(judged, credit, measure, drawn),
+        "flips": _flips(judged, credit, tagged, measure, drawn),
     }
 
 
@@ -107,12 +107,24 @@ def _parts(names: Sequence[Any]) -> Iterator[tuple[Any, Codes]]:
 
 
 def _measure(
-    places: Codes, credit: Floats, *, group: Codes, baselines: Mapping[str, Floats], samples: int, seed: int
+    places: Codes,
+    credit: Floats,
+    tagged: Floats,
+    *,
+    group: Codes,
+    baselines: Mapping[str, Floats],
+    samples: int,
+    seed: int,
 ) -> dict[str, Any]:
-    """Return the accuracy on the items at some places, given their credits, and those of the baselines."""
-    columns = [credit, *(column[places] for column in baselines.values())]
-    own, *beside = (estimate.as_dict() for estimate in accuracies(columns, group[places], samples, seed))
-    return {**own, "baselines": dict(zip(baselines, beside, strict=True))}
+    """Return the accuracy on the items at some places, strict and verdict-only, and those of the baselines."""
+    columns = [credit, tagged, *(column[places] for column in baselines.values())]
+    strict, lenient, *beside = accuracies(columns, group[places], samples, seed)
+    named = zip(baselines, beside, strict=True)
+    return {**_both(strict, lenient), "baselines": {name: estimate.as_dict() for name, estimate in named}}
+
+
+def _both(strict: Estimate, lenient: Estimate) -> dict[str, Any]:
+    return {**strict.as_dict(), "verdict_only": lenient.as_dict()}
 
 
 def _calibration(judged: Judgements, drawn: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +136,7 @@ def _calibration(judged: Judgements, drawn: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _flips(
-    judged: Judgements, credit: Floats, measure: Callable[..., dict[str, Any]], drawn: Mapping[str, Any]
+    judged: Judgements, credit: Floats, tagged: Floats, measure: Callable[..., dict[str, Any]], drawn: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the accuracy on complete flip sets, on which a judge that ignores the culture scores exactly 1/N."""
     found = flip_sets(judged.items)
@@ -135,7 +147,12 @@ def _flips(
     all_right = [float((credit[members] == 1).all()) for members in sets]
     by_set = accuracy(all_right, judged.group[[members[0] for members in sets]], **drawn)
     every = np.concatenate(sets)
-    return {**measure(every, credit[every]), "sets": len(sets), "all_right": by_set.value, "by_set": by_set.as_dict()}
+    return {
+        **measure(every, credit[every], tagged[every]),
+        "sets": len(sets),
+        "all_right": by_set.value,
+        "by_set": by_set.as_dict(),
+    }
 
 
 def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
@@ -191,7 +208,9 @@ def record(
 def read(path: Path) -> dict[str, Any]:
     """Load a CARB file; a DataError names the keys that it lacks."""
     summary = read_json(path)
-    if lacks := sorted(set(KEYS) - set(summary)):
+    lacks = sorted(set(KEYS) - set(summary))
+    lacks += [] if lacks or "verdict_only" in summary["macro"] else ["verdict_only in its parts"]
+    if lacks:
         raise DataError(f"{path}: a CARB file lacks {', '.join(lacks)}; measure again")
     return summary
 

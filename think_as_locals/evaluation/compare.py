@@ -30,8 +30,8 @@ ALPHA = 0.05
 CAPTION = (
     "Per cent with 95 % intervals. p: of no difference, with question groups as the unit; McNemar's treats items as "
     "independent; both adjusted over the cells (Holm). smallest: the smallest true difference that this many items "
-    "would show with 80 % power. macro: the mean over all cells of culture and domain. verdict-only: all items, by "
-    "the last verdict tag, whatever the format; every other row is strict."
+    "would show with 80 % power. macro: the mean over all cells of culture and domain. verdict-only: by the last "
+    "verdict tag, whatever the format, as a row and as a column (A, then B); all other figures are strict."
 )
 _HEADINGS = ("items", "n", "A", "B", "B - A", "p", "p McNemar", "smallest", "best baseline")
 _ALL, _VERDICT_ONLY, _FLIPS, _MACRO = "all items", "verdict-only", "flip sets", "macro"
@@ -46,6 +46,7 @@ class Comparison:
     b: Estimate
     difference: Difference  # b - a, paired by item; the unit of its p-value is the question group
     p_mcnemar: float | None  # McNemar's exact test, which assumes independent items; `None` for a mean over cells
+    verdict_only: tuple[Estimate, Estimate]  # a and b by the last verdict tag
     smallest: float | None  # true difference that would be detected with 80 % power; `None` if none would
     baselines: dict[str, Estimate]
 
@@ -100,6 +101,7 @@ def _compare(
         b=estimate(theirs),
         difference=difference(a, b, groups, cells=cells),
         p_mcnemar=mcnemar(a, b) if tests else None,
+        verdict_only=(estimate(verdict_only(part)), estimate(verdict_only(theirs))),
         smallest=smallest_difference(a, b, groups, ALPHA / tests) if tests else None,
         baselines={
             baseline: estimate([ItemCredit(c.item, by_id[c.item.id]) for c in part])
@@ -153,12 +155,15 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     c = comparison
     baselines = {name: estimate.as_dict() for name, estimate in c.baselines.items()}
     estimates = {"a": c.a.as_dict(), "b": c.b.as_dict(), "difference": c.difference.as_dict(), "baselines": baselines}
+    estimates["verdict_only"] = {side: each.as_dict() for side, each in zip("ab", c.verdict_only, strict=True)}
     return {"name": c.name, **estimates, "p": c.difference.p, "p_mcnemar": c.p_mcnemar, "smallest": c.smallest}
 
 
 def table(comparisons: Sequence[Comparison], trained: Collection[str] = ()) -> Table:
     """Return comparisons as the rows of a table, in per cent; † marks runs that were `trained` on some of the items."""
     headings, rows = [f"{name} †" if name in trained else name for name in _HEADINGS], []
+    lenient = any(c.verdict_only != (c.a, c.b) for c in comparisons)
+    headings += ["verdict-only"] if lenient else []
     for c in comparisons:
         name, baseline = max(c.baselines.items(), key=lambda named: named[1].value)
         rows.append(
@@ -172,6 +177,7 @@ def table(comparisons: Sequence[Comparison], trained: Collection[str] = ()) -> T
                 None if c.p_mcnemar is None else Figure(c.p_mcnemar, form="p"),
                 None if c.p_mcnemar is None else "none" if c.smallest is None else f"{100 * c.smallest:.1f}",
                 figure(baseline.as_dict(), label=name),
+                *([[Figure(100 * each.value, strong=False) for each in c.verdict_only]] if lenient else []),
             ]
         )
     sections = [

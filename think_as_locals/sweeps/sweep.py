@@ -154,9 +154,9 @@ class Metric:
     flips: bool  # on complete flip sets, where a judge that ignores the culture is at chance
 
     def of(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Return accuracy, interval, n and step of a measurement, and whether some of its items were trained on."""
+        """Return both accuracies, interval, n and step, and whether the judge was trained on some of the items."""
         part = summary["flips"] if self.flips else summary
-        found = {key: part[key] for key in ("accuracy", "ci95", "n")}
+        found = {key: part[key] for key in ("accuracy", "ci95", "n", "verdict_only")}
         return {**found, "step": summary["step"], "trained_on": bool(carb.trained_on_note(summary))}
 
 
@@ -203,10 +203,12 @@ def write_summary(sweep: Path, metric: Metric, rows: Sequence[JobResult]) -> tup
     jobs = [asdict(row) for row in rows]
     write_json(sweep / "sweep.json", {"sweep": sweep.name, "metric": asdict(metric), "jobs": jobs})
     items = f"{metric.set} items{' of whole flip sets' if metric.flips else ''}"
-    caption = f"Accuracy on {items} after the last step, with n and 95 % intervals by question group; best first."
+    caption = f"Accuracy on {items} after the last step, with n and 95 % intervals by question group; best first. "
+    caption += "Verdict-only: by the last verdict tag, whatever the format."
     if any(found and found["trained_on"] for row in rows for found in (row.measured, row.test)):
         caption += " † The judge was trained on some of these items."
-    headings = ["job", "accuracy", "95 % interval", "n", "test accuracy", "test n", "step", "ended"]
+    headings = ["job", "accuracy", "95 % interval", "verdict-only", "n"]
+    headings += ["test accuracy", "test verdict-only", "test n", "step", "ended"]
     cells = [_cells(row) for row in rows]
     with_logs = Table([*headings, "log"], [[*c, r.log] for c, r in zip(cells, rows, strict=True)])
     write_text(sweep / "sweep.md", f"# {escape_markdown(sweep.name)}\n\n{caption}\n\n{with_logs.markdown()}\n")
@@ -217,15 +219,16 @@ def _cells(row: JobResult) -> list[str]:
     name = " ".join(row.combination) or row.name
     ended = f"failed, status {row.status or 'unknown'}" if row.state == "failed" else row.state
     if row.measured is None or row.test is None:
-        return [name, *[""] * 6, ended]
-    (accuracy, interval, n), (test, _, test_n) = map(_figures, (row.measured, row.test))
-    return [name, accuracy, interval, n, test, test_n, str(row.measured["step"]), ended]
+        return [name, *[""] * 8, ended]
+    (accuracy, interval, *both), (test, _, *test_both) = map(_figures, (row.measured, row.test))
+    return [name, accuracy, interval, *both, test, *test_both, str(row.measured["step"]), ended]
 
 
-def _figures(found: Mapping[str, Any]) -> tuple[str, str, str]:
+def _figures(found: Mapping[str, Any]) -> tuple[str, str, str, str]:
     low, high = found["ci95"]
     mark = " †" if found["trained_on"] else ""
-    return f"{100 * found['accuracy']:.1f} %{mark}", f"[{100 * low:.1f}, {100 * high:.1f}]", str(found["n"])
+    strict, lenient = (f"{100 * part['accuracy']:.1f} %" for part in (found, found["verdict_only"]))
+    return f"{strict}{mark}", f"[{100 * low:.1f}, {100 * high:.1f}]", lenient, str(found["n"])
 
 
 # --- Variants, each compared with the model before training and with the first one, item by item ---
@@ -297,7 +300,9 @@ def _measured_variants(sweep: Path, jobs: Sequence[Job]) -> list[Measured]:
         name = " ".join([variant.removeprefix(VARIANT), *rest])
         base = None
         if 0 in steps:
-            asked = repr((job.config.model, job.config.prompt, job.config.sft, job.config.grpo.max_completion_length))
+            config = job.config  # what the base depends on: demonstrations name criteria for rubric_quality
+            named = "rubric_quality" in config.reward.weighted()
+            asked = repr((config.model, config.prompt, config.sft, config.grpo.max_completion_length, named))
             base = bases.setdefault(asked, Measured(f"base of {name}", *_read(steps[0])))
         if steps and (last := max(steps)):
             found.append(Measured(name, *_read(steps[last]), base, found[0] if found else None))
