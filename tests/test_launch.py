@@ -31,7 +31,7 @@ def test_two_processes_share_one_run_under_zero2_with_lora(tmp_path: Path, warm_
 
 
 def test_torchrun_trains_two_processes_on_every_reward_off_policy(tmp_path: Path, warm_python: str) -> None:
-    overrides = ["reward=full", "grpo.num_iterations=2"]
+    overrides = ["reward=full", "prompt=compact_rubric", "grpo.num_iterations=2"]
     (tmp_path / "own.py").write_text("def brief(judgement, item):\n    return 1 / (1 + len(judgement.completion))\n")
     own = [f"reward.own.brief={tmp_path}/own.py:brief", "reward.weights.brief=0.5"]
     launcher = ["torchrun", "--nproc_per_node", "2", "recipes/quickstart.yaml"]

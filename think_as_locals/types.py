@@ -31,7 +31,7 @@ VALIDATION, TEST = "validation", "test"
 RewardName = Literal["correctness", "criteria_gain", "structure", "rubric_quality", "consistency", "length"]
 """The reward components that come with the package; `judging.rewards` computes them."""
 
-GRAMMAR_PROMPTS = ("listwise", "compact", "listwise_responses_first", "compact_responses_first")
+GRAMMAR_PROMPTS = ("listwise", "compact", "compact_rubric", "listwise_responses_first", "compact_responses_first")
 """The prompts that ask for our grammar."""
 
 VERDICT_PROMPTS = ("rewardbench2", "rewardbench2_responses_first", "rm_r1")

@@ -66,6 +66,7 @@ NEEDS["data", "mix"] = ["data.mix.cards=culture_cards"]
 _NO_RUBRIC = ["reward.weights.criteria_gain=0", "reward.weights.rubric_quality=0", "reward.weights.correctness=1"]
 _NO_COLD_START = ["sft=null", "model.scratch=null", "model.path=x"]
 NEEDS["trainer", "demonstrated_grpo"] = ["sft.data=/somewhere"]
+NEEDS |= {("prompt", name): ["reward.weights.rubric_quality=0"] for name in ("compact", "compact_responses_first")}
 
 
 def scpo_config(path: Path, overrides: Sequence[str] = ()) -> ScpoConfig:
@@ -283,7 +284,10 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
     ],
     CARB: [
         (["sample=multiple_choice", *SAMPLED], "rms: got 1, expected at least 3"),
-        (["data=mix", "data.mix.cards=culture_cards"], "data=mix is for training a judge; this recipe evaluates"),
+        (
+            ["data=mix", "data.mix.cards=culture_cards"],
+            "data=mix is for training a judge or demonstrating; this recipe evaluates",
+        ),
     ],
     POLICY: [
         (["rm.pat=x"], "rm.pat: no such key; did you mean 'rm.path'?"),
@@ -302,7 +306,10 @@ REFUSED: dict[Path, list[tuple[list[str], str]]] = {
         (["rollout.ahead=1"], "rollout.ahead: got 1, but only rollout=vllm_server"),
         (["rm=judge", "rm.path=x", "rm.prompt=listwis"], "rm.prompt: no 'listwis'; did you mean 'listwise'?"),
         (["rms.x=constant"], "rm.* belongs to a recipe that trains a policy"),
-        (["data=mix", "data.mix.cards=culture_cards"], "data=mix is for training a judge; this recipe trains a"),
+        (
+            ["data=mix", "data.mix.cards=culture_cards"],
+            "data=mix is for training a judge or demonstrating; this recipe trains a",
+        ),
     ],
     SCPO: [(["data.validation_share=0.1"], "data.validation_share: SCPO chooses no checkpoint: set it to null")],
 }
@@ -577,6 +584,12 @@ def test_other_peoples_verdicts_can_be_rewarded_their_rubrics_and_ratings_cannot
     ):
         with pytest.raises(ConfigError, match=expected):
             load_recipe("recipes/tal_grpo.yaml", [override])
+    for prompt in ("compact", "compact_responses_first"):
+        unasked = f"rubric_quality: prompt {prompt} does not ask for what it rewards: choose prompt=compact_rubric"
+        with pytest.raises(ConfigError, match=unasked):
+            load_recipe("recipes/tal_grpo.yaml", [f"prompt={prompt}"])
+        load_recipe("recipes/tal_grpo.yaml", [f"prompt={prompt}", "reward.weights.rubric_quality=0"])
+    load_recipe("recipes/tal_grpo.yaml", ["prompt=compact_rubric"])
     assert {*GRAMMAR_PROMPTS, *VERDICT_PROMPTS, *RATING_PROMPTS} == {*prompt_names()}
 
 
@@ -805,7 +818,8 @@ def test_every_option_of_its_groups_loads(group: str) -> None:
     for option in group_options()[group]:
         if option == "mix":
             with pytest.raises(
-                ConfigError, match="data=mix is for training a judge; this recipe steers a reward model"
+                ConfigError,
+                match="data=mix is for training a judge or demonstrating; this recipe steers a reward model",
             ):
                 scpo_config(PRISM, ["data=mix"])
             continue

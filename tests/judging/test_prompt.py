@@ -37,7 +37,7 @@ thorough = settings(quick, max_examples=150)
 
 RESERVED = ("rubric", "analysis", "verdict", "question", "response")
 
-LISTS = ["listwise", "compact", "listwise_responses_first", "compact_responses_first"]
+LISTS = ["listwise", "compact", "compact_rubric", "listwise_responses_first", "compact_responses_first"]
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "[INST]", "[/INST]", "<think>", "<｜User｜>")
 
@@ -229,6 +229,10 @@ def test_the_compact_prompt_is_one_user_message() -> None:
     (message,) = render(an_item(), prompt="compact")
     assert message["role"] == "user"
     assert message["content"].startswith("Japan: What do people eat for breakfast?\n<response A>")
+    (asking,) = render(an_item(), prompt="compact_rubric")
+    before, _, asked = asking["content"].rpartition("\n")
+    assert before == message["content"]
+    assert all(word in asked for word in ("criteria", "weigh every response", "name them"))
 
 
 def common_beginning(one: str, other: str) -> str:
@@ -279,7 +283,7 @@ def test_a_culture_is_called_by_its_english_name_or_as_it_is(code: str | None, n
 
 @pytest.mark.parametrize("name", ["listwize", "../listwise", "", "grammar.txt", "listwise/user.txt"])
 def test_an_unknown_template_is_an_error_that_lists_the_known_ones(name: str) -> None:
-    with pytest.raises(UnknownPromptError, match="compact, compact_responses_first, listwise"):
+    with pytest.raises(UnknownPromptError, match="compact, compact_responses_first, compact_rubric, listwise"):
         render(an_item(), prompt=name)
 
 

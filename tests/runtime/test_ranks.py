@@ -225,7 +225,7 @@ def test_ranks_of_a_bare_launch_take_up_zero3_which_shards_a_whole_run_and_saves
     tmp_path: Path, warm_python: str
 ) -> None:
     overrides = ["sft.gradient_checkpointing=true", "grpo.gradient_checkpointing=true", "grpo.max_steps=6"]
-    rewards = ["reward=full", "grpo.save_steps=100"]
+    rewards = ["reward=full", "prompt=compact_rubric", "grpo.save_steps=100"]
     uneven = ["eval.every_steps=100", "eval.max_items=17", "eval.batch_size=8"]  # two batches on rank 0, one on rank 1
     done = launch(
         *[warm_python, command("accelerate"), "launch", "--multi_gpu", "--num_processes", "2"],

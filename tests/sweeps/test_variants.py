@@ -51,6 +51,7 @@ def test_every_variant_of_a_sweep_recipe_is_a_job_over_the_same_items_and_budget
         repr((job.config.data, job.config.grpo, job.config.rollout, job.config.model, job.config.sft)) for job in found
     }
     assert len(same) == 1
+    assert len({job.config.reward.weights["structure"] for job in found}) == 1
     assert len({repr((job.config.reward, job.config.prompt)) for job in found}) == len(found)
     assert "variants: {}" in freeze(found[0], tmp_path).read_text(encoding="utf-8")
 
@@ -119,3 +120,14 @@ def test_prompts_have_bases_of_their_own_and_what_was_not_measured_is_left_out(t
     assert [row["name"] for row in rows] == ["base of ours", "base of rm_r1", "ours", "rm_r1"]
     assert [row["against_base"]["difference"] for row in rows[2:]] == [1.0, 0.5]
     assert rows[3]["against_first"]["difference"] == 0.0
+
+
+def test_a_cold_start_that_names_criteria_for_the_reward_is_a_base_of_its_own(tmp_path: Path) -> None:
+    swept = replace(space("quickstart"), variants={name: [f"reward={name}"] for name in ("j1", "full")})
+    swept = replace(swept, fixed=["prompt=compact_rubric"])
+    plain, named = make_jobs("recipes/quickstart.yaml", swept, swept.combinations("grid"))
+    for job, before in ((plain, 0.0), (named, 1.0)):
+        measured(tmp_path, job, lambda _, value=before: value, lambda _: 1.0)
+    write_variants(tmp_path, [plain, named])
+    rows = json.loads((tmp_path / "variants.json").read_text())["variants"]
+    assert [(row["name"], row["accuracy"]) for row in rows[:2]] == [("base of j1", 0.0), ("base of full", 1.0)]

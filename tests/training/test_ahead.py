@@ -70,7 +70,7 @@ def test_batches_are_used_once_and_are_never_older_than_allowed(
 RESUMED = {  # overrides, and the steps whose checkpoints are continued
     "one batch a step, past an epoch": (["rollout.ahead=1"], (1, 8)),
     "several steps a batch, both orders, KL, rubrics scored": (
-        ["rollout.ahead=2", "grpo.steps_per_generation=2", "grpo.beta=0.1", "reward=full"],
+        ["rollout.ahead=2", "grpo.steps_per_generation=2", "grpo.beta=0.1", "reward=full", "prompt=compact_rubric"],
         (1, 4, 7),
     ),
     "an adapter": (["rollout.ahead=1", "lora=rank16"], (3,)),

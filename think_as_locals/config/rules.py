@@ -69,7 +69,7 @@ def rule_faults(config: BaseModel) -> list[str]:
                 faults += rule(place, section)
         if isinstance(section, DataSection):
             trains = isinstance(config, RunConfig) and place.startswith("data")
-            reason = _UNTRAINED.get(type(config), _MEASURED) if place == "data" else _MEASURED
+            reason = _UNTRAINED.get(type(config), _MEASURED) if place.startswith("data") else _MEASURED
             faults += _data_faults(place, section, None if trains else reason)
     for whole, kind in _RECIPE_RULES.items():
         if isinstance(config, kind):
@@ -190,6 +190,9 @@ def _prompt_faults(config: RunConfig) -> Iterator[str]:
     if prompt in VERDICT_PROMPTS and needs:
         scores = f"scores the rubric of our grammar, which prompt {prompt} does not ask for"
         yield f"reward.weights.{needs[0]}: {scores}: set it to 0, or choose {', '.join(GRAMMAR_PROMPTS)}"
+    if prompt in ("compact", "compact_responses_first") and "rubric_quality" in needs:
+        asks = f"prompt {prompt} does not ask for what it rewards"
+        yield f"reward.weights.rubric_quality: {asks}: choose prompt=compact_rubric or listwise, or set it to 0"
 
 
 def _sft_faults(config: RunConfig) -> Iterator[str]:
@@ -275,6 +278,8 @@ def _reward_faults(config: RunConfig) -> Iterator[str]:
 
 def _demonstration_faults(config: DemonstrationConfig) -> Iterator[str]:
     teacher = config.teacher
+    if isinstance(config.data, MixSection) and config.data.weights is not None:
+        yield "data.weights: are for training; demonstrated are all items once: set it to null"
     for key, got, expected in (("protocol", teacher.protocol, "listwise"), ("orders", teacher.orders, 1)):
         if got != expected:
             yield f"teacher.{key}: got {got}, expected {expected}, as judges are trained (see both_orders)"

@@ -117,7 +117,7 @@ class ParseFailureGuard:
         broken = Counter(issue for judgement in judgements for issue in judgement.issues)
         cut, limit = broken.pop("finished", 0) / len(judgements), config.grpo.max_completion_length
         changes = {
-            "prompt=compact": config.prompt.template != "compact",
+            "prompt=compact": not config.prompt.template.startswith("compact"),
             "reward.weights.structure=0.2": "structure" not in config.reward.weighted(),
             "a larger model": True,
         }
