@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,26 @@ def test_what_is_right_is_kept_with_its_provenance_and_the_yield_is_told_by_cult
     assert [(each.item, each.presented[prompt_verdict(each.completion)]) for each in read] == [
         (item, item.responses[item.best]) for item in ITEMS[:7]
     ]
+
+
+def test_the_items_of_a_mix_are_demonstrated_each_once(tal: Tal, words: list[str], tmp_path: Path) -> None:
+    for name, part in (("early", ITEMS[:3]), ("late", ITEMS[3:]), ("again", ITEMS[2:])):
+        jsonl.write(part, tmp_path / f"{name}.jsonl")
+    of_run = [word for word in words if not word.startswith("data")]
+
+    def mix(*names: str) -> list[str]:
+        chosen = [[f"data.mix.{name}=jsonl", f"data.mix.{name}.path={tmp_path / name}.jsonl"] for name in names]
+        return [of_run[0], "data=mix", *chain.from_iterable(chosen), *of_run[1:]]
+
+    with teaching(late) as (teacher, _):
+        done = tal(*mix("early", "late"), *teacher, "--json")
+        twice = tal(*mix("early", "again"), *teacher, "run.name=twice")
+        weighted = tal(*mix("early", "late"), *teacher, "data.weights={early: 1, late: 2}", "run.name=weighted")
+    assert done.status == 0, done.err
+    assert (json.loads(done.out)["n"], len(rows(tmp_path))) == (8, 7)
+    assert {item.id for item in ITEMS[:7]} == {row["item"]["id"] for row in rows(tmp_path)}
+    assert (twice.status, "data.mix.again: item 'item-2' is in another source too" in twice.err) == (2, True), twice.err
+    assert (weighted.status, "data.weights: are for training" in weighted.err) == (2, True), weighted.err
 
 
 def prompt_verdict(completion: str) -> int:

@@ -36,8 +36,14 @@ _OUTCOMES = ("right", "wrong", "parse_failures", "too_long")
 
 
 def load_data(config: DemonstrationConfig) -> Sequence[Item]:
-    """Load the items to demonstrate."""
-    return load_side(config.data, config.seed, config.items)
+    """Load the items to demonstrate; a DataError names an id that two sources of a mix share."""
+    found = dict[str, Item]()
+    for name, source in config.data.sources.items():
+        for item in load_side(source, config.seed, config.items):
+            if item.id in found:
+                raise DataError(f"data.mix.{name}: item {item.id!r} is in another source too: demonstrate it apart")
+            found[item.id] = item
+    return list(found.values())
 
 
 def plan(config: DemonstrationConfig, items: Sequence[Item]) -> list[tuple[str, str]]:
@@ -45,7 +51,7 @@ def plan(config: DemonstrationConfig, items: Sequence[Item]) -> list[tuple[str, 
     orders = ", in both orders" if config.both_orders else ""
     return [
         ("teacher", config.teacher.name),
-        ("items", f"{described(items)} ({config.data.source}, {config.items})"),
+        ("items", f"{described(items)} ({config.data.title}, {config.items})"),
         ("tries", f"up to {config.tries}{orders}{', then with the hint' if config.hint else ''}"),
     ]
 

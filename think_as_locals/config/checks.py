@@ -119,10 +119,10 @@ def validate(values: Mapping[str, Any]) -> Config:
             f"{values['recipe']}: {does}; a run does one of these: drop the keys that are not this recipe's"
         )
     kind, data = kinds[0] if kinds else _KINDS[0], values.get("data")
-    if kind.schema is not RunConfig and isinstance(data, Mapping) and data.get("source") == "mix":
-        raise ConfigError(
-            f"{values['recipe']}: data=mix is for training a judge; this recipe {kind.does}: choose one source"
-        )
+    mixed = isinstance(data, Mapping) and data.get("source") == "mix"
+    if mixed and kind.schema not in (RunConfig, DemonstrationConfig):
+        purpose = "data=mix is for training a judge or demonstrating"
+        raise ConfigError(f"{values['recipe']}: {purpose}; this recipe {kind.does}: choose one source")
     return validate_as(kind.schema, values)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from think_as_locals.config.schema import (
+    AnyData,
     DataSection,
     Dtype,
     GrpoSection,
@@ -159,7 +160,7 @@ class DemonstrationConfig(Recipe):
     """Right completions of a teacher, for a cold start: conf/demonstrate.yaml."""
 
     run: RunSection
-    data: DataSection
+    data: AnyData
     teacher: TeacherSection
     items: Side
     tries: PositiveInt

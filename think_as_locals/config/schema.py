@@ -106,14 +106,32 @@ class DataSection(Section):
         """Its name on pages: the source, or the file name for a user's own rows."""
         return Path(self.path).name if self.path and self.source in ("jsonl", "pairs") else self.source
 
+    @property
+    def sources(self) -> dict[str, DataSection]:
+        """The sources by name: those of a mix, or this one."""
+        return {self.source: self}
+
 
 class MixSection(Section):
-    """Several sources that a judge is trained on together."""
+    """Several sources together, for the training or the demonstrations of a judge."""
 
     source: Literal["mix"]
     mix: Annotated[dict[OwnName, DataSection], Field(min_length=1)]
     weights: dict[OwnName, PositiveFloat] | None
     shuffle_labels: bool
+
+    @property
+    def title(self) -> str:
+        """Its name on pages: those of its sources."""
+        return " + ".join(self.mix)
+
+    @property
+    def sources(self) -> dict[str, DataSection]:
+        """Its sources by name."""
+        return dict(self.mix)
+
+
+AnyData = Annotated[DataSection | MixSection, Field(discriminator="source")]
 
 
 class Recipe(Section):
@@ -315,7 +333,7 @@ class RunConfig(Recipe):
 
     run: RunSection
     model: ModelSection
-    data: Annotated[DataSection | MixSection, Field(discriminator="source")]
+    data: AnyData
     prompt: PromptSection
     reward: RewardSection
     rollout: RolloutSection
@@ -346,4 +364,4 @@ class RunConfig(Recipe):
     @property
     def sources(self) -> dict[str, DataSection]:
         """The sources of training items: those of a mix by their names, or the only one by its own."""
-        return dict(self.data.mix) if isinstance(self.data, MixSection) else {self.data.source: self.data}
+        return self.data.sources

@@ -106,7 +106,7 @@ def load_training_data(config: RunConfig, cell: Callable[[Item], str]) -> Traini
     splits = {name: load(data, config.seed) for name, data in config.sources.items()}
     weights = config.data.weights if config.data.source == "mix" else None
     mixed = mix({name: sides.train for name, sides in splits.items()}, weights)
-    limit, dataset = config.eval.max_items, " + ".join(splits if config.data.source == "mix" else [config.data.title])
+    limit, dataset = config.eval.max_items, config.data.title
     by = " and ".join(sorted({data.split for data in config.sources.values()}))
     own_set, sets = partial(EvalSet, protocol="listwise", orders=1), dict[str, EvalSet]()
     for side in (VALIDATION, TEST):
