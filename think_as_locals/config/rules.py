@@ -109,9 +109,11 @@ def _data_faults(place: str, data: DataSection, untrained: str | None) -> Iterat
 
 
 def _side_faults(place: str, section: DemonstrationConfig | EditConfig | EvalSetSection | TaskSection) -> Iterator[str]:
-    if section.items == "validation" and section.data.validation_share is None:
-        items, share = (f"{place}.{key}".lstrip(".") for key in ("items", "data.validation_share"))
-        yield f"{items}: no validation items are held out: set {share}, or choose other {items}"
+    for name, data in section.data.sources.items() if section.items == "validation" else ():
+        if data.validation_share is None:
+            within = f"data.mix.{name}" if isinstance(section.data, MixSection) else "data"
+            items, share = (f"{place}.{key}".lstrip(".") for key in ("items", f"{within}.validation_share"))
+            yield f"{items}: no validation items are held out: set {share}, or choose other {items}"
 
 
 def prompt_faults(place: str, name: str | None) -> list[str]:
