@@ -77,7 +77,9 @@ def test_an_unknown_public_name_lists_the_known_ones() -> None:
 
 def test_training_imports_neither_vllm_nor_scikit_learn_until_they_are_asked_for() -> None:
     then = """
-import think_as_locals.training, think_as_locals.train, think_as_locals.steer, think_as_locals.training.rollouts
+from think_as_locals import run
+run._function("policy:load_data")
+import think_as_locals.train, think_as_locals.steer, think_as_locals.training.rollouts
 from trl.import_utils import is_vllm_available
 assert is_vllm_available()
 """

@@ -56,6 +56,8 @@ PROGRAMS: dict[type[Config], Program] = {
 
 
 def _function(name: str) -> Callable[..., Any]:
+    if name.startswith(("train:", "policy:", "steer:")):
+        import think_as_locals.training  # noqa: F401  (first: it imports less of transformers than they would)
     function: Callable[..., Any] = resolve_name(f"think_as_locals.{name}")
     return function
 
