@@ -39,7 +39,7 @@ else
 	$(BIN)/python tests/benchmarks/plan.py --check
 endif
 
-soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 290 times; tests/benchmarks/soak.json
+soak: .venv/.vllm  ## Kill and stop runs and their vLLM server 300 times; tests/benchmarks/soak.json
 	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
 
 attack: .venv/.vllm  ## Attack parser, data, recipes, server, checkpoints a million times; tests/benchmarks/attack.json

@@ -156,6 +156,7 @@ PARTS = {
     "server": server_kills,
     "evaluation": evaluation_kills,
     "ahead": ahead_kills,
+    "ahead_two_servers": partial(ahead_kills, ahead=2, servers=2, save_steps=3),
 }
 COUNTED = {
     "sigkill": "kills",
@@ -163,6 +164,7 @@ COUNTED = {
     "server": "server_kills",
     "evaluation": "evaluation_kills",
     "ahead": "ahead_kills",
+    "ahead_two_servers": "two_servers_kills",
 }
 FAULTS = (
     "different_weights",
@@ -191,6 +193,7 @@ def main() -> None:
     parser.add_argument("--server-kills", type=int, default=20)
     parser.add_argument("--evaluation-kills", type=int, default=20)
     parser.add_argument("--ahead-kills", type=int, default=50)
+    parser.add_argument("--two-servers-kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     counts = {part: vars(arguments)[option] for part, option in COUNTED.items()}

@@ -124,8 +124,7 @@ def _control(folder: Path, words: list[str]) -> dict[str, Any]:
     process = start(folder, "control", words, first=_forget_syncs)
     expect(wait(process, LIMIT_S) == 0, folder, "control")
     differences = [line[DIFFERENCE] for line in logged(folder / "control")]
-    # The first sync is for the measurement before training; at the first step it would change nothing.
-    stale, current = differences[2::2], [*differences[:2], *differences[3::2]]
+    stale, current = differences[1::2], differences[::2]  # the first step has the weights of the evaluation before
     missed = sum(d <= STALE for d in stale) + sum(d > STALE for d in current)
     return {"control_batches": len(stale), "control_missed": missed, "control_smallest_difference": min(stale)}
 
