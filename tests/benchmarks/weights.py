@@ -23,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from think_as_locals.runtime.files import write_json
-from think_as_locals.training.faults import in_background
+from think_as_locals.runtime.processes import in_background
 from think_as_locals.training.weight_files import WeightFiles
 
 TENSORS, BYTES = 64, 16_000_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,14 +20,19 @@ from think_as_locals.types import ServerError
 
 @dataclass
 class Echo:
-    """A server whose completion of a prompt is the prompt; it can be dead, or die with its next request to sample."""
+    """A server whose completion of a prompt is the prompt; it can be dead, hang, or die as it is asked to sample."""
 
     weights: str = "mine"
     dead: bool = False
     dies: bool = False
+    hangs: bool = False
     sampled: list[list[list[int]]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
 
     def respond(self, request: Received) -> Answer:
+        self.asked.append(request.path)
+        while self.hangs:
+            time.sleep(0.05)
         self.dead = self.dead or (self.dies and request.path == "/v1/completions")
         if self.dead:
             return HANGS_UP, None, {}
@@ -44,6 +51,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[VLLMServers, list[Ec
     echoes = [Echo(), Echo()]
     with ExitStack() as up:
         yield VLLMServers([up.enter_context(answering(echo.respond)) for echo in echoes], timeout_s=3), echoes
+        echoes[1].hangs = False
 
 
 PROMPTS = [[n // 2] * (n + 1) for n in range(8)]
@@ -90,7 +98,7 @@ def test_the_part_of_one_that_fails_is_sampled_by_the_other(pool: tuple[VLLMServ
     assert len(echoes[0].sampled) == 3  # the one that failed is not asked again
     echoes[1].dead = echoes[1].dies = False
     echoes[1].weights = "mine"
-    assert servers.on_each(VLLMServer.state) == [{"weights": "mine"}] * 2  # as a weight sync asks each
+    assert servers.states() == [{"weights": "mine"}] * 2  # as a weight sync asks each
     assert sampled(servers) == PROMPTS
     assert len(echoes[1].sampled) == 1
 
@@ -99,7 +107,50 @@ def test_where_none_is_left_weights_are_asked_for_and_then_the_run_ends(pool: tu
     servers, echoes = pool
     for echo in echoes:
         echo.dead = True
-    with pytest.raises(OtherWeightsError, match="no vLLM server is left that holds mine"):
-        sampled(servers)
+    for _ in range(2):  # the second time none is asked
+        with pytest.raises(OtherWeightsError, match="no vLLM server is left that holds mine"):
+            sampled(servers)
     with pytest.raises(ServerError, match="2 tries"):
-        servers.on_each(VLLMServer.state)
+        servers.states()
+
+
+def test_one_that_hangs_costs_the_others_half_of_the_time_once(pool: tuple[VLLMServers, list[Echo]]) -> None:
+    servers, echoes = pool
+    servers._short_s = 0.3
+    echoes[1].hangs = True
+    began = time.monotonic()
+    with servers.one_limit():
+        assert sampled(servers) == PROMPTS
+    assert 1.5 <= time.monotonic() - began < 3
+    assert servers.ready == servers.all[:1]
+    began = time.monotonic()
+    for _ in range(2):  # weight syncs: it is asked whether it answers, and not to load weights
+        assert servers.states() == servers.on_ready(VLLMServer.state) == [{"weights": "mine"}]
+    servers.ready = servers.all
+    with servers.one_limit():
+        servers.prefix_cache()  # the first that a batch asks for
+        assert sampled(servers) == PROMPTS
+    assert time.monotonic() - began < 1.5
+    assert echoes[1].asked == ["/collective_rpc"] * 3 + ["/metrics"]
+
+
+def test_a_fault_is_reported_once(pool: tuple[VLLMServers, list[Echo]], caplog: pytest.LogCaptureFixture) -> None:
+    servers, echoes = pool
+    echoes[1].dead = True
+    for _ in range(2):
+        servers.states()
+    (record,) = caplog.records
+    reported = f"left out until it answers at a weight sync: the vLLM server at {servers.all[1].url} failed at /coll"
+    assert reported in record.getMessage()
+
+
+def test_no_thread_that_waits_for_a_server_keeps_the_process_from_ending(
+    pool: tuple[VLLMServers, list[Echo]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, before, during = pool[0], set(threading.enumerate()), set[threading.Thread]()
+    complete = VLLMServer.complete
+    watched = lambda *given, **more: during.update(threading.enumerate()) or complete(*given, **more)  # noqa: E731
+    monkeypatch.setattr(VLLMServer, "complete", watched)
+    assert sampled(servers) == PROMPTS
+    assert len(during - before) >= 2
+    assert all(thread.daemon for thread in during - before)

@@ -24,7 +24,7 @@ from training.small_grpo import ends_with, tiny_trainer
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import VLLMServer
 from think_as_locals.reward_models.scratch import train_tokenizer
-from think_as_locals.training.faults import in_background
+from think_as_locals.runtime.processes import in_background
 from think_as_locals.training.weight_files import WeightFiles
 from think_as_locals.types import ServerError
 

@@ -1,4 +1,4 @@
-"""Work in processes: the order of chunks, errors, and that no process is left."""
+"""Work in processes and threads: the order of chunks, errors, time limits, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import gc
 import math
 import multiprocessing
 import os
+import threading
+import time
 
 import pytest
 
-from think_as_locals.runtime.processes import cores, in_processes, without_collection
+from think_as_locals.runtime.processes import cores, in_processes, run_with_timeout, without_collection
 
 
 def test_chunks_keep_their_order_and_no_process_is_left() -> None:
@@ -45,3 +47,35 @@ def test_collection_is_off_until_the_outermost_block_ends() -> None:
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+def test_an_endless_loop_is_left_and_ends_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    stopped, began = threading.Event(), time.monotonic()
+
+    def spin() -> None:
+        try:
+            while True:
+                pass
+        finally:
+            stopped.set()
+
+    with pytest.raises(TimeoutError, match=r"took longer than 0\.2 s"):
+        run_with_timeout(0.2, spin)
+    assert 0.2 <= time.monotonic() - began < 3
+    assert stopped.wait(5)
+    assert capfd.readouterr().err == ""
+
+
+def test_it_holds_outside_of_the_main_thread() -> None:
+    caught: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            run_with_timeout(0.1, lambda: time.sleep(30))
+        except TimeoutError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(5)
+    assert len(caught) == 1

@@ -32,6 +32,7 @@ from think_as_locals.judging import COMPONENTS, Component
 from think_as_locals.training import grpo, rollouts, served_engine
 from think_as_locals.training.adapters import save_adapter
 from think_as_locals.training.grpo import policy_engine
+from think_as_locals.training.nccl_transfer import NCCLTransfer
 from think_as_locals.training.rollouts import ColocatedEngine
 from think_as_locals.training.weight_files import WeightFiles
 
@@ -170,8 +171,11 @@ def colocate(folder: Path) -> None:
     trainer = train(folder, "rollout=vllm_colocate")
     scheduler = trainer.vllm_generation.llm.llm_engine.vllm_config.scheduler_config
     assert scheduler.max_num_seqs == vllm_engine.AT_ONCE  # evaluations have more items than a step
+    engine, size_of_base = trainer.vllm_generation, size(dict(trainer.model.named_parameters()))
+    NCCLTransfer(engine._iter_named_params, None, rank=1).send("w", connect=True)  # as a rank that gathers alone
+    assert engine._sent == size_of_base  # the weights count once, although names and shapes are asked for first
     check_syncs(trainer, "vLLM knows no adapter with use_dora=True", r=4, use_dora=True)
-    del trainer
+    del trainer, engine
     check_adapter(folder, "rollout=vllm_colocate", base_first=False)
     GPT2Config(architectures=["GPT2LMHeadModel"]).save_pretrained(folder / "gpt2")
     settings = {"model": str(folder / "gpt2"), "dtype": "float32", "enable_sleep_mode": False}
@@ -277,12 +281,12 @@ def check_faults_of_a_sync(trainer: Any, start: str) -> None:
         assert expected in message if expected else message == ""
         if main:
             del server.load_weights
-    unseen = ends_with(lambda: engine._on_main(lambda: server.load_weights([Path(f"{start}-unseen")], "unseen")))
+    unseen = ends_with(lambda: engine.on_main(lambda: server.load_weights([Path(f"{start}-unseen")], "unseen")))
     assert "/update_weights" in unseen
     assert "rollout.weights_dir" in unseen
     timeout, grace = engine._timeout_s, served_engine._GRACE_S
     engine._timeout_s, served_engine._GRACE_S = 0.5, 0.5
-    stuck = ends_with(lambda: engine._on_main(lambda: time.sleep(30)))
+    stuck = ends_with(lambda: engine.on_main(lambda: time.sleep(30)))
     assert "TimeoutError: took longer than 1 s" in stuck
     assert "rollout.timeout_s" in stuck
     engine._timeout_s, served_engine._GRACE_S = timeout, grace

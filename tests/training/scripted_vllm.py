@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,17 @@ class ScriptedVLLM:
 
     def __init__(self, model: Path) -> None:
         self._start = str(model)
+        # Copied later: two threads cannot load models at once.
+        self._first: Any = AutoModelForCausalLM.from_pretrained(model).eval()
         self.before: Callable[[Received], bool] = lambda request: False
+        self.connected = False  # to a group of vLLM's transfer by NCCL
         self.served: list[tuple[str, int]] = []  # name of the weights and number of prompts of each request
         self.restart()
 
     def restart(self) -> None:
         """Have the weights of the start again."""
         self.weights = self._start
-        self._model: Any = AutoModelForCausalLM.from_pretrained(self._start).eval()
+        self._model = deepcopy(self._first)
         self._adapters: dict[str, Any] = {}
         self._updating = False
 
@@ -49,9 +53,8 @@ class ScriptedVLLM:
         if route == "/v1/completions":
             return {"choices": self._complete(**body)}
         if route == "/v1/load_lora_adapter":
-            base = AutoModelForCausalLM.from_pretrained(self._start)
-            base.load_state_dict(self._model.state_dict())
-            self._adapters = {body["lora_name"]: PeftModel.from_pretrained(base, body["lora_path"]).eval()}
+            adapted = PeftModel.from_pretrained(deepcopy(self._model), body["lora_path"]).eval()
+            self._adapters = {body["lora_name"]: adapted}
             return "loaded"
         if route == "/metrics":
             return f"vllm:prefix_cache_hits_total 0\nvllm:prefix_cache_queries_total {len(self.served)}"
@@ -72,7 +75,7 @@ class ScriptedVLLM:
             "head_dtype": "float32",
             "logprobs_mode": "processed_logprobs",
             "adapters": limits,
-            "connected": False,
+            "connected": self.connected,
         }
         now = {"weights": self.weights, "updating": self._updating, "gpu": False}
         return {"success": True, "results": [{**known, **now}]}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import torch
@@ -15,10 +17,13 @@ from training.scripted_vllm import ScriptedVLLM, samples, serving
 from training.small_grpo import chance, ends_with, figures, tiny_trainer
 from transformers import TrainerCallback
 
-from think_as_locals.engines import Sampling
+from think_as_locals.engines import Sampling, vllm_server
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.judging import COMPONENTS
+from think_as_locals.training import ahead as sampling_ahead
+from think_as_locals.training import served_engine
 from think_as_locals.training.grpo import JudgeTrainer, policy_engine
+from think_as_locals.training.served_engine import ServedEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::think_as_locals.types.TrainingWarning")
 
@@ -30,6 +35,7 @@ SETTINGS = ["grpo.per_device_train_batch_size=8", "grpo.warmup_steps=0", "grpo.l
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedVLLM]:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
+    monkeypatch.setattr(vllm_server, "_PAUSE", 0.05)
     tiny_trainer(tmp_path)  # makes the model
     with serving(tmp_path / "model") as scripted:
         yield scripted
@@ -65,6 +71,25 @@ def test_batches_are_used_once_and_are_never_older_than_allowed(
     off_policy = [value > 1e-3 for value in logged(trainer, "sampling/sampling_logp_difference/max")]
     assert off_policy == [age > 0 for age in staleness]
     assert max(logged(plain, "sampling/sampling_logp_difference/max")) < 1e-4
+
+
+def test_batches_within_an_optimizer_step_have_the_same_weights_and_an_epoch_may_end_amid_one(
+    server: ScriptedVLLM, tmp_path: Path
+) -> None:
+    each_micro_step = ["grpo.gradient_accumulation_steps=3", "grpo.steps_per_generation=1"]
+    trainer = made(server, tmp_path, 1, *each_micro_step, "grpo.max_steps=5")
+    trainer.train()
+    assert [size for _, size in server.served] == [8] * 14  # 3 + 3 + 2 are an epoch
+    syncs = [sum(weights == each for weights, _ in server.served) for each in dict(server.served)]
+    assert syncs == [4, 3, 2, 3, 2]  # the first batch of a step was sampled before it
+
+
+def test_a_batch_of_other_prompts_than_the_data_loaders_ends_the_run(
+    server: ScriptedVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = made(server, tmp_path, 1)
+    monkeypatch.setattr(sampling_ahead, "_digest", lambda prompts: uuid4().hex)
+    assert "generation batch 1 was sampled for other prompts than those that" in ends_with(trainer.train)
 
 
 RESUMED = {  # overrides, and the steps whose checkpoints are continued
@@ -133,9 +158,12 @@ def test_an_evaluation_waits_for_what_is_in_flight_and_has_the_policys_weights(
     own = TransformersEngine(trainer.model, trainer.chat, 8)
     assert evaluated[-1] == own.sample_tokens(trainer.vllm_generation._check_prompts, GREEDY)
     assert not any(overlapping)  # no weights change while it samples
+    assert len(overlapping) == 1 + STEPS  # the batch after an evaluation needs no sync of its own
 
 
-def test_a_server_that_is_restarted_meanwhile_samples_the_batch_again(server: ScriptedVLLM, tmp_path: Path) -> None:
+def test_a_server_that_is_restarted_meanwhile_samples_the_batch_again(
+    server: ScriptedVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = made(server, tmp_path, 2)
     seen = []
 
@@ -151,6 +179,9 @@ def test_a_server_that_is_restarted_meanwhile_samples_the_batch_again(server: Sc
     assert logged(trainer, "rollout/staleness") == [0, 1, 2, 0, *[1, 2] * 3]
     assert [size for _, size in server.served] == [8] * STEPS
     assert server._start not in {weights for weights, _ in server.served}
+    warned = [record.getMessage() for record in caplog.records if "is sampled again" in record.getMessage()]
+    assert len(warned) == 2  # of the two batches
+    assert all(f"the vLLM server at {server.url} holds {server._start}, expected" in each for each in warned)
 
 
 def test_a_dead_server_ends_the_run_and_its_checkpoint_goes_on_with_one_that_lives(
@@ -171,25 +202,71 @@ def test_a_dead_server_ends_the_run_and_its_checkpoint_goes_on_with_one_that_liv
     assert [row["id"] for row in resumed.rewards.take_rows()] == ids[8 * 4 :]
 
 
-def test_the_part_of_a_server_that_dies_is_sampled_by_the_others(server: ScriptedVLLM, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stops", "limit"), [(False, 0.6), (True, 0.3)])
+def test_a_checkpoint_waits_as_long_for_several_batches_as_for_one(
+    server: ScriptedVLLM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stops: bool,
+    limit: float,
+) -> None:
+    trainer = made(server, tmp_path, 3, "grpo.vllm_importance_sampling_correction=false")
+    assert "rollout.ahead=3: nothing corrects for batches of older weights" in caplog.text
+    monkeypatch.setattr(ServedEngine, "limit_s", 0.6)
+    monkeypatch.setattr(sampling_ahead, "_STOPPING_S", 0.3)  # for one after a signal
+    trainer.control.should_training_stop = stops
+    trainer._ahead._batches.extend(sampling_ahead._Batch(number, 0, "") for number in range(1, 4))  # which never end
+    began = time.monotonic()
+    assert trainer._ahead.state() == ([], {})
+    assert limit <= time.monotonic() - began < limit + 0.25
+    assert "a checkpoint without what the server was sampling (TimeoutError: ): it is sampled again" in caplog.text
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "LoRA"])
+def test_the_part_of_a_server_that_dies_is_sampled_by_the_others(
+    server: ScriptedVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture, adapter: bool
+) -> None:
     seen: list[Received] = []
 
     def dies(request: Received) -> bool:
-        """Once, as it is asked for the fourth time to sample; it is back at once, with the weights of the start."""
+        """As it is asked for the fourth time to sample, and is back at once; after six times it gets no weights."""
         seen.extend([request] if samples(request) else [])
         if dead := samples(request) and len(seen) == 4:
             other.restart()
-        return dead
+        return dead or (loads(request) and len(seen) == 6)
 
     with serving(tmp_path / "model") as other:
-        trainer = made(server, tmp_path, 1, f"rollout.urls=[{server.url},{other.url}]")
+        lora = ["lora=rank16"] * adapter
+        trainer = made(server, tmp_path, 1, f"rollout.urls=[{server.url},{other.url}]", *lora)
         other.before = dies
         trainer.train()
     assert logged(trainer, "rollout/staleness") == [0, *[1] * 9]
-    assert [size for _, size in other.served] == [4] * (STEPS - 1)
-    assert [size for _, size in server.served] == [4] * (STEPS + 1)
+    without = 0 if adapter else 4  # batches, since it gets no weights; an adapter's base was sent before
+    assert [size for _, size in other.served] == [4] * (STEPS - 1 - without)
+    assert [size for _, size in server.served] == [4] * (STEPS + 1 - without) + [8] * without
+    assert logged(trainer, "rollout/servers") == ([2] * STEPS if adapter else [2] * 5 + [1] * 5)
+    assert sum(f"{other.url} failed at /update_weights" in each.getMessage() for each in caplog.records) == 1 - adapter
     assert {weights for weights, _ in other.served} < {weights for weights, _ in server.served}
     assert max(logged(trainer, "rollout/probe_difference")) < 1e-4
+
+
+def test_each_of_several_servers_gets_weights_and_is_checked(server: ScriptedVLLM, tmp_path: Path) -> None:
+    with serving(tmp_path / "model") as other:
+        trainer = made(server, tmp_path, 1, f"rollout.urls=[{server.url},{other.url}]")
+        engine = trainer.vllm_generation
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(served_engine, "nccl_unsupported_reason", lambda states: None)
+            assert engine._choose_transfer() == (True, True)  # by NCCL, for which servers are connected first
+            server.connected = other.connected = True
+            engine._nccl.joined = engine._servers.ready
+            assert engine._choose_transfer() == (True, False)
+            other.before = lambda request: True
+            assert engine._choose_transfer() == (True, True)  # the other alone
+        other.before = lambda request: False
+        other._model.load_state_dict = lambda *_, **__: None  # it keeps the weights of the start
+        message = ends_with(trainer.train)
+    assert f"in the vLLM server at {other.url}" in message
 
 
 @pytest.mark.slow
@@ -200,7 +277,18 @@ def test_ranks_share_batches_however_they_share_the_model(
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "VLLM_API_KEY": "secret", "OMP_NUM_THREADS": "1"}
     done = launch(warm_python, command("accelerate"), *words, server.url, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    for way, (whole, resumed) in json.loads((tmp_path / "results.json").read_text()).items():
-        assert [log["rollout/staleness"] for log in whole] == [0, 1, 1, 1], way
-        assert [without_syncs(log) for log in resumed] == [without_syncs(log) for log in whole], way
-    assert {size for _, size in server.served} == {8}  # of both ranks
+    results = json.loads((tmp_path / "results.json").read_text())
+    for way, found in results.items():
+        ages = [0, 1, 2, 3] if way == "ddp" else [0, 1, 1, 1]
+        assert [log["rollout/staleness"] for log in found["whole"]] == ages, way
+        off_policy = [log["sampling/sampling_logp_difference/max"] > 1e-3 for log in found["whole"]]
+        assert off_policy == [age > 0 and way != "unmoved" for age in ages], way
+        if way != "unmoved":
+            assert [*map(without_syncs, found["resumed"])] == [*map(without_syncs, found["whole"])], way
+        here, there = found["judged"]
+        assert here == there, way  # on both ranks
+        assert [len(each) for each in here] == [1, 1, 1], way
+        assert "the model takes" in here[1][0], way
+        assert found["fault"] == ["item 'x': no prompt"] * 2, way
+    assert max(log["sampling/sampling_logp_difference/max"] for log in results["unmoved"]["whole"]) < 1e-4
+    assert {size for _, size in server.served} == {8, 1, 3}  # of both ranks; in evaluations 1 item, 3 pairs of another

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ import torch
 from conftest import command, launch
 from training.small_grpo import poison_loss, structure_that_raises, tiny_trainer
 
-from think_as_locals.training.faults import run_with_timeout
 from think_as_locals.types import TrainingError
 
 
@@ -91,35 +88,3 @@ def test_a_fault_on_one_rank_neither_hangs_nor_kills_the_other_until_it_is_too_m
     assert first["loss"].startswith("step 1: loss not finite on rank 1;")
     assert (tmp_path / "faults" / "step-1-rank-1.safetensors").is_file()
     assert not (tmp_path / "faults" / "step-1-rank-0.safetensors").exists()
-
-
-def test_an_endless_loop_is_left_and_ends_itself(capfd: pytest.CaptureFixture[str]) -> None:
-    stopped, began = threading.Event(), time.monotonic()
-
-    def spin() -> None:
-        try:
-            while True:
-                pass
-        finally:
-            stopped.set()
-
-    with pytest.raises(TimeoutError, match=r"took longer than 0\.2 s"):
-        run_with_timeout(0.2, spin)
-    assert 0.2 <= time.monotonic() - began < 3
-    assert stopped.wait(5)
-    assert capfd.readouterr().err == ""
-
-
-def test_it_holds_outside_of_the_main_thread() -> None:
-    caught: list[BaseException] = []
-
-    def other() -> None:
-        try:
-            run_with_timeout(0.1, lambda: time.sleep(30))
-        except TimeoutError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join(5)
-    assert len(caught) == 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from loopback import Answer, Received, answering
+from loopback import HANGS_UP, Answer, Received, answering
 
 from think_as_locals.engines.server_pool import VLLMServers
 from think_as_locals.training.nccl_transfer import TransferClient, nccl_unsupported_reason
@@ -19,9 +19,12 @@ class Workers:
     """A server of so many workers, which takes everything."""
 
     count: int
+    dead: bool = False
     asked: list[tuple[str, Any]] = field(default_factory=list)
 
     def respond(self, request: Received) -> Answer:
+        if self.dead:
+            return HANGS_UP, None, {}
         if request.path == "/get_world_size":
             return 200, {"world_size": self.count}, {}
         if request.path == "/collective_rpc":
@@ -67,6 +70,14 @@ def test_an_update_is_announced_to_every_server_under_its_name(workers: tuple[Tr
         assert one.asked[2][1] == {"weight_version": "sync-7"}
 
 
+def test_a_server_that_does_not_answer_is_left_out_of_the_group(workers: tuple[TransferClient, list[Workers]]) -> None:
+    client, (small, large) = workers
+    small.dead = True
+    assert len(client.servers.states()) == 1
+    assert client.world_size() == 4
+    client.init_weight_transfer_engine({"rank_offset": 1})
+    assert [info["init_info"]["rank_offset"] for _, info in large.asked] == [1]
+
+
 def test_why_weights_go_through_the_folder_here() -> None:
-    assert nccl_unsupported_reason([{"gpu": True}], 2) == "1 of 2 servers do not answer"
-    assert nccl_unsupported_reason([{"gpu": True}], 1) == "the trainer has no GPU"
+    assert nccl_unsupported_reason([{"gpu": True}]) == "the trainer has no GPU"

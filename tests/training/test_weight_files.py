@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from think_as_locals.training import weight_files
 from think_as_locals.training.weight_files import WeightFiles
 
 TENSORS = {f"layer.{number}": torch.full((256,), float(number)) for number in range(7)}
@@ -38,6 +41,23 @@ def test_files_are_read_as_they_come_by_several_and_hold_every_tensor_once(tmp_p
         assert into.keys() == TENSORS.keys()
         assert all(torch.equal(into[name], tensor) for name, tensor in TENSORS.items())
     assert len(list(files)) == 4  # again, for a server that was restarted
+
+
+def test_the_tensors_of_two_files_are_in_memory_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_files, "save_file", lambda *given, **more: time.sleep(0.02) or save_file(*given, **more))
+    files = WeightFiles(tmp_path / "sync", limit_s=10, file_bytes=1024)  # a tensor and a file each
+    held: list[weakref.ref[torch.Tensor]] = []
+    monkeypatch.setattr(
+        files, "_write", lambda write=files._write: (held.extend(map(weakref.ref, files._filled.values())), write())
+    )
+    most = 0
+    for name, tensor in TENSORS.items():
+        files.add(name, tensor)
+        most = max(most, sum(each() is not None for each in held))
+    files.close()
+    assert len(list(files)) == len(held) == 7
+    assert most <= 2
+    assert not any(each() is not None for each in held)
 
 
 def test_a_folder_that_takes_no_file_is_an_error_of_the_reader(tmp_path: Path) -> None:

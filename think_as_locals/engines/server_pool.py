@@ -1,34 +1,41 @@
 """Several vLLM servers as one: a batch is split over those with the current weights, and redistributed if one fails.
 
-A server that does not answer, or was restarted and has other weights, gets no more requests until the next weight sync,
-which includes it again. With a single server everything waits for it, as long as `VLLMServer` does.
+A server that fails, or was restarted and has other weights, gets no more requests until the next weight sync, which
+includes it again. With a single server everything waits for it, as long as `VLLMServer` does.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from think_as_locals.engines.vllm_server import OtherWeightsError, SampledTokens, VLLMServer
+from think_as_locals.runtime.processes import in_background
 from think_as_locals.types import ServerError
 
-_PAUSE_S = 1.0  # before all servers are tried again
+_logger = logging.getLogger(__name__)
 
-E = TypeVar("E")
+_PAUSE_S = 1.0  # before all servers are tried again
+_SHORT_S = 5.0  # for questions that a server answers at once, if there are others
+
 T = TypeVar("T")
 
 
 class VLLMServers:
-    """Servers of one model; those in `ready` have the weights of the last sync."""
+    """Servers of one model; those that have not failed since the last call of `states` are `ready`."""
 
     def __init__(self, urls: Sequence[str], timeout_s: float) -> None:
         self.all = [VLLMServer(url, timeout_s, patient=len(urls) == 1) for url in urls]
-        self.ready = list(self.all)
+        self.ready = self.all
         self._timeout_s = timeout_s
+        self._short_s = _SHORT_S if len(urls) > 1 else math.inf
+        self._warned: set[str] = set()
 
     @contextmanager
     def one_limit(self) -> Iterator[None]:
@@ -38,59 +45,96 @@ class VLLMServers:
                 limits.enter_context(server.one_limit())
             yield
 
-    def on_each(self, work: Callable[[VLLMServer], T]) -> list[T]:
-        """Return the results of all servers that answer, which are `ready` from then on.
+    def states(self) -> list[dict[str, Any]]:
+        """Return the states of all servers that answer, which are `ready` from then on.
 
         If none does, all are tried again for `timeout_s`; then the ServerError of the first is raised.
         """
         until = time.monotonic() + self._timeout_s
         while True:
-            found, errors = _in_parallel(self.all, work)
-            self.ready = [server for server, _ in found]
+            self.ready = self.all
+            found, errors = self._each(VLLMServer.state, self._short_s)
             if found:
-                return [result for _, result in found]
-            others = [error for error in errors if isinstance(error, OtherWeightsError)]
-            if len(self.all) == 1 or others or time.monotonic() + _PAUSE_S > until:
-                raise (others or errors)[0]
+                return list(found.values())
+            if time.monotonic() + _PAUSE_S > until:
+                raise errors[0]
             time.sleep(_PAUSE_S)
 
-    def on_all(self, work: Callable[[VLLMServer], T]) -> list[T]:
-        """Return the results of all servers; raise the ServerError of the first that fails."""
-        found, errors = _in_parallel(self.all, work)
+    def on_ready(self, work: Callable[[VLLMServer], T]) -> list[T]:
+        """Return the results of the ready servers, without those that fail; if all do, work is done anew by any."""
+        until = time.monotonic() + self._timeout_s
+        while True:
+            found, errors = self._each(work)
+            if found:
+                return list(found.values())
+            if others := [error for error in errors if isinstance(error, OtherWeightsError)]:
+                raise others[0]
+            if time.monotonic() > until:
+                raise errors[0]
+            self.states()
+
+    def on_all_ready(self, work: Callable[[VLLMServer], T]) -> list[T]:
+        """Return the results of the ready servers; raise the ServerError of the first that fails."""
+        found, errors = self._each(work)
         if errors:
             raise errors[0]
-        return [result for _, result in found]
+        return list(found.values())
 
     def complete(self, prompts: Sequence[list[int]], weights: str, **parameters: Any) -> list[SampledTokens]:
         """Return a completion for each prompt, by servers with these weights; see `VLLMServer.complete`.
 
+        While several are left, each gets half of the time: if one hangs, the others sample its part in the rest.
         Raises OtherWeightsError if no server is left that has them.
         """
+
+        def sample(places: dict[VLLMServer, list[int]], server: VLLMServer) -> list[SampledTokens]:
+            own = [prompts[place] for place in places[server]]
+            return server.complete(own, weights, **parameters) if own else []
+
         found: dict[int, SampledTokens] = {}
         while left := [place for place in range(len(prompts)) if place not in found]:
-            parts = share([prompts[place] for place in left], len(self.ready), parameters.get("max_tokens", 0))
-            tasks = list(zip(self.ready, ([left[i] for i in part] for part in parts), strict=True))
-
-            def sample(task: tuple[VLLMServer, list[int]]) -> list[SampledTokens]:
-                server, places = task
-                return server.complete([prompts[i] for i in places], weights, **parameters) if places else []
-
-            sampled, errors = _in_parallel(tasks, sample)
-            if errors and len(self.all) == 1:
-                raise errors[0]
-            self.ready = [server for (server, _), _ in sampled]
-            for (_, places), result in sampled:
-                found |= zip(places, result, strict=True)
             if not self.ready:
-                raise OtherWeightsError(f"no vLLM server is left that holds {weights}: {errors[0]}")
+                raise OtherWeightsError(f"no vLLM server is left that holds {weights}")
+            parts = share([prompts[place] for place in left], len(self.ready), parameters.get("max_tokens", 0))
+            places = {server: [left[i] for i in part] for server, part in zip(self.ready, parts, strict=True)}
+            limit = self.ready[0].left_s / 2 if len(self.ready) > 1 else math.inf
+            sampled, _ = self._each(partial(sample, places), limit)
+            for server, completions in sampled.items():
+                found |= zip(places[server], completions, strict=True)
         return [found[place] for place in range(len(prompts))]
 
     def prefix_cache(self) -> tuple[float, float]:
         """Return hits and queries of the prefix caches of all ready servers, in prompt tokens."""
-        counts, errors = _in_parallel(self.ready, VLLMServer.prefix_cache)
-        if errors and len(self.all) == 1:
-            raise errors[0]
-        return sum(hits for _, (hits, _) in counts), sum(queries for _, (_, queries) in counts)
+        counts = self._each(VLLMServer.prefix_cache, self._short_s)[0].values()
+        return sum(hits for hits, _ in counts), sum(queries for _, queries in counts)
+
+    def _each(
+        self, work: Callable[[VLLMServer], T], seconds: float = math.inf
+    ) -> tuple[dict[VLLMServer, T], list[ServerError]]:
+        """Return the results of the ready servers and the errors of others, which are not ready any more.
+
+        The error of a single server is raised.
+        """
+
+        def limited(server: VLLMServer) -> T:
+            with server.one_limit(seconds):
+                return work(server)
+
+        # Threads of a pool would keep the process from ending while a server samples.
+        tasks = {server: in_background(partial(limited, server)) for server in self.ready}
+        found, errors = dict[VLLMServer, T](), list[ServerError]()
+        for server, task in tasks.items():
+            try:
+                found[server] = task.result()
+            except ServerError as error:
+                if len(self.all) == 1:
+                    raise
+                errors.append(error)
+                if (fault := str(error).partition("(")[0]) not in self._warned:
+                    self._warned.add(fault)
+                    _logger.warning("a vLLM server is left out until it answers at a weight sync: %s", error)
+        self.ready = list(found)
+        return found, errors
 
 
 def share(prompts: Sequence[list[int]], count: int, max_tokens: int) -> list[list[int]]:
@@ -111,18 +155,3 @@ def share(prompts: Sequence[list[int]], count: int, max_tokens: int) -> list[lis
         parts[number] += groups[group]
         heapq.heappush(loads, (load + tokens[group], number))
     return parts
-
-
-def _in_parallel(each: Sequence[E], work: Callable[[E], T]) -> tuple[list[tuple[E, T]], list[ServerError]]:
-    """Return each with the result of `work`, and the ServerErrors of those for which it raised one."""
-
-    def attempt(one: E) -> T | ServerError:
-        try:
-            return work(one)
-        except ServerError as error:
-            return error
-
-    with ThreadPoolExecutor(max(1, len(each))) as pool:
-        outcomes = list(zip(each, pool.map(attempt, each), strict=True))
-    errors = [outcome for _, outcome in outcomes if isinstance(outcome, ServerError)]
-    return [(one, outcome) for one, outcome in outcomes if not isinstance(outcome, ServerError)], errors

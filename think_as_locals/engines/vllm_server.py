@@ -52,17 +52,23 @@ class VLLMServer:
         self._client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, trust_env=False)
         self._timeout = timeout_s
         self._tries_without_answer = math.inf if patient else _IMPATIENT_TRIES
-        self._began: float | None = None
+        self._until = math.inf  # when the innermost limit ends
         self._adapter: dict[str, str] = {}  # fields of a request that apply it
 
     @contextmanager
-    def one_limit(self) -> Iterator[None]:
-        """Let all requests within this context share one `timeout_s`."""
-        self._began = time.monotonic()
+    def one_limit(self, seconds: float = math.inf) -> Iterator[None]:
+        """Let all requests within this context share one `timeout_s`, or less."""
+        outer = self._until
+        self._until = time.monotonic() + min(seconds, self.left_s)
         try:
             yield
         finally:
-            self._began = None
+            self._until = outer
+
+    @property
+    def left_s(self) -> float:
+        """How long a request may take that begins now."""
+        return max(0.0, min(self._timeout, self._until - time.monotonic()))
 
     def complete(self, prompts: Sequence[Sequence[int]], weights: str, **parameters: Any) -> list[SampledTokens]:
         """Sample a completion for each prompt in one request, with the given weights and the adapter loaded since.
@@ -169,12 +175,12 @@ class VLLMServer:
         **content: Any,
     ) -> httpx.Response:
         """Return the first successful answer; `before` is called before each try, and may raise."""
-        started = time.monotonic() if self._began is None else self._began
-        tries, answers, what = 0, 0, "no time was left"
-        while started + self._timeout > time.monotonic() and answers < tries_with_answer:
+        started, tries, answers, what = time.monotonic(), 0, 0, "no time was left"
+        until = started + self.left_s
+        while until > time.monotonic() and answers < tries_with_answer:
             before()
             tries += 1
-            left = max(0.0, started + self._timeout - time.monotonic())
+            left = max(0.0, until - time.monotonic())
             try:
                 limit = httpx.Timeout(left, connect=min(left, _CONNECT))
                 response = self._client.request(method, path, timeout=limit, **content)
@@ -189,10 +195,10 @@ class VLLMServer:
                 what = f"{response.status_code}: {response.text[:300]}"
                 if response.is_client_error:
                     break
-            time.sleep(min(_PAUSE, max(0.0, started + self._timeout - time.monotonic())))
+            time.sleep(min(_PAUSE, max(0.0, until - time.monotonic())))
         raise ServerError(
             f"the vLLM server at {self.url} failed at {path} ({what}); {tries} tries in "
-            f"{time.monotonic() - started:.0f} s of {self._timeout:.0f} s (rollout.timeout_s). "
+            f"{time.monotonic() - started:.0f} s; rollout.timeout_s is {self._timeout:g}. "
             f"Start it with {START} and its key in {KEY_VARIABLE}; rollout.urls says where it listens, "
             "rollout.weights_dir through which folder, seen by both, it gets weights"
         )

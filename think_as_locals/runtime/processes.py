@@ -1,4 +1,4 @@
-"""The signals that stop a process, the memory that it keeps, and work in a process for each core.
+"""The signals that stop a process, the memory that it keeps, and work in processes and threads.
 
 SIGINT (Ctrl-C), SIGTERM and SIGUSR1 have the same effect everywhere: the first one stops the program so that it can
 continue later, the next one ends the process at once.
@@ -16,9 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
-from typing import NoReturn, TypeVar
+from threading import Thread
+from typing import NoReturn, ParamSpec, TypeVar
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -53,6 +55,7 @@ def interrupt(_: int) -> NoReturn:
 Kept = TypeVar("Kept")
 Sent = TypeVar("Sent")
 Made = TypeVar("Made")
+P = ParamSpec("P")
 
 _AHEAD = 3  # maximum chunks in flight for each process
 
@@ -89,6 +92,44 @@ def in_processes(work: Callable[[Sent], Made], chunks: Iterable[tuple[Kept, Sent
 def _start() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the first one ends the others
     gc.disable()  # what is sent has no reference cycles
+
+
+def run_with_timeout(seconds: float, work: Callable[P, Made], *args: P.args, **kwargs: P.kwargs) -> Made:
+    """Return what `work` returns, or raise what it raises, within a time limit.
+
+    It runs in a thread of its own, which is made to exit after the limit, at its next Python instruction. C code that
+    holds the interpreter's lock cannot be interrupted.
+    """
+    outcome: Future[Made] = Future()
+    thread = _thread(outcome, partial(work, *args, **kwargs))
+    thread.join(seconds)
+    if thread.is_alive():
+        # SystemExit passes through any `except Exception` in the work, and ends the thread without a traceback.
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        raise TimeoutError(f"took longer than {seconds:g} s")
+    error = outcome.exception()
+    if error is not None and not isinstance(error, Exception):
+        raise RuntimeError(f"tried to end the process: {error!r}") from error
+    return outcome.result()
+
+
+def in_background(work: Callable[[], Made]) -> Future[Made]:
+    """Start work in a thread of its own, which does not keep the process from ending."""
+    outcome: Future[Made] = Future()
+    _thread(outcome, work)
+    return outcome
+
+
+def _thread(outcome: Future[Made], work: Callable[[], Made]) -> Thread:
+    def attempt() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = Thread(target=attempt, daemon=True)
+    thread.start()
+    return thread
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_STOPPING_S = 300.0  # for a checkpoint after a signal: Slurm ends a job ten minutes later, as launch/slurm.sh asks
+
 Prompts = list[list[int]]
 """Of all ranks, as token ids."""
 
@@ -44,8 +48,8 @@ Prompts = list[list[int]]
 class _Batch:
     number: int  # of the generation batch, counted over the run
     weights: int  # the generation batch at whose start the weights were sent that sample it
-    prompts: str = ""  # their digest; the main process alone has it, and the completions
-    sampled: Future[Sampled | None] = field(default_factory=Future)
+    prompts: str  # their digest
+    sampled: Future[Sampled | None] = field(default_factory=Future)  # the main process alone gets a result
 
 
 class SampledAhead:
@@ -57,6 +61,12 @@ class SampledAhead:
         self._ahead = ahead
         self._batches: deque[_Batch] = deque()
         self._rows: Iterator[list[int]] | None = None  # of the generation batches after those
+        if not trainer.vllm_importance_sampling_correction and trainer.accelerator.is_main_process:
+            _logger.warning(
+                "rollout.ahead=%d: nothing corrects for batches of older weights, which can spoil what is learned; set "
+                "grpo.vllm_importance_sampling_correction=true",
+                ahead,
+            )
 
     def take(self, prompts: Prompts) -> tuple[list[list[int]], list[list[float | None]]]:
         """Return token ids and log-probabilities for this rank's prompts of the generation batch that begins.
@@ -72,13 +82,13 @@ class SampledAhead:
         if found is None:  # the first batch of a process, or the server was restarted: it has no weights for the rest
             self._batches.clear()
             self._rows = None
-            self._engine.sync_weights()
+            self._trainer.sync_weights()
             _, ids, log_probs, _ = self._engine.generate(prompts, None, self._trainer.num_generations)
             found = [SampledTokens(i, [p[0] for p in row], []) for i, row in zip(ids, log_probs, strict=True)]
             staleness = 0
             self._start(number)
         elif not self._batches:
-            self._engine.sync_weights()
+            self._trainer.sync_weights()
             self._start(number)
         self._trainer.log_rollouts("rollout/staleness", staleness)
         return [one.token_ids for one in found], [one.log_probs for one in found]
@@ -89,13 +99,16 @@ class SampledAhead:
         tensors: dict[str, Tensor] = {}
         if not self._trainer.accelerator.is_main_process:
             return described, tensors
+        stops = self._trainer.control.should_training_stop
+        until = time.monotonic() + min(self._engine.limit_s, _STOPPING_S if stops else math.inf)  # for all of them
         for place, batch in enumerate(self._batches):
             try:
-                sampled = batch.sampled.result(self._engine.limit_s)
+                sampled = batch.sampled.result(until - time.monotonic())
             except Exception as error:  # of whatever kind: training itself ends with it, at the next batch
-                _logger.warning("a checkpoint without what the server was sampling: %s", error)
+                found = f"{type(error).__name__}: {error}"
+                _logger.warning("a checkpoint without what the server was sampling (%s): it is sampled again", found)
                 break
-            if sampled is None:  # the server was restarted
+            if sampled is None:  # the server was restarted, and was reported
                 break
             places = {"number": batch.number, "weights": batch.weights, "prompts": batch.prompts}
             described.append({**places, "prefix_cache": sampled.prefix_cache})
@@ -119,7 +132,7 @@ class SampledAhead:
         if self._rows is None:
             self._rows = islice(self._generation_batches(), number + 1, self._count_batches())
         rows = list(islice(self._rows, self._ahead))
-        prompts = [self._tokenized(each) if self._trainer.accelerator.is_main_process else [] for each in rows]
+        prompts = self._engine.on_main(lambda: [self._tokenized(each) for each in rows])
         futures = self._engine.sample_ahead(prompts)
         self._batches.extend(
             _Batch(number + 1 + place, number, _digest(each), future)

@@ -5,17 +5,13 @@ All ranks decide together: a rank that raised alone would leave the others waiti
 
 from __future__ import annotations
 
-import ctypes
 import math
 import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
-from threading import Thread
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 import safetensors.torch
 import torch
@@ -26,10 +22,10 @@ from transformers import TrainerCallback, TrainerState
 from think_as_locals.config.schema import RewardSection, RunConfig
 from think_as_locals.judging import RULES
 from think_as_locals.runtime.files import append_json, parquet, write_bytes, write_json
+from think_as_locals.runtime.processes import run_with_timeout
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import Judgement, RewardBreakdown, TrainingError, TrainingWarning
 
-T = TypeVar("T")
 P = ParamSpec("P")
 
 
@@ -185,44 +181,6 @@ class StepGuard(TrainerCallback):
             _record(self._folder, step, self._accelerator.process_index, quantity, batch, ".safetensors")
         remedy = "start again with a lower grpo.learning_rate or grpo.max_grad_norm"
         raise _not_finite_error(quantity, step, ranks, self._folder, remedy)
-
-
-def run_with_timeout(seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what `work` returns, or raise what it raises, within a time limit.
-
-    It runs in a thread of its own, which is made to exit after the limit, at its next Python instruction. C code that
-    holds the interpreter's lock cannot be interrupted.
-    """
-    outcome: Future[T] = Future()
-    thread = _thread(outcome, partial(work, *args, **kwargs))
-    thread.join(seconds)
-    if thread.is_alive():
-        # SystemExit passes through any `except Exception` in the work, and ends the thread without a traceback.
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-        raise TimeoutError(f"took longer than {seconds:g} s")
-    error = outcome.exception()
-    if error is not None and not isinstance(error, Exception):
-        raise RuntimeError(f"tried to end the process: {error!r}") from error
-    return outcome.result()
-
-
-def in_background(work: Callable[[], T]) -> Future[T]:
-    """Start work in a thread of its own, which does not keep the process from ending."""
-    outcome: Future[T] = Future()
-    _thread(outcome, work)
-    return outcome
-
-
-def _thread(outcome: Future[T], work: Callable[[], T]) -> Thread:
-    def attempt() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    thread = Thread(target=attempt, daemon=True)
-    thread.start()
-    return thread
 
 
 def _record(folder: Path, step: int, rank: int, fault: str, batch: bytes, suffix: str) -> None:

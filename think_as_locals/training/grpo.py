@@ -59,6 +59,8 @@ _CHECKED = 20_000  # items whose texts are checked before training, at 1 ms each
 class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
     """A GRPOTrainer that samples with our engines and can be stopped and resumed exactly."""
 
+    _last_loaded_step: int  # TRL's own: the optimizer step at which weights were sent last
+
     def __init__(
         self,
         config: GrpoConfig,
@@ -95,6 +97,12 @@ class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
         """Log a metric of rollouts with the others of this step."""
         # TRL's `_log_metric` keeps a value until the next rewards: one from an evaluation at the end would be lost.
         self._metrics["train"][name].append(value)
+
+    def sync_weights(self) -> None:
+        """Send the policy's weights to the engine, unless it got them after the last optimizer step."""
+        if self._last_loaded_step != self.state.global_step:
+            self.vllm_generation.sync_weights()
+            self._last_loaded_step = self.state.global_step
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Return TRL's loss; a TrainingError if it is not finite on every rank."""
@@ -240,8 +248,12 @@ def policy_engine(trainer: GroupTrainer, batch_size: int) -> Iterator[Engine]:
             yield TransformersEngine(model, chat, batch_size)
         return
     engine = trainer.vllm_generation
-    engine.sync_weights()
-    yield ServerEngine(engine.complete, chat) if isinstance(engine, ServedEngine) else VLLMEngine(engine.llm, chat)
+    if isinstance(engine, ServedEngine):
+        trainer.sync_weights()
+        yield ServerEngine(engine.complete, chat)
+    else:
+        engine.sync_weights()  # always: one that sleeps has forgotten them
+        yield VLLMEngine(engine.llm, chat)
 
 
 def share_of_rank(trainer: GroupTrainer, questions: Sequence[T]) -> Sequence[T]:
@@ -257,9 +269,11 @@ def gather_shares(trainer: GroupTrainer, found: list[T]) -> list[T]:
 
 
 def _ranks_per_engine(trainer: GroupTrainer) -> int:
-    """Return how many ranks hold one engine together (`grpo.vllm_tensor_parallel_size`)."""
-    colocated = trainer.use_vllm and isinstance(trainer.vllm_generation, ColocatedEngine)
-    return int(trainer.args.vllm_tensor_parallel_size) if colocated else 1
+    """Return how many ranks hold one engine together and call it alike: all of them a server."""
+    if not trainer.use_vllm:
+        return 1
+    served = isinstance(trainer.vllm_generation, ServedEngine)
+    return PartialState().num_processes if served else int(trainer.args.vllm_tensor_parallel_size)
 
 
 def train_grpo(

@@ -7,7 +7,7 @@ once. Written against vLLM 0.31 and checked against its routes on a CPU; the tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,11 +21,11 @@ Weights = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 
 
 class TransferClient:
-    """vLLM's control requests (as its `VLLMWeightSyncClient`) to all servers at once, for weights called `name`."""
+    """vLLM's control requests (as its `VLLMWeightSyncClient`) to all ready servers at once, for weights `name`."""
 
     def __init__(self, servers: VLLMServers) -> None:
-        self._servers = servers.all
-        self._each = servers.on_all
+        self.servers = servers
+        self._each = servers.on_all_ready
         self.name = ""
 
     def world_size(self) -> int:
@@ -34,7 +34,7 @@ class TransferClient:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Have all workers join the trainer's group, server after server."""
-        sizes = dict(zip(self._servers, self._each(VLLMServer.world_size), strict=True))
+        sizes = dict(zip(self.servers.ready, self._each(VLLMServer.world_size), strict=True))
         offsets, offset = {}, init_info["rank_offset"]
         for server, size in sizes.items():
             offsets[server], offset = offset, offset + size
@@ -54,7 +54,7 @@ class TransferClient:
 
 
 class NCCLTransfer:
-    """An NCCL group of the main process and all workers, which is made anew if a server was restarted."""
+    """An NCCL group of the main process and all workers, which is made anew if a server was restarted or fails."""
 
     def __init__(self, weights: Weights, servers: VLLMServers | None, rank: int) -> None:
         """Take the weights, the servers (only the main process has them) and this process's rank."""
@@ -62,6 +62,7 @@ class NCCLTransfer:
         self._rank = rank
         self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
         self._engine: Any = None
+        self.joined: Sequence[VLLMServer] = ()  # whose workers are in the group; known to the main process
         self.client = TransferClient(servers) if servers else None
 
     def send(self, name: str, *, connect: bool) -> None:
@@ -92,13 +93,10 @@ class NCCLTransfer:
             def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
                 return weights()
 
-        address, port = _free_address() if self.client else ("", 0)
-        info = NCCLTrainerInitInfo(
-            master_address=address,
-            master_port=port,
-            world_size=1 + (self.client.world_size() if self.client else 0),
-            rank=self._rank,
-        )
+        address, port, workers = "", 0, 0
+        if self.client:
+            (address, port), workers, self.joined = _free_address(), self.client.world_size(), self.client.servers.ready
+        info = NCCLTrainerInitInfo(master_address=address, master_port=port, world_size=1 + workers, rank=self._rank)
         return NCCLTrainerWeightTransferEngine.trainer_init(info, client=self.client, source=PolicyWeights())
 
 
@@ -109,12 +107,10 @@ def _free_address() -> tuple[str, int]:
     return get_ip(), get_open_port()
 
 
-def nccl_unsupported_reason(states: list[dict[str, Any]], servers: int) -> str | None:
-    """Return why weights cannot be sent by NCCL, given how many servers there are and their states, or `None`."""
+def nccl_unsupported_reason(states: list[dict[str, Any]]) -> str | None:
+    """Return why weights cannot be sent by NCCL to servers in these states, or `None`."""
     if find_spec("vllm") is None:
         return "vLLM is not installed beside the trainer"
-    if len(states) < servers:
-        return f"{servers - len(states)} of {servers} servers do not answer"
     if not torch.cuda.is_available():
         return "the trainer has no GPU"
     if not all(state["gpu"] for state in states):

@@ -98,7 +98,6 @@ class CheckedEngine(VLLMGeneration, ABC):
 
     def sync_weights(self) -> None:
         """Send the policy's weights to the engine; TrainingError on all ranks if its results then differ."""
-        self._sent = 0
         self._syncs += 1
         self._tensors = SentTensors(self._dtype, self._syncs)
         if is_peft_model(self.model) and self._sends_adapter():
@@ -179,6 +178,7 @@ class CheckedEngine(VLLMGeneration, ABC):
                 module.reshard()
 
     def _iter_named_params(self) -> Parameters:
+        self._sent = 0  # NCCL asks for names and shapes first
         self._reshard()  # after other passes without gradients, for old log-probabilities and rewards
         if is_peft_model(self.model) and not self._dist.is_fsdp:
             yield from self._counted(merged_parameters(self.model, self._dist.gather_params))
@@ -352,7 +352,7 @@ def since(before: Counts, now: Counts) -> Counts:
     return hits, queries
 
 
-def in_prefix_order(prompts: list[list[int]], sample: Callable[[list[list[int]]], Any]) -> tuple[Any, ...]:
+def in_prefix_order(prompts: Sequence[list[int]], sample: Callable[[list[list[int]]], Any]) -> tuple[Any, ...]:
     """Call `sample` with sorted prompts; return its columns (a value per prompt, or `None`) in the original order."""
     order = sorted(range(len(prompts)), key=prompts.__getitem__)
     columns = sample([prompts[i] for i in order])

@@ -24,12 +24,12 @@ from accelerate.utils import broadcast_object_list, gather_object
 from think_as_locals.engines.server_pool import VLLMServers
 from think_as_locals.engines.vllm_server import START, OtherWeightsError, SampledTokens, VLLMServer
 from think_as_locals.engines.weight_digests import SentTensors
+from think_as_locals.runtime.processes import in_background, run_with_timeout
 from think_as_locals.training.adapters import base_parameters, lora_unsupported_reason, save_adapter
-from think_as_locals.training.faults import in_background, run_with_timeout
 from think_as_locals.training.nccl_transfer import NCCLTransfer, nccl_unsupported_reason
 from think_as_locals.training.rollouts import CHECK_SAMPLING, CheckedEngine, Counts, Parameters, in_prefix_order, since
 from think_as_locals.training.weight_files import WeightFiles
-from think_as_locals.types import ServerError, TrainingError
+from think_as_locals.types import ServerError, ThinkAsLocalsError, TrainingError
 
 _logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class ServedEngine(CheckedEngine):
         self._named = f"the vLLM server{'s' * (len(urls) > 1)} at {', '.join(urls)}"
         self._loaded = ""
         self._in_flight: list[Future[Sampled | None]] = []
-        self._on_main(self._connect)
+        self.on_main(self._connect)
         servers = self._servers if self.accelerator.is_main_process else None
         self._nccl = NCCLTransfer(self._iter_named_params, servers, self.accelerator.process_index)
 
@@ -71,15 +71,16 @@ class ServedEngine(CheckedEngine):
     def sync_weights(self) -> None:
         """Send the policy's weights once all sampling with the last ones has ended; see `CheckedEngine`."""
         for future in self._in_flight:
-            self._on_main(partial(_wait, future))
+            self.on_main(partial(_wait, future))
         super().sync_weights()
+        if len(self._config.rollout.urls) > 1:
+            self._log("rollout/servers", self.on_main(lambda: len(self._servers.ready)))
 
     def complete(self, prompts: Sequence[list[int]], **parameters: Any) -> list[SampledTokens]:
-        """Return a completion for each prompt of this rank; all ranks call this, and raise TrainingError together."""
-        everyones, own = self._gathered(prompts)
+        """Return a completion for each prompt; all ranks ask for the same ones, and raise TrainingError together."""
         for _ in range(_RESTARTS):
-            if (sampled := self._on_main(lambda: self._current(everyones, parameters))) is not None:
-                return sampled.completions[own]
+            if (sampled := self.on_main(lambda: self._current(prompts, parameters))) is not None:
+                return sampled.completions
             self.sync_weights()  # it was restarted, and has the weights it was started with
         raise TrainingError(self._restart_message("sampled"))
 
@@ -104,7 +105,7 @@ class ServedEngine(CheckedEngine):
             check(everyones)
             return future.result()
 
-        if (sampled := self._on_main(take)) is None:
+        if (sampled := self.on_main(take)) is None:
             return None
         self._log_hit_rate(sampled.prefix_cache if self.accelerator.is_main_process else (0.0, 0.0))
         return sampled.completions[own]
@@ -122,19 +123,22 @@ class ServedEngine(CheckedEngine):
 
     def _gathered(self, prompts: Sequence[list[int]]) -> tuple[list[list[int]], slice]:
         """Return the prompts of all ranks, and the slice of this rank."""
-        counts = gather_object([len(prompts)])
-        first = sum(counts[: self.accelerator.process_index])
-        return gather_object(list(prompts)), slice(first, first + len(prompts))
+        ranks: list[list[list[int]]] = gather_object([list(prompts)])
+        first = sum(map(len, ranks[: self.accelerator.process_index]))
+        return [*chain.from_iterable(ranks)], slice(first, first + len(prompts))
 
-    def _current(self, prompts: list[list[int]], parameters: dict[str, Any]) -> Sampled | None:
+    def _current(self, prompts: Sequence[list[int]], parameters: dict[str, Any]) -> Sampled | None:
         """Return completions by the weights of the last sync, or `None` if the server has others now."""
-        with self._servers.one_limit(), suppress(OtherWeightsError):
-            before = self._servers.prefix_cache()
-            (found,) = in_prefix_order(
-                prompts, lambda ordered: (self._servers.complete(ordered, self._loaded, **parameters),)
-            )
-            return Sampled(found, since(before, self._servers.prefix_cache()))
-        return None
+        try:
+            with self._servers.one_limit():
+                before = self._servers.prefix_cache()
+                (found,) = in_prefix_order(
+                    prompts, lambda ordered: (self._servers.complete(ordered, self._loaded, **parameters),)
+                )
+                return Sampled(found, since(before, self._servers.prefix_cache()))
+        except OtherWeightsError as error:
+            _logger.warning("%s: what it was to sample is sampled again, after a weight sync", error)
+            return None
 
     def _connect(self) -> None:
         for left in self._weights.glob(f"{_SYNC}*"):  # by a process of this run that was killed
@@ -150,21 +154,21 @@ class ServedEngine(CheckedEngine):
     def _merge_reason(self) -> str | None:
         if reason := super()._merge_reason():
             return reason
-        states = self._on_main(lambda: self._servers.on_each(VLLMServer.state))
+        states = self.on_main(lambda: self._servers.states())
         reasons = [lora_unsupported_reason(self.model, state["adapters"]) for state in states]
         return next((reason for reason in reasons if reason), None)
 
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
         for _ in range(_RESTARTS):
-            if self._on_main(self._lack_weights):  # never given this run's base weights, or restarted
+            if self.on_main(self._lack_weights):  # never given this run's base weights, or restarted
                 self._send(self._new_name(), self._counted(base_parameters(self.model, self._dist.gather_params)))
-            if (answers := self._on_main(lambda: self._load_adapter(tensors))) is not None:
+            if (answers := self.on_main(lambda: self._load_adapter(tensors))) is not None:
                 self._answers = answers
                 return
         raise TrainingError(self._restart_message("took an adapter"))
 
     def _lack_weights(self) -> bool:
-        return any(state["weights"] != self._loaded for state in self._servers.on_each(VLLMServer.state))
+        return any(state["weights"] != self._loaded for state in self._servers.states())
 
     def _load_adapter(self, tensors: dict[str, torch.Tensor]) -> list[SampledTokens] | None:
         """Load the adapter; return the answers to the sync check, or `None` if no server has its base weights."""
@@ -181,7 +185,7 @@ class ServedEngine(CheckedEngine):
         return None
 
     def _send_weights(self) -> None:
-        by_nccl, connect = self._on_main(self._choose_transfer)
+        by_nccl, connect = self.on_main(self._choose_transfer)
         if by_nccl:
             self._broadcast(self._new_name(), connect=connect)
         else:
@@ -189,25 +193,25 @@ class ServedEngine(CheckedEngine):
 
     def _new_name(self) -> str:
         """Return a name for the next weights, unique among syncs and runs; servers report it as what they hold."""
-        return self._on_main(lambda: str(self._weights / f"{_SYNC}{uuid4().hex}"))
+        return self.on_main(lambda: str(self._weights / f"{_SYNC}{uuid4().hex}"))
 
     def _choose_transfer(self) -> tuple[bool, bool]:
         """Return whether to send weights by NCCL, and whether the servers must be connected first."""
-        states, wanted = self._servers.on_each(VLLMServer.state), self._config.rollout.transfer
-        reason = nccl_unsupported_reason(states, len(self._servers.all))
+        states, wanted = self._servers.states(), self._config.rollout.transfer
+        reason = nccl_unsupported_reason(states)
         if reason and wanted == "nccl":
             raise ServerError(f"rollout.transfer: got nccl, but {reason}: fix that, or set folder")
         if reason and wanted is None and torch.cuda.is_available():
             _logger.warning("this weight sync goes through %s, and not by NCCL: %s", self._weights, reason)
-        by_nccl = reason is None and wanted != "folder"
-        return by_nccl, by_nccl and not all(state["connected"] for state in states)
+        connected = all(state["connected"] for state in states) and self._nccl.joined == self._servers.ready
+        return reason is None and wanted != "folder", not connected
 
     def _send(self, name: str, parameters: Parameters) -> None:
         """Write weights into files, which servers load while others are gathered; every rank iterates over them."""
         if not self.accelerator.is_main_process:
             for _ in parameters:
                 pass
-            self._answers = self._on_main(list)
+            self._answers = self.on_main(list)
             return
         files = WeightFiles(Path(name), self.limit_s)
         loading = in_background(partial(self._load, files))
@@ -217,7 +221,7 @@ class ServedEngine(CheckedEngine):
         finally:
             files.close()
             try:
-                self._answers = self._on_main(loading.result)
+                self._answers = self.on_main(loading.result)
                 self._loaded = name
             finally:
                 shutil.rmtree(name, ignore_errors=True)
@@ -247,12 +251,12 @@ class ServedEngine(CheckedEngine):
             remedy = "rollout.transfer=folder sends weights through a shared folder"
             raise TrainingError(f"weights could not be sent by NCCL to {self._named} ({faults[0]}); {remedy}")
         check = partial(self._ask_check, name=name, sent=self._tensors)
-        self._answers = self._on_main(lambda: self._answers_of(check))
+        self._answers = self.on_main(lambda: self._answers_of(check))
         self._loaded = name
 
     def _answers_of(self, ask: Callable[[VLLMServer], list[SampledTokens]]) -> list[SampledTokens]:
         """Return the answers of all servers that are ready then, one server after the other."""
-        return list(chain.from_iterable(self._servers.on_each(ask)))
+        return list(chain.from_iterable(self._servers.on_ready(ask)))
 
     def _ask_check(self, server: VLLMServer, name: str, sent: SentTensors) -> list[SampledTokens]:
         """Return a server's answers to the sync check; a TrainingError if its tensors are not those sent."""
@@ -264,7 +268,8 @@ class ServedEngine(CheckedEngine):
         return self._answers
 
     def _sample(self, prompts: list[list[int]], num_generations: int, profiler: Any) -> Any:
-        found = self.complete(prompts, **self._sampling)
+        everyones, own = self._gathered(prompts)
+        found = self.complete(everyones, **self._sampling)[own]
         return prompts, [c.token_ids for c in found], [[[value] for value in c.log_probs] for c in found], None
 
     @property
@@ -282,7 +287,7 @@ class ServedEngine(CheckedEngine):
         }
 
     def _prefix_cache(self) -> Counts:
-        counts = self._on_main(lambda: self._servers.prefix_cache())
+        counts = self.on_main(lambda: self._servers.prefix_cache())
         return counts if self.accelerator.is_main_process else (0.0, 0.0)  # the ranks' are added up
 
     def _restart_message(self, action: str) -> str:
@@ -291,13 +296,13 @@ class ServedEngine(CheckedEngine):
             ": its log says why it stops; see that no other run gives it weights"
         )
 
-    def _on_main(self, work: Callable[[], T]) -> T:
+    def on_main(self, work: Callable[[], T]) -> T:
         """Do `work` on the main process and return its result on all ranks; if it fails, all raise TrainingError."""
         found, fault = None, None
         if self.accelerator.is_main_process:
             try:
                 found = run_with_timeout(self.limit_s, work)
-            except (ServerError, TrainingError) as error:
+            except ThinkAsLocalsError as error:
                 fault = f"{error}"
             except Exception as error:  # of whatever kind: the other ranks wait
                 fault = (
@@ -311,5 +316,5 @@ class ServedEngine(CheckedEngine):
 
 
 def _wait(future: Future[Any]) -> None:
-    """Wait until a future is done, successfully or not; returns nothing, as all ranks get what `_on_main` returns."""
+    """Wait until a future is done, successfully or not; returns nothing, as all ranks get what `on_main` returns."""
     wait([future])

@@ -11,7 +11,7 @@ from threading import Condition
 from safetensors.torch import save_file
 from torch import Tensor
 
-from think_as_locals.training.faults import in_background
+from think_as_locals.runtime.processes import in_background
 
 FILE_BYTES = 256 * 2**20
 """A file's size. Two of them are in memory at most: one being filled, one being written."""
