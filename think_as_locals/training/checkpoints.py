@@ -271,6 +271,15 @@ class CheckpointedTrainer(Trainer):
                 f"{checkpoint}: {fault}. Find out who wrote it; without this folder, {before}"
             ) from error
 
+    def restore(self) -> None:
+        """Restore the state of this rank from the checkpoint that training resumes from, if any."""
+        if self.resumed_from is not None:
+            stem = self.resumed_from / f"rank-{self.args.process_index}"
+            values = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+            tensors = load_file(stem.with_suffix(".safetensors"))
+            self.load_rank_state(values, {name: value.to(self.args.device) for name, value in tensors.items()})
+            self.is_restored = True
+
     def rank_state(self) -> tuple[Values, dict[str, Tensor]]:
         """Return the state that only this rank has."""
         losses = {"loss": float(self._tr_loss), "total_loss": self._total_loss_scalar}
@@ -340,13 +349,7 @@ class _Restore(TrainerCallback):
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        folder = self._trainer.resumed_from
-        if folder is not None:
-            stem = folder / f"rank-{args.process_index}"
-            values = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-            tensors = load_file(stem.with_suffix(".safetensors"))
-            self._trainer.load_rank_state(values, {name: value.to(args.device) for name, value in tensors.items()})
-            self._trainer.is_restored = True
+        self._trainer.restore()
 
 
 class StopSignals(TrainerCallback):
