@@ -175,7 +175,7 @@ def _validity(folder: RunFolder, errors: Console) -> None:
     except DataError as error:
         errors.print(f"no r2: {error}", markup=False)
         return
-    found = read_json(folder.path / "validity.json")
+    found = read_json(folder.validity)
     if found["warning"]:
         errors.print(f"warning: {found['warning']}", markup=False)
     print_result(*(table.terminal() for table in tables(found)))

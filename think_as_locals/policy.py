@@ -131,7 +131,7 @@ def run(config: PolicyConfig, data: PolicyData, folder: RunFolder) -> None:
         if not folder.policy_results.is_file():
             write_results(config, data.questions, folder)
         print_result(table(read_json(folder.policy_results)).terminal(config.run.name, _CAPTION))
-        print(f"model       {folder.model}\nresults     {folder.path / 'policy.md'}")
+        print(f"model       {folder.model}\nresults     {folder.policy_results.with_suffix('.md')}")
 
 
 def train(config: PolicyConfig, data: PolicyData, folder: RunFolder, signals: StopSignals, console: Console) -> None:
@@ -261,11 +261,11 @@ def write_results(config: PolicyConfig, questions: Mapping[str, Sequence[Questio
             "num_candidates": section.num_candidates,
             **_summary(list(zip(items, rows, strict=True)), config, 1.0 if section.scorer is None else math.inf),
         }
-    write_text(folder.path / "answers.jsonl", "".join(lines))
+    write_text(folder.policy_answers, "".join(lines))
     parts = [f"# {escape_markdown(config.run.name)}", f"{_CAPTION} {max(steps)} steps of GRPO."]
     parts.append(table(found).markdown())
     parts += [f"## {name}\n\n{by_culture(of_task).markdown()}" for name, of_task in found["tasks"].items()]
-    write_text(folder.path / "policy.md", "\n\n".join(parts) + "\n")
+    write_text(folder.policy_results.with_suffix(".md"), "\n\n".join(parts) + "\n")
     write_json(folder.policy_results, found)
 
 

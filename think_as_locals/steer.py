@@ -121,7 +121,7 @@ class ScpoRun:
         if main:
             report = write_report(self.folder.path, config, prepared.held_out, prepared.scores, results)
             Console(highlight=False).print(*on_terminal(self.folder.path))
-            print(f"report      {report}\nmodels      {self.folder.path / 'models'}")
+            print(f"report      {report}\nmodels      {self.folder.steered_models}")
 
     def _prepare(self, train: Sequence[Item], test: Sequence[Item]) -> Prepared:
         """Load the global RM, score all responses, and drop the pairs that cannot be used."""
@@ -220,7 +220,7 @@ class ScpoRun:
         """Score responses, with a progress bar."""
         task = self.bar.add_task(f"{name}: scores", total=None)
         scores = score_responses(
-            rm, requests, folder.path / "scores", lambda more, total: self.bar.update(task, advance=more, total=total)
+            rm, requests, folder.scores, lambda more, total: self.bar.update(task, advance=more, total=total)
         )
         self.bar.remove_task(task)
         return scores
@@ -231,7 +231,7 @@ class ScpoRun:
         if folder.model.is_dir() and spec.variant in self.config.scpo.keep_models and spec.num_pairs is None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             folder.model.rename(kept)
-        for path in (folder.model, folder.adapter, folder.checkpoints, folder.path / "scores"):
+        for path in (folder.model, folder.adapter, folder.checkpoints, folder.scores):
             rmtree(path, ignore_errors=True)
 
 

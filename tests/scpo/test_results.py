@@ -14,16 +14,7 @@ from hypothesis import strategies as st
 from scpo.hand_worked import BEFORE, ITEMS, QUESTIONS, RESULTS, STEERED, answers, held_out, item, scores, variant_result
 
 from think_as_locals.evaluation.statistics import accuracy, estimate_mean
-from think_as_locals.scpo.results import (
-    RECORD,
-    SCORES,
-    VariantResult,
-    VariantSpec,
-    js_distance,
-    read_result,
-    summarise,
-    write_result,
-)
+from think_as_locals.scpo.results import VariantResult, VariantSpec, js_distance, read_result, summarise, write_result
 from think_as_locals.types import DataError
 
 
@@ -304,11 +295,11 @@ def test_names_tell_trainings_apart() -> None:
 def test_without_its_record_a_result_is_not_done(tmp_path: Path) -> None:
     assert read_result(tmp_path / "nowhere") is None
     write_result(tmp_path, RESULT)
-    (tmp_path / RECORD).unlink()  # as where a process is killed between the two files
+    (tmp_path / "result.json").unlink()  # as where a process is killed between the two files
     assert read_result(tmp_path) is None
 
 
-@pytest.mark.parametrize("name", [RECORD, SCORES])
+@pytest.mark.parametrize("name", ["result.json", "scores.parquet"])
 def test_a_torn_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None:
     write_result(tmp_path, RESULT)
     whole = (tmp_path / name).read_bytes()
@@ -320,10 +311,10 @@ def test_a_torn_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None
 
 def test_a_record_that_lacks_something_is_damaged(tmp_path: Path) -> None:
     write_result(tmp_path, RESULT)
-    (tmp_path / RECORD).write_text('{"spec": {"country": "TH"}, "weights": []}')
+    (tmp_path / "result.json").write_text('{"spec": {"country": "TH"}, "weights": []}')
     with pytest.raises(DataError, match=r"damaged \(.*missing 2 required .*'variant' and 'seed'"):
         read_result(tmp_path)
     write_result(tmp_path, RESULT)
-    (tmp_path / SCORES).unlink()
-    with pytest.raises(DataError, match=f"damaged .*{SCORES}"):
+    (tmp_path / "scores.parquet").unlink()
+    with pytest.raises(DataError, match=r"damaged .*scores\.parquet"):
         read_result(tmp_path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from think_as_locals.runtime.output import print_result
+from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import ConfigError
 
 
@@ -80,7 +81,7 @@ def _leaderboard(arguments: Namespace) -> None:
     folder = _out_folder(arguments.out)
     page = write_leaderboard(arguments.runs, folder)
     if arguments.json:
-        sys.stdout.write((folder / "leaderboard.json").read_text(encoding="utf-8"))
+        sys.stdout.write(RunFolder(folder).leaderboard.read_text(encoding="utf-8"))
         return
     print_result(*on_terminal(folder))
     print(page)
@@ -91,7 +92,7 @@ def _validity(arguments: Namespace) -> None:
 
     results, folder = read_results(arguments.results), _out_folder(arguments.out)
     plot = write_validity(results, folder)
-    written = (folder / "validity.json").read_text(encoding="utf-8")
+    written = RunFolder(folder).validity.read_text(encoding="utf-8")
     found = json.loads(written)
     if found["warning"]:
         print(f"warning: {found['warning']}", file=sys.stderr)

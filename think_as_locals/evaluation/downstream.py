@@ -181,11 +181,11 @@ def read_results(path: Path) -> list[Result]:
                 raise DataError(f"{row.place}: {'; '.join(fault.detail for fault in fields.faults)}")
             results.append(Result(fields.name, fields.accuracy, fields.downstream))
         return results
-    for file in sorted(path.glob("selections/*.json")):
+    for file in sorted((folder := RunFolder(path)).results("selections")):
         selected = read_json(file).get("selected")
         if selected is None:
             raise DataError(f"{file}: the candidates had no qualities; add them, and evaluate again")
-        summary = carb.read(RunFolder(path).result("carb", file.stem))
+        summary = carb.read(folder.result("carb", file.stem))
         macro, note = summary["macro"], carb.trained_on_note(summary)  # macro accuracy ranks reward models
         doubts = "; ".join(filter(None, [macro_warning(macro), note and f"{file.stem} was {note}"]))
         found, on = (float(macro["accuracy"]), float(selected["mean"])), carb.benchmark(summary["dataset"]).rstrip(",")
@@ -199,8 +199,9 @@ def write_validity(results: Sequence[Result], folder: Path) -> Path:
     """Write `validity.json` and `validity.svg`; return the path of the plot."""
     found = validity(results, samples=RESAMPLES, seed=0)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "validity.json", {**found, "results": [asdict(result) for result in results]})
-    path = folder / "validity.svg"
+    file = RunFolder(folder).validity
+    write_json(file, {**found, "results": [asdict(result) for result in results]})
+    path = file.with_suffix(".svg")
     write_text(path, plot(results, found))
     return path
 

@@ -105,16 +105,17 @@ def write_leaderboard(
     failed = [{"model": found["model"], "run": run.name, "message": found["message"]} for run, found in read]
     views, failures = [_view(each) for each in boards], _failures_table(failed)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "leaderboard.json", {"alpha": ALPHA, "boards": boards, "failed": failed})
-    write_text(folder / "leaderboard.md", _markdown(views, failures))
-    page = folder / "leaderboard.html"
+    board_file = RunFolder(folder).leaderboard
+    write_json(board_file, {"alpha": ALPHA, "boards": boards, "failed": failed})
+    write_text(board_file.with_suffix(".md"), _markdown(views, failures))
+    page = board_file.with_suffix(".html")
     write_text(page, _page([entry for entries in ranked for entry in entries], views, failures))
     return page
 
 
 def on_terminal(folder: Path) -> Iterator[RenderableType]:
     """Yield the boards of a folder's `leaderboard.json` as tables for a terminal, with their warnings."""
-    found = read_json(folder / "leaderboard.json")
+    found = read_json(RunFolder(folder).leaderboard)
     for view in map(_view, found["boards"]):
         warnings = [f"Warning: {view['warning']}"] if view["warning"] else []
         caption = "\n".join([_NOTE, *warnings, *(f"{name}: {note}." for name, note in view["too_long"])])

@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from think_as_locals.hub.source_run import SCPO_FIGURES, JudgeRun, SteeredRun, TrainedRun
+from think_as_locals.hub.source_run import JudgeRun, SteeredRun, TrainedRun
 from think_as_locals.judging import prompt_texts
 from think_as_locals.reward_models.judge import SETTINGS_FILE
 from think_as_locals.reward_models.training_items import TRAINING_ITEMS_FILE
@@ -30,8 +30,9 @@ _TOKENIZER = {
 _MODEL = {*("config.json", "generation_config.json", "model.safetensors.index.json", "LICENSE"), TRAINING_ITEMS_FILE}
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|adapter_model\.safetensors")
 _ADAPTER = "adapter_config.json"
+_COUNTRY = "scpo.json"  # the figures of the country that a reward model is for
 _GENERATED = re.compile(
-    rf"{'|'.join(map(re.escape, (CARD, RESULTS, SCPO_FIGURES)))}|prompt/\w+\.txt|(carb|probes)/[\w.-]+\.json"
+    rf"{'|'.join(map(re.escape, (CARD, RESULTS, _COUNTRY)))}|prompt/\w+\.txt|(carb|probes)/[\w.-]+\.json"
 )
 
 
@@ -109,7 +110,7 @@ def _about(run: JudgeRun | SteeredRun) -> Iterator[HubFile]:
         for name, text in sorted(prompt_texts(run.settings.prompt).items()):
             yield HubFile(f"prompt/{name.removesuffix('.txt')}.txt", f"{text}\n".encode(), generated=True)
     else:
-        yield _json_file(SCPO_FIGURES, run.figures)
+        yield _json_file(_COUNTRY, run.figures)
     for result in run.results:
         for stage, path in (("carb", result.path), ("probes", result.probes)):
             if path:

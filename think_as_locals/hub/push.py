@@ -23,7 +23,8 @@ from huggingface_hub.utils.sha import git_hash
 from think_as_locals.hub.card import eval_results, model_card
 from think_as_locals.hub.files import HubFile, collect_files, is_pushed_path
 from think_as_locals.hub.leaks import check_leaks
-from think_as_locals.hub.source_run import SCPO_FIGURES, read_judge_run, read_steered_run
+from think_as_locals.hub.source_run import read_judge_run, read_steered_run
+from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import ConfigError, ThinkAsLocalsError
 
 _WAITS_S = (1.0, 2.0, 4.0)
@@ -80,7 +81,7 @@ def prepare(
         raise ConfigError(f"--repo: {error}") from error
     if "/" not in repo:
         raise ConfigError(f"--repo: got {repo!r}, expected owner/name")
-    steered = model is not None or (run / SCPO_FIGURES).is_file()
+    steered = model is not None or RunFolder(run).steering.is_file()
     source = read_steered_run(run, model, evaluations) if steered else read_judge_run(run, evaluations)
     files, left_out = collect_files(source, adapter)
     if licence is not None:

@@ -24,7 +24,6 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.scpo.results import GLOBAL, VariantResult, read_result
 from think_as_locals.types import TEST, VALIDATION, ConfigError, DataError
 
-SCPO_FIGURES = "scpo.json"  # results of all reward models of an SCPO run; on the Hub, of the pushed one
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _FIGURES = [
     *("dataset", "mode", "differences", "filter_threshold", "weight_temperature", "reference", "resampled", "rows")
@@ -107,12 +106,13 @@ def read_judge_run(path: Path, evaluations: Sequence[Path] = ()) -> JudgeRun:
 
 def read_steered_run(path: Path, model: str | None, evaluations: Sequence[Path] = ()) -> SteeredRun:
     """Read an SCPO run and one of its reward models, e.g. `TH/scpo-seed-0`, with the results of evaluations of it."""
-    folder, file = RunFolder(path), path / SCPO_FIGURES
-    if not file.is_file():
+    folder = RunFolder(path)
+    if not folder.steering.is_file():
         raise DataError(
-            f"{path}: no {SCPO_FIGURES}; --model chooses a reward model of a finished SCPO run; a judge's run has one"
+            f"{path}: no {folder.steering.name}; --model chooses a reward model of a finished SCPO run; a judge's run "
+            "has one"
         )
-    kept = sorted(f"{found.parent.name}/{found.name}" for found in path.glob("models/*/*") if found.is_dir())
+    kept = sorted(f"{found.parent.name}/{found.name}" for found in folder.steered_models.glob("*/*") if found.is_dir())
     if model is None or model not in kept:
         got = "nothing" if model is None else repr(model)
         raise ConfigError(
@@ -122,12 +122,12 @@ def read_steered_run(path: Path, model: str | None, evaluations: Sequence[Path] 
     result = read_result(folder.variant(model).path)
     if result is None:
         raise DataError(f"{path}: no record of the training in variants/{model}")
-    country, variant, figures = result.spec.country, result.spec.variant, read_json(file)
+    country, variant, figures = result.spec.country, result.spec.variant, read_json(folder.steering)
     if missing := sorted({*_FIGURES} - set(figures)):
-        raise DataError(f"{file}: lacks {', '.join(missing)}")
+        raise DataError(f"{folder.steering}: lacks {', '.join(missing)}")
     rows = {row["variant"]: row for row in figures["rows"] if (row["country"], row["num_pairs"]) == (country, None)}
     if missing := sorted({GLOBAL, variant} - set(rows)):
-        raise DataError(f"{file}: has no row of {country} for {', '.join(missing)}")
+        raise DataError(f"{folder.steering}: has no row of {country} for {', '.join(missing)}")
     return SteeredRun(
         config=_read_config(path, ScpoConfig),
         result=result,
@@ -190,7 +190,7 @@ def _evaluation_result(evaluation: Path, model: Path) -> CarbResult:
     """Return the result of an evaluation for these weights, identified by names, sizes and times of their files."""
     config = _read_config(evaluation, EvaluationConfig)
     files = identify_weights(str(model), None)["files"]
-    for journal in sorted(evaluation.glob("journals/*.jsonl")):
+    for journal in (run := RunFolder(evaluation)).journals():
         with journal.open("rb") as lines:
             line = lines.readline()
         try:
@@ -198,9 +198,9 @@ def _evaluation_result(evaluation: Path, model: Path) -> CarbResult:
             measured = identity.get("model") or identity.get("weights") or {}  # for a judge, for a classifier
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{journal}: its first line does not name the reward model") from error
-        path = RunFolder(evaluation).result("carb", journal.stem)
+        path = run.result("carb", journal.stem)
         if measured.get("files") == files and path.is_file():
-            probes = RunFolder(evaluation).result("probes", journal.stem)
+            probes = run.result("probes", journal.stem)
             probed = probes if config.eval.probes and probes.is_file() else None
             return CarbResult(config.run.name, path, carb.read(path), (config.data,), probed)
     raise DataError(f"{evaluation}: no reward model measured there has the weights of {model}, file by file")

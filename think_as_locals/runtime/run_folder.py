@@ -53,6 +53,9 @@ class StageFolder:
         self.checkpoints: Final = path / "checkpoints"
         self.adapter: Final = path / "adapter"  # LoRA's adapter by itself
         self.model: Final = path / "model"  # written last
+        self.scores: Final = path / "scores"  # SCPO: journals of scores of responses
+        self.record: Final = path / "result.json"  # SCPO: the record of a training; written last
+        self.record_scores: Final = path / "scores.parquet"  # SCPO: its scores of the test responses
 
 
 class RunFolder(StageFolder):
@@ -77,7 +80,12 @@ class RunFolder(StageFolder):
         self.demonstrations: Final = path / "demonstrations.jsonl"  # of a teacher; written last
         self.candidates: Final = path / "candidates.jsonl"  # of a policy, for best-of-N selection
         self.candidates_summary: Final = path / "candidates.json"  # their quality; written last
-        self.policy_results: Final = path / "policy.json"  # quality of a policy's answers before and after training
+        self.policy_results: Final = path / "policy.json"  # quality of a policy's answers; beside it policy.md
+        self.policy_answers: Final = path / "answers.jsonl"  # of a policy, before and after training
+        self.leaderboard: Final = path / "leaderboard.json"  # of an evaluation; beside it .md and .html
+        self.validity: Final = path / "validity.json"  # of accuracy for best-of-N selection; beside it .svg
+        self.steering: Final = path / "scpo.json"  # of an SCPO run; beside it scpo.md
+        self.steered_models: Final = path / "models"  # of an SCPO run
         self.edits: Final = path / "edits.jsonl"  # of an editor; written last
         self.yields: Final = path / "yield.json"  # number of items with demonstrations or edits
 
@@ -89,8 +97,11 @@ class RunFolder(StageFolder):
     @property
     def findings(self) -> Path:
         """The JSON document with the results of a run or a sweep, which `tal run --json` prints."""
-        documents = [self.path / f"{name}.json" for name in ("variants", "sweep", "scpo", "leaderboard")]
-        documents += [
+        documents = [
+            self.path / "variants.json",
+            self.path / "sweep.json",
+            self.steering,
+            self.leaderboard,
             self.policy_results,
             self.yields,
             self.candidates_summary,
@@ -102,9 +113,17 @@ class RunFolder(StageFolder):
         """The result of a stage (`carb`, `probes`, `selections`) of one reward model of an evaluation."""
         return self.path / stage / f"{name}.json"
 
+    def results(self, stage: str) -> list[Path]:
+        """The results of a stage of all reward models, by name."""
+        return sorted(self.path.glob(f"{stage}/*.json"))
+
     def journal(self, name: str) -> Path:
         """The answers of a model, one on each line."""
         return self.path / "journals" / f"{name}.jsonl"
+
+    def journals(self) -> list[Path]:
+        """The answers of all models, by name."""
+        return sorted(self.path.glob("journals/*.jsonl"))
 
     def failure(self, name: str) -> Path:
         """The error of a reward model of an evaluation that failed."""
@@ -112,7 +131,7 @@ class RunFolder(StageFolder):
 
     def failures(self) -> list[Path]:
         """The errors of all reward models that failed, by name."""
-        return sorted(self.path.glob("failed/*.json"))
+        return self.results("failed")
 
     def answers(self, step: int) -> Path:
         """The answers of a policy in training to its tasks at a step."""
@@ -151,7 +170,7 @@ class RunFolder(StageFolder):
 
     def steered_model(self, name: str) -> Path:
         """SCPO: the reward model of a variant, if it is kept."""
-        return self.path / "models" / name
+        return self.steered_models / name
 
     def read_id(self) -> str:
         """Return the unique id of this run."""

@@ -55,7 +55,7 @@ def write_report(
     folder: Path, config: ScpoConfig, held_out: HeldOutSet, global_scores: Scores, results: Sequence[VariantResult]
 ) -> Path:
     """Write `scpo.json`, `scpo.md` and `report.html` into a run's folder, and return the page's path."""
-    mode = config.mode.model_dump()
+    run, mode = RunFolder(folder), config.mode.model_dump()
     summary = {
         "dataset": config.data.title,
         "model": config.model.path or "randomly initialised",
@@ -74,19 +74,18 @@ def write_report(
         "max_loss": MAX_LOSS,
         **summarise(held_out, global_scores, results),
     }
-    write_json(folder / "scpo.json", summary)
+    write_json(run.steering, summary)
     tables = _tables(summary)
-    write_text(folder / "scpo.md", _markdown(summary, tables))
-    page = RunFolder(folder).report
+    write_text(run.steering.with_suffix(".md"), _markdown(summary, tables))
     template = templates(Path(__file__).parent).get_template("steering.html.jinja")
-    run = {"run": config.run.name, "settings": read_settings(folder)}
-    write_text(page, template.render(found=summary, tables=tables, names=VARIANT_NAMES, **run))
-    return page
+    about = {"run": config.run.name, "settings": read_settings(folder)}
+    write_text(run.report, template.render(found=summary, tables=tables, names=VARIANT_NAMES, **about))
+    return run.report
 
 
 def on_terminal(folder: Path) -> Iterator[RenderableType]:
     """Yield the tables of means and of trainings of a folder's `scpo.json` for a terminal."""
-    summary = read_json(folder / "scpo.json")
+    summary = read_json(RunFolder(folder).steering)
     tables = _tables(summary)
     yield tables["means"].terminal(
         f"SCPO on {summary['dataset']}: {summary['n']} test pairs",

@@ -27,10 +27,8 @@ from think_as_locals.evaluation.statistics import accuracy, estimate_mean
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
 from think_as_locals.runtime.files import parquet, read_json, read_parquet, write_bytes, write_json
+from think_as_locals.runtime.run_folder import StageFolder
 from think_as_locals.types import DataError, Item
-
-RECORD, SCORES = "result.json", "scores.parquet"
-
 
 Scores = dict[str, float]
 """`journal.content_key` of a prompt and a response -> the score of the response."""
@@ -157,20 +155,22 @@ class VariantResult:
 
 
 def write_result(folder: Path, result: VariantResult) -> None:
-    """Write the files of a training, last `result.json`: if it exists, the training is done."""
+    """Write the files of a training, last its record: if it exists, the training is done."""
     record = asdict(result)
     rows = [{"response": key, "score": score} for key, score in record.pop("scores").items()]
-    write_bytes(folder / SCORES, parquet(rows))
-    write_json(folder / RECORD, record)
+    files = StageFolder(folder)
+    write_bytes(files.record_scores, parquet(rows))
+    write_json(files.record, record)
 
 
 def read_result(folder: Path) -> VariantResult | None:
     """Read what `write_result` wrote; `None` if the training is not done."""
-    if not (folder / RECORD).is_file():
+    files = StageFolder(folder)
+    if not files.record.is_file():
         return None
     try:
-        record = read_json(folder / RECORD)
-        scores = {row["response"]: row["score"] for row in read_parquet(folder / SCORES)}
+        record = read_json(files.record)
+        scores = {row["response"]: row["score"] for row in read_parquet(files.record_scores)}
         spec, weights = VariantSpec(**record.pop("spec")), tuple(record.pop("weights"))
         return VariantResult(spec=spec, weights=weights, scores=scores, **record)
     except (DataError, KeyError, TypeError) as error:
