@@ -26,6 +26,7 @@ from babel.languages import get_official_languages
 
 from think_as_locals.data.edits import Edit
 from think_as_locals.data.languages import count_names, countries_named, in_script, other_language
+from think_as_locals.data.sources import response_language
 from think_as_locals.types import Item, is_text
 
 RULES = {
@@ -67,7 +68,7 @@ class Texts(NamedTuple):
 
 def target_language(item: Item, language: str) -> str | None:
     """Return the language into which CL puts an item's responses: `language`, or if they are in it the culture's."""
-    spoken = "en" if item.source == "blend" else item.language.partition("-")[0]  # as in `edits.rephrase`
+    spoken = response_language(item).partition("-")[0]
     if spoken != language:
         return language
     official = get_official_languages((item.culture or "").partition("-")[0], de_facto=True)

@@ -22,7 +22,7 @@ from think_as_locals.data import cards as culture_cards
 from think_as_locals.data.fields import Language, Prompt, Responses, RowModel, check_text, field
 from think_as_locals.data.languages import language_tag
 from think_as_locals.data.rows import Defect, Fault, Outcome, Row, local_path, read_rows
-from think_as_locals.data.sources import jsonl
+from think_as_locals.data.sources import SOURCES, jsonl, response_language
 from think_as_locals.data.splits import hash_fraction
 from think_as_locals.runtime.files import read_json
 from think_as_locals.types import DataError, Item, first_of, shown
@@ -116,8 +116,7 @@ def remove_label(item: Item) -> Item | None:
 def rephrase(item: Item) -> Item | None:
     """RP: put a frame around the prompt and every response; no paraphrase, so its effect is a lower bound."""
     frames = _read_once(_FOLDER / "frames.json")
-    # BLEnD's responses are in English, see sources/blend.py.
-    prompts, responses = frames.get(item.language), frames.get("en" if item.source == "blend" else item.language)
+    prompts, responses = frames.get(item.language), frames.get(response_language(item))
     if prompts is None or responses is None:
         return None
     draw = hash_fraction(item.group)  # the same for a whole flip set
@@ -158,7 +157,7 @@ def why_not(edit: Edit, item: Item) -> str:
         return "no phrase of its prompt that can be cut names the culture" if item.culture else "it has no culture"
     if edit == "RP":
         return "no frames in its languages"
-    if item.source == "blend":
+    if (source := SOURCES.get(item.source)) and source.response_language:
         return "its responses are in English, whatever the language of the prompt"
     return "no item asks the same in another language"
 

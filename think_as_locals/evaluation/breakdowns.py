@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from babel import Locale
 
+from think_as_locals.data.sources import SOURCES
 from think_as_locals.judging.rubric import script
 from think_as_locals.types import DataError, Item, first_of
 
@@ -75,13 +76,7 @@ def _culture(item: Item) -> str:
     return language_name(item.language.split("-")[0]) if by_language else str(item.culture)
 
 
-_AXES = {
-    "carb": (
-        ("Arabic", "Chinese", "English", "German", "Japanese", "Korean", "Russian", "Spanish", "Thai", "Vietnamese"),
-        ("commonsense", "value", "safety", "linguistic"),
-    )
-}
-"""The cultures (by language) and domains of sources that declare their cells."""
+_AXES = {name: source.axes for name, source in SOURCES.items() if source.axes}
 
 BREAKDOWNS: Mapping[str, Callable[[Item], str]] = MappingProxyType(
     {

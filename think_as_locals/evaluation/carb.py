@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from think_as_locals.data import flip_sets
+from think_as_locals.data.sources import SOURCES
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
 from think_as_locals.evaluation.scored import Judgements, order_consistency, slot_bias, too_long_note, written
@@ -29,13 +30,13 @@ KEYS = (
 )
 """The keys of a CARB file that a report needs."""
 
-_STAND_INS = ("culture_cards", "blend", "carb_open")
-
 
 def benchmark(dataset: str) -> str:
     """Return the name of a data set on pages: CARB only for its own rows, a user's own as it is."""
-    known = {"carb": "CARB", **{name: f"{name.replace('_', ' ')}, a stand-in for CARB," for name in _STAND_INS}}
-    return known.get(dataset, dataset)
+    if dataset == "carb":
+        return "CARB"
+    stands_in = dataset in SOURCES and SOURCES[dataset].stands_in
+    return f"{dataset.replace('_', ' ')}, a stand-in for CARB," if stands_in else dataset
 
 
 def summarise(

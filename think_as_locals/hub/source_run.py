@@ -16,6 +16,7 @@ from think_as_locals.config.model_schema import EvaluationConfig
 from think_as_locals.config.schema import DataSection, RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.data.rows import hub_id
+from think_as_locals.data.sources import SOURCES
 from think_as_locals.evaluation import carb
 from think_as_locals.reward_models.judge import SETTINGS_FILE, JudgeSettings
 from think_as_locals.reward_models.reward_model import identify_weights
@@ -61,7 +62,7 @@ class TrainedRun:
         """The Hub's id of the licence of the weights: as stated, or ours if model and data are ours."""
         if self.stated_licence:
             return self.stated_licence
-        ours = all(data.source.endswith("_cards") for data in self.config.sources.values())
+        ours = all(SOURCES[data.source].outcomes is None for data in self.config.sources.values())  # cards
         return "apache-2.0" if ours and self.config.model.scratch else None
 
     @property

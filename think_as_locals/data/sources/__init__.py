@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from think_as_locals.data.cards import read_culture_cards, read_opinion_cards
 from think_as_locals.data.fields import RowModel
@@ -60,9 +60,12 @@ class Source:
     files: tuple[str, ...] = ()  # by which a folder of it is recognised, if it has a layout of its own
     applies: frozenset[str] = frozenset()  # selection keys that it applies itself
     defaults: tuple[str, ...] = ()  # keys of the `data` section that fill in missing fields of its rows
+    response_language: str | None = None  # of all responses, if that is not the one of the prompt
+    axes: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # its cultures (by language) and domains, if declared
+    stands_in: bool = False  # for CARB, so that pages say so
 
 
-def row_by_row(outcome: Callable[[Row], Outcome], model: type[RowModel], about: str) -> Source:
+def row_by_row(outcome: Callable[[Row], Outcome], model: type[RowModel], about: str, **facts: Any) -> Source:
     """Return the source of a data set whose rows are independent of one another."""
 
     def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
@@ -71,7 +74,7 @@ def row_by_row(outcome: Callable[[Row], Outcome], model: type[RowModel], about: 
         found = map(outcome, (replace(row, defaults=defaults) for row in rows) if defaults else rows)
         return found if model.UNREAD is None else name_ignored_columns(found, model.columns())
 
-    return Source(about=about, outcomes=outcomes, fields=model.FIELDS, defaults=model.DEFAULTS)
+    return Source(about=about, outcomes=outcomes, fields=model.FIELDS, defaults=model.DEFAULTS, **facts)
 
 
 SOURCES: dict[str, Source] = {
@@ -79,6 +82,7 @@ SOURCES: dict[str, Source] = {
         about="the culture cards of Think-as-Locals, written for that project (licence: Apache-2.0)",
         items=read_culture_cards,
         applies=frozenset({"languages"}),
+        stands_in=True,
     ),
     "opinion_cards": Source(
         about="preferences of simulated people, generated from the culture cards of Think-as-Locals; nobody was asked "
@@ -92,16 +96,18 @@ SOURCES: dict[str, Source] = {
         items=blend.read,
         files=("annotations/",),
         applies=frozenset({"languages"}),
+        response_language="en",
+        stands_in=True,
     ),
     "jsonl": Source(
         about="the authors' own items",
         outcomes=lambda data, seed: map(jsonl.outcome, read_rows(path_of(data))),
         fields=jsonl.REQUIRED,
     ),
-    "carb": row_by_row(carb.outcome, carb.CarbRow, "rows in the schema of CARB, arXiv 2509.21798"),
+    "carb": row_by_row(carb.outcome, carb.CarbRow, "rows in the schema of CARB, arXiv 2509.21798", axes=carb.AXES),
     "rewardbench2": row_by_row(rewardbench2.outcome, rewardbench2.RewardBench2Row, "RewardBench 2, arXiv 2506.01937"),
     "helpsteer3": row_by_row(helpsteer3.outcome, helpsteer3.HelpSteerRow, "HelpSteer3-Preference (licence: CC-BY-4.0)"),
-    "carb_open": row_by_row(carb.open_outcome, carb.OpenRow, "open rows for CARB's domains"),
+    "carb_open": row_by_row(carb.open_outcome, carb.OpenRow, "open rows for CARB's domains", stands_in=True),
     "care": Source(
         about="CARE",
         outcomes=lambda data, seed: care.outcomes(read_rows(path_of(data)), data.sets_per_group),
@@ -125,6 +131,12 @@ SOURCES: dict[str, Source] = {
     "crisp_rm": row_by_row(crisp_rm.outcome, crisp_rm.CrispRow, "CRISP-RM, arXiv 2609.34345"),
     "include": row_by_row(include.outcome, include.IncludeRow, "INCLUDE, arXiv 2411.19799 (licence: Apache-2.0)"),
 }
+
+
+def response_language(item: Item) -> str:
+    """Return the language of an item's responses."""
+    source = SOURCES.get(item.source)
+    return (source and source.response_language) or item.language
 
 
 def check_settings(data: DataSection) -> None:

@@ -38,6 +38,10 @@ _CULTURES = {  # by language, for rows that name no country
     "de": "DE", "ja": "JP", "ko": "KR", "ru": "RU", "th": "TH", "vi": "VN", "zh": "CN",
 }
 # fmt: on
+AXES = (
+    ("Arabic", "Chinese", "English", "German", "Japanese", "Korean", "Russian", "Spanish", "Thai", "Vietnamese"),
+    tuple(_SUBSETS.values()),
+)
 _OPEN_DOMAINS = {"commonsense": "commonsense", "value": "value", "safety": "safety", "linguistics": "linguistic"}
 _OPEN_CULTURES = {"English": None, "Spanish-speaking": None, "Arab (Qatar)": "QA"}  # XSafety's
 _BOTH = ("chosen", "rejected")
