@@ -6,6 +6,7 @@ torch. Standard errors are inspect's, by question group; `tal` has baselines, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -18,20 +19,19 @@ from inspect_ai.scorer import Metric, Score, Scorer, Target, accuracy, grouped, 
 from inspect_ai.solver import TaskState, generate
 from inspect_ai.util import collect
 
-from think_as_locals.config.checks import load_items, load_recipe
+from think_as_locals.config.checks import load_items
 from think_as_locals.config.rules import prompt_faults
 from think_as_locals.data import load, read
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.judging import CHAT_TOKENS, prompt_format, render_presented, shuffle_responses
-from think_as_locals.reward_models.group import NEUTRAL, item_of, policy_rows, question
+from think_as_locals.reward_models.group import NEUTRAL, item_of, policy_rows, question, won_shares
 from think_as_locals.reward_models.judge import JudgeSettings
 from think_as_locals.reward_models.protocols import LISTWISE, ROUND_ROBIN
 from think_as_locals.types import LABELS, ConfigError, Judgement, ServerError
 
 __all__ = ["carb", "judge_duel"]  # what inspect finds under `think_as_locals/`
 
-RECIPE = "recipes/tal_grpo.yaml"
 _DEFAULTS = JudgeSettings()
 
 
@@ -41,7 +41,7 @@ def carb(
     path: str | None = None,
     items: Literal["all", "test"] = "all",
     max_items: int | None = None,
-    prompt: str | None = None,
+    prompt: str = _DEFAULTS.prompt,
 ) -> Task:
     """Measure Best-of-N accuracy over cultures and domains; `conf/` has all other settings.
 
@@ -60,7 +60,6 @@ def carb(
         raise ConfigError(f"items={items!r}: expected all or test")
     config = load_items(overrides)
     found = load(config.data, config.seed).test if items == "test" else tuple(read(config.data, config.seed))
-    prompt = prompt or load_recipe(RECIPE).prompt.template
     LISTWISE.format(prompt)
     samples = []
     for item in select(found, max_items, BREAKDOWNS["cell"]):
@@ -159,11 +158,11 @@ def judge_duel(
         outputs: list[ModelOutput] = await collect(*(judge.generate(_chat(one), config=config) for one in rendered))
         answer_format = ROUND_ROBIN.format(prompt)
         verdicts = [answer_format.read(each.completion, 2, _finish_reason(each)).verdict for each in outputs]
-        winners = [each.order[i] for each, i in zip(requests, verdicts, strict=True) if i is not None]
+        share, _ = won_shares(requests, verdicts)
         explanation = "\n\n".join(output.completion for output in outputs)
-        if not winners:
+        if math.isnan(share):
             return Score.unscored(reason="parse failure", answer=row.text, explanation=explanation)
-        return Score(value=winners.count(0) / len(winners), answer=row.text, explanation=explanation)
+        return Score(value=share, answer=row.text, explanation=explanation)
 
     return score
 

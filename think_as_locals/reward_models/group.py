@@ -189,10 +189,7 @@ class GroupReward:
         """Return the value of each response of an item by the answers: NaN for a parse failure."""
         if not self._judge:
             return self.rm.scores(item, answers)
-        verdicts = [self._judge.read(*asked).verdict for asked in zip(requests, answers, strict=True)]
-        chosen = zip(requests, verdicts, strict=True)
-        winners = [request.order[verdict] for request, verdict in chosen if verdict is not None]
-        return [winners.count(i) / len(winners) if winners else math.nan for i in range(len(item.responses))]
+        return won_shares(requests, [self._judge.read(*asked).verdict for asked in zip(requests, answers, strict=True)])
 
     def _reward(self, text: str, group: Collection[str], values: list[float]) -> Reward:
         if not text and self._lowest is not None:
@@ -205,6 +202,13 @@ class GroupReward:
             return Reward(None, 0.0)
         split = sum(0 < value < 1 for value in known) if self._judge else 0
         return Reward(math.fsum(known) / len(known), split / len(known))
+
+
+def won_shares(requests: Sequence[Request], verdicts: Sequence[int | None]) -> list[float]:
+    """Return for each response of an item the share of its comparisons that it won, by those that could be parsed."""
+    chosen = zip(requests, verdicts, strict=True)
+    winners = [request.order[verdict] for request, verdict in chosen if verdict is not None]
+    return [winners.count(i) / len(winners) if winners else math.nan for i in range(len(requests[0].item.responses))]
 
 
 def item_of(prompt: PolicyPrompt, texts: Sequence[str]) -> Item:
