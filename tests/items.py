@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
+from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.types import Criterion, Item, Rubric
 
 RUBRIC = Rubric((Criterion(50, "Custom", "Done."), Criterion(30, "Place", "There."), Criterion(20, "Fit", "It fits.")))
@@ -24,6 +26,12 @@ def make_item(**changes: Any) -> Item:
         "source": "mine",
     }
     return Item(**fields | changes)
+
+
+def row_of(scored: ScoredItem) -> dict[str, Any]:
+    """The row of a judgement and its item, as a table of judgements has it."""
+    item = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(scored.item).items()}
+    return item | scored.judgement_row()
 
 
 def day_items(count: int, *responses: str) -> list[Item]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from items import row_of
+
 from think_as_locals.evaluation.journal import AnswerCollector, Journal
 from think_as_locals.reward_models.reward_model import Answer, Keep, Request, ScoredItem, favourite
 from think_as_locals.types import Item, Judgement
@@ -76,4 +78,4 @@ def main(folder: Path, chunk_size: int | None, pause: float) -> None:
     rm = Hashing(chunk_size, pause)
     with Journal(folder / "answers.jsonl", rm.identity) as journal:
         predictions = AnswerCollector(rm, journal, lambda more, total: None).predictions(ITEMS)
-    (folder / "result.json").write_text(json.dumps([prediction.row() for prediction in predictions]))
+    (folder / "result.json").write_text(json.dumps([row_of(prediction) for prediction in predictions]))

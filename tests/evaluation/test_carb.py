@@ -15,7 +15,7 @@ import pytest
 from evaluation.judged import RUBRIC, judged
 from evaluation.published import CELLS as FORTY
 from evaluation.published import published_items
-from items import make_item
+from items import make_item, row_of
 
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.carb import KEYS, lines, metrics, save, summarise
@@ -312,7 +312,7 @@ def test_what_is_saved_is_read_back_and_a_number_that_json_lacks_leaves_the_old_
     assert json.loads(path.read_text(encoding="utf-8")) == FOUND
     assert sorted(file.name for file in path.parent.iterdir()) == ["step-50.json", "step-50.parquet"]
     rows = parquet.read_table(path.with_suffix(".parquet")).to_pylist()
-    assert rows == [prediction.row() for prediction in PREDICTIONS]
+    assert rows == [row_of(prediction) for prediction in PREDICTIONS]
     assert (rows[5]["completion"], rows[5]["verdict"], rows[5]["correct"]) == (UNPARSED, None, False)
     assert set(rows[6]["responses"]) == {"ชาในไทย", "กาแฟเย็น"}
 

@@ -13,6 +13,7 @@ import pytest
 from conftest import Tal
 from evaluation.judged import CULTURES, Right, flip_items, judge_all, measure
 from evaluation.published import published_items
+from items import row_of
 from rich.console import Console
 from statsmodels.stats.multitest import multipletests
 
@@ -200,7 +201,7 @@ def test_an_item_that_was_judged_in_several_orders_counts_once(tmp_path: Path) -
     ],
 )
 def test_a_table_with_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    first, *rest = (p.row() for p in predictions(lambda _: True))
+    first, *rest = (row_of(p) for p in predictions(lambda _: True))
     (tmp_path / "step-1.parquet").write_bytes(parquet([first | change, *rest]))
     with pytest.raises(DataError, match=rf"step-1\.parquet: .*{message}"):
         read(tmp_path / "step-1.parquet")
@@ -208,7 +209,7 @@ def test_a_table_with_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any],
 
 @pytest.mark.parametrize("column", ["source", "completion"])
 def test_a_table_without_a_column_is_named(tmp_path: Path, column: str) -> None:
-    rows = [{k: v for k, v in p.row().items() if k != column} for p in predictions(lambda _: True)]
+    rows = [{k: v for k, v in row_of(p).items() if k != column} for p in predictions(lambda _: True)]
     (tmp_path / "step-1.parquet").write_bytes(parquet(rows))
     with pytest.raises(DataError, match=f"lacks {column}; measure again"):
         read(tmp_path / "step-1.parquet")

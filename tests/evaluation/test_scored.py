@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from items import make_item
+from items import make_item, row_of
 
 from think_as_locals.evaluation import scored as orders
 from think_as_locals.judging import reorder_responses
@@ -108,7 +108,7 @@ def test_a_table_is_there_once_all_judgements_are_taken(tmp_path: Path) -> None:
     stopped.close()
     assert not list(tmp_path.iterdir())
     assert list(orders.written(tmp_path / "table.parquet", predictions)) == predictions
-    assert [each.row() for each in orders.read_scored(tmp_path / "table.parquet")] == [p.row() for p in predictions]
+    assert [row_of(each) for each in orders.read_scored(tmp_path / "table.parquet")] == [row_of(p) for p in predictions]
 
 
 def test_items_that_are_known_are_not_made_again_unless_they_differ(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import httpx
 import pytest
 import torch
 from conftest import launch
-from items import make_item
+from items import make_item, row_of
 from reward_models.scripted import RUBRIC, Scripted, judged, serving, shown_in
 from reward_models.tiny import a_tokenizer, write_language_model
 from reward_models.trained import judge_of_pairs, load, pairs, train_judge
@@ -189,7 +189,7 @@ def test_neither_chunks_nor_the_order_of_items_change_what_is_read(engine: Trans
     found = []
     for chunk_size, items in ((1, ITEMS[:3]), (5, ITEMS[2::-1]), (100, ITEMS[:3])):
         rm = make(engine, protocol=protocol("round_robin", 2), chunk_size=chunk_size, margins=False)
-        found.append(sorted((scored.row() for scored in evaluated(rm, items)), key=lambda row: str(row["id"])))
+        found.append(sorted((row_of(scored) for scored in evaluated(rm, items)), key=lambda row: str(row["id"])))
     assert found[0] == found[1] == found[2]
     assert all("<rubric>" in row["completion"] for row in found[0])
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from items import make_item
+from items import make_item, row_of
 
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.protocols import JudgingProtocol
@@ -317,7 +317,7 @@ def test_any_judgements_come_to_predictions_that_hold_together(
         assert prediction.judgement.verdict is None or not prediction.judgement.issues
         assert not prediction.correct or prediction.credit == 1
         assert kind == "listwise" or prediction.presented == shuffle_responses(item, 3)
-        json.dumps(prediction.row(), allow_nan=False)
+        json.dumps(row_of(prediction), allow_nan=False)
 
 
 # --- the last verdict tags ---

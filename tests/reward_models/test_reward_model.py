@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from items import make_item
+from items import make_item, row_of
 from scipy import special
 from scipy.special import expit
 
@@ -44,14 +44,14 @@ def test_a_prediction_is_right_where_the_verdict_is_the_best_response_as_present
 
 
 def test_a_row_is_in_the_items_own_order_and_of_a_parse_failure_has_no_verdict() -> None:
-    row = scored(0, presented=TURNED).row()
+    row = row_of(scored(0, presented=TURNED))
     assert [row["responses"][i] for i in row["order"]] == ["With a nod.", "With a bow.", "With a wai."]
     assert (row["responses"][row["verdict"]], row["label"], row["correct"]) == ("With a nod.", "A", False)
     assert row["responses"][row["best"]] == "With a wai."
     described = tuple(row[name] for name in ("id", "culture", "domain", "language", "group"))
     assert described == ("th-1", "TH", "value", "en", "greeting")
     assert (row["issues"], row["completion"]) == ([], "the completion")
-    failed = scored(None, "finished").row()
+    failed = row_of(scored(None, "finished"))
     assert (failed["verdict"], failed["correct"], failed["issues"]) == (None, False, ["finished"])
 
 

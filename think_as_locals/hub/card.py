@@ -9,18 +9,15 @@ from typing import Any
 
 import yaml
 from huggingface_hub import EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from think_as_locals.data.sources import SOURCES
 from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.baselines import NAMES
-from think_as_locals.evaluation.breakdowns import language_name
+from think_as_locals.evaluation.pages import templates
 from think_as_locals.evaluation.tables import escape_markdown
 from think_as_locals.hub.files import CARD, RESULTS, HubFile
 from think_as_locals.hub.source_run import CarbResult, JudgeRun, SteeredRun, TrainedRun, hub_data
 from think_as_locals.judging import prompt_digest
-from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.files import read_json
 from think_as_locals.scpo.report import VARIANT_NAMES
 
@@ -30,17 +27,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 def model_card(run: JudgeRun | SteeredRun, repo: str, adapter: bool) -> HubFile:
     """Return the `README.md` of a repository, which holds a model or (`adapter`) only an adapter."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        finalize=_escape,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"culture": culture_name, "language": language_name, "hub_data": hub_data}
+    environment = templates(Path(__file__).parent).overlay(finalize=_escape)
+    environment.filters |= {"hub_data": hub_data}
     environment.globals |= {"sources": SOURCES, "variant_names": VARIANT_NAMES, "prompt_digest": prompt_digest}
-    environment.globals["baseline_names"] = NAMES
     environment.globals["noncommercial"] = any("-NC" in SOURCES[d.source].about for d in run.config.sources.values())
     template = environment.get_template("judge.md.jinja" if isinstance(run, JudgeRun) else "steered.md.jinja")
     results = [_result_facts(result, run) for result in run.results]

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from think_as_locals.types import ITEM_FIELDS, LABELS, Item, Judgement, TooLong, TooLongError
+from think_as_locals.types import LABELS, Item, Judgement, TooLong, TooLongError
 
 Answer = dict[str, Any]  # to one request: plain JSON that only its own kind of reward model parses
 Keep = Callable[[int, Answer], None]  # takes the index of a request and its answer as soon as it is there
@@ -203,14 +203,8 @@ class ScoredItem:
         """Whether the verdict is the best response: not for a parse failure or a tie."""
         return self.judgement.verdict == self.presented.best
 
-    def row(self) -> dict[str, Any]:
-        """Return a flat row for a table of judgements; `verdict`, `best` and `scores` are in the item's own order."""
-        item = self.item
-        of_item = {name: list(value) if type(value := getattr(item, name)) is tuple else value for name in ITEM_FIELDS}
-        return of_item | self.judgement_row()
-
     def judgement_row(self) -> dict[str, Any]:
-        """Return the part of a row that is not the item's."""
+        """Return its part of a row of a table of judgements; `verdict` and `scores` are in the item's own order."""
         order, scores, verdict, credit = self.order, self.scores, self.judgement.verdict, self.credit
         return {
             "verdict": None if verdict is None else order[verdict],
