@@ -35,9 +35,8 @@ _STOPPED = 75
 def main(recipe: str | None = None) -> None:
     """Run the command line, or the recipe that was launched as a script.
 
-    Ends the process with status 2 and a message if the recipe, the data, a disk or the machine is at fault or an extra
-    is not installed, with 75 if a signal stopped a run, which can be resumed, and with 130 if Ctrl-C ended anything
-    else or came twice.
+    Exit status: 2 with a message for a fault of recipe, data, disk or machine, 75 if a signal stopped a run, which can
+    be resumed, 130 if Ctrl-C ended anything else or came twice.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -53,11 +53,7 @@ class GlobalRMSection(TrlSection):
     def micro_steps(self, num_processes: int) -> tuple[int, int]:
         """Return the pairs per process and micro-step, and the micro-steps of an optimizer step.
 
-        A micro-step has at most `per_device_train_batch_size` pairs: 16 pairs with at most 8 are (8, 2) on one
-        process, (8, 1) on two and (4, 1) on four.
-
-        Raises:
-            ConfigError: the batch does not divide among the processes; the message has numbers that do.
+        16 pairs with at most 8 at a time are (8, 2) on one process, (8, 1) on two and (4, 1) on four.
         """
         share, rest = divmod(size := self.batch_size, num_processes)
         if rest:

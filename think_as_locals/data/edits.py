@@ -206,11 +206,7 @@ class EditRow(RowModel):
 
 
 def read_edits(path: Path, items: Sequence[Item]) -> Edits:
-    """Return the edited pairs of a file by probe, in the order of its rows; ids refer to `items`.
-
-    Raises:
-        DataError: some rows are faulty; the message names file and line of each.
-    """
+    """Return the edited pairs of a file by probe, whose ids refer to `items`; a DataError names faulty rows."""
     found: dict[Edit, list[EditedPair]] = {edit: [] for edit in get_args(Edit)}
     faults: list[str] = []
     for outcome in edit_outcomes(str(path), {item.id: item for item in items}):

@@ -77,9 +77,6 @@ def find_overlaps(
 
     Sets named in `pairing` are sides of a split by pairing. Within one source they share questions with the training
     items by design: only the same id, or the same prompt, culture and responses, is an overlap.
-
-    Raises:
-        PreflightError: datasketch, which finds near-duplicates, is not installed.
     """
     if not any(sets.values()):
         return []
@@ -99,11 +96,7 @@ def find_overlaps(
 
 
 def check_overlaps(overlaps: Sequence[Overlap], *, refuse: bool) -> str:
-    """Return a message with the number of overlaps by set and kind and the first pairs; empty without overlaps.
-
-    Raises:
-        DataError: there are overlaps, and `refuse` is set.
-    """
+    """Return a message about overlaps by set and kind, with the first pairs; with `refuse` raise it as a DataError."""
     if not overlaps:
         return ""
     counts: dict[str, Counter[Kind]] = defaultdict(Counter)

@@ -99,11 +99,7 @@ def written_atomically(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def new_file(path: Path, *, keep_empty: bool = True) -> Iterator[TextIO]:
-    """Open a new file for lines of JSON, which appears as a whole at the end, or not at all.
-
-    Raises:
-        DataError: the file exists, cannot be written, or is named like another kind of file.
-    """
+    """Open a new file for lines of JSON, which appears as a whole or not at all; a DataError says if it cannot be."""
     exists = DataError(f"{path} already exists; choose another name or move it away")
     if path.suffix.lower() in (".gz", ".json", ".parquet", ".csv"):
         raise DataError(f"{path}: one JSON object a line is written: expected a name such as {path.stem}.jsonl")

@@ -143,9 +143,9 @@ def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
 
 
 def short_answers(data: DataSection) -> Iterator[tuple[Item, list[tuple[list[str], int]]]]:
-    """Yield each question of a region, with the votes for its answers in the language of the question.
+    """Yield each question of a region, with the votes for its answers in its language; the responses mean nothing.
 
-    The responses of the item mean nothing. Questions whose most frequent answer has too few votes are left out.
+    Questions whose most frequent answer has too few votes are left out.
     """
     for question, of_question in _questions(data)[0].items():
         for region in of_question:
