@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Tal
-from evaluation.judged import CULTURES, Right, flip_items, judge_all, measure
+from evaluation.judged import CULTURES, Right, flip_items, judge_all, judged, measure
 from evaluation.published import published_items
 from items import row_of
 from rich.console import Console
 from statsmodels.stats.multitest import multipletests
 
+from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.compare import Comparison, compare, read, table
-from think_as_locals.evaluation.scored import ItemCredit, estimate_credits, item_credits
-from think_as_locals.evaluation.statistics import mcnemar
+from think_as_locals.evaluation.scored import Judgements
+from think_as_locals.evaluation.statistics import accuracy, mcnemar
 from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import parquet
@@ -28,8 +29,8 @@ from think_as_locals.types import ConfigError, DataError, Item
 ITEMS = flip_items(groups=8)
 
 
-def credited(right: Callable[[int, Item], float]) -> list[ItemCredit]:
-    return [ItemCredit(item, float(right(i, item))) for i, item in enumerate(ITEMS)]
+def credited(right: Callable[[int, Item], float], items: Sequence[Item] = ITEMS) -> Judgements:
+    return Judgements(judged(item, float(right(i, item))) for i, item in enumerate(items))
 
 
 def predictions(right: Right, seed: int = 0, items: Sequence[Item] = ITEMS) -> list[ScoredItem]:
@@ -59,13 +60,14 @@ def test_verdict_only_is_a_row_where_it_differs_from_the_strict_figure(tmp_path:
     strict = predictions(lambda i: None if i % 2 else 1.0)
     tagged = [dataclasses.replace(p, tagged_credit=1.0) for p in strict]
     paths = [measure(tmp_path / name, 5, found) for name, found in (("a", strict), ("b", tagged))]
-    rows = by_name(compare(*map(read, paths), "culture"))
+    a, b = (read(path, {}) for path in paths)
+    rows = by_name(compare(a, b, "culture"))
     assert (rows["all items"].a.value, rows["all items"].difference.value) == (0.5, 0.0)
     assert (rows["verdict-only"].a.value, rows["verdict-only"].b.value) == (0.5, 1.0)
     of_cultures = [rows[culture] for culture in CULTURES]
     assert all([each.value for each in row.verdict_only] == [row.a.value, 1.0] for row in of_cultures)
     assert "verdict-only" in table([*rows.values()]).headings
-    same = by_name(compare(read(paths[0]), read(paths[0]), "culture"))
+    same = by_name(compare(a, a, "culture"))
     assert "verdict-only" not in same
     assert "verdict-only" not in table([*same.values()]).headings
 
@@ -80,15 +82,17 @@ def test_over_cells_each_counts_the_same_and_missing_ones_are_named(tmp_path: Pa
     items = published_items(missing=["Thai/safety"])
     for name, right in (("one", lambda i: i % 2), ("two", lambda i: i % 3 > 0)):
         measure(tmp_path / name, 5, predictions(right, items=items))
-    a, b = (read(tmp_path / name) for name in ("one", "two"))
+    a, b = (read(tmp_path / name, {}) for name in ("one", "two"))
     macro = by_name(compare(a, b, "domain"))["macro, 39 of 40 cells"]
-    means = [estimate_credits(run, over_cells=True).value for run in (a, b)]
+    cells = list(map(BREAKDOWNS["cell"], a.items))
+    means = [accuracy(run.by_item("credit"), run.group, cells=cells).value for run in (a, b)]
     assert (macro.a.value, macro.b.value, macro.difference.value) == (*means, pytest.approx(means[1] - means[0]))
     assert (macro.p_mcnemar, macro.smallest) == (None, None)
     assert len(macro.baselines) > 3
     done = tal("compare", str(tmp_path / "one"), str(tmp_path / "two"), "--by", "domain")
     assert "Warning: macro over 39 of 40 cells; missing: Thai/safety" in done.out
-    same = [ItemCredit(dataclasses.replace(c.item, source="mine", culture="TH", domain="value"), c.credit) for c in a]
+    alike = [dataclasses.replace(item, source="mine", culture="TH", domain="value") for item in a.items]
+    same = credited(lambda i, _: i % 2, alike)
     assert [c.name for c in compare(same, same, "cell")] == ["all items", "TH/value"]
 
 
@@ -99,7 +103,8 @@ def test_an_unknown_breakdown_lists_the_known_ones() -> None:
 
 def test_the_order_of_items_changes_nothing() -> None:
     a, b = credited(lambda i, _: i % 2), credited(lambda i, _: i % 3 > 0)
-    there, back = by_name(compare(a, b, "culture")), by_name(compare(a[::-1], b, "culture"))
+    reversed_items = credited(lambda i, _: (95 - i) % 2, ITEMS[::-1])
+    there, back = by_name(compare(a, b, "culture")), by_name(compare(reversed_items, b, "culture"))
     for name, one in there.items():
         assert one.difference.ci95 == pytest.approx(back[name].difference.ci95)
         assert (one.difference.p, one.p_mcnemar) == pytest.approx((back[name].difference.p, back[name].p_mcnemar))
@@ -130,7 +135,8 @@ def test_p_values_of_cells_are_adjusted_for_one_another_and_those_of_all_items_a
     draws = rng.random((2, 96))
     a, b = credited(lambda i, _: draws[0, i] < 0.4), credited(lambda i, _: draws[1, i] < 0.75)
     cells = compare(a, b, "culture")[3:]
-    raw = [mcnemar(*([j.credit for j in run if j.item.culture == culture] for run in (a, b))) for culture in CULTURES]
+    places = [[i for i, item in enumerate(a.items) if item.culture == culture] for culture in CULTURES]
+    raw = [mcnemar(*(run.by_item("credit")[part] for run in (a, b))) for part in places]
     assert [c.p_mcnemar for c in cells] == pytest.approx(multipletests(raw, method="holm")[1])
     assert compare(a, b, "culture")[0].p_mcnemar == compare(a, b, "domain")[0].p_mcnemar
 
@@ -147,14 +153,14 @@ def test_more_cells_need_a_larger_difference() -> None:
 
 
 def test_runs_over_different_items_are_refused_with_what_differs() -> None:
-    a = credited(lambda *_: 1)
+    a, fewer = credited(lambda *_: 1), credited(lambda *_: 1, ITEMS[1:])
     with pytest.raises(DataError, match=r"1 only in the first \(such as 'g?0-DE-DE-EG'\); of 96 and 95"):
-        compare(a, a[1:], "cell")
+        compare(a, fewer, "cell")
     with pytest.raises(DataError, match=r"1 only in the second"):
-        compare(a[1:], a, "cell")
-    other = dataclasses.replace(a[0].item, best=1 - a[0].item.best)
+        compare(fewer, a, "cell")
+    other = dataclasses.replace(ITEMS[0], best=1 - ITEMS[0].best)
     with pytest.raises(DataError, match=r"1 with one id and different content.*eval.max_items"):
-        compare(a, [ItemCredit(other, 1.0), *a[1:]], "cell")
+        compare(a, credited(lambda *_: 1, [other, *ITEMS[1:]]), "cell")
 
 
 # --- files ---
@@ -166,14 +172,17 @@ def test_a_run_is_read_from_its_folder_or_a_table(tmp_path: Path) -> None:
     path = measure(tmp_path, 10, made)
     (tmp_path / "carb" / "step-99.parquet").write_bytes(b"torn: its JSON was never written")
     for run in (tmp_path, path):
-        found = {j.item.id: j.credit for j in read(run)}
-        assert found == {p.item.id: float(p.correct) for p in made}
+        found = read(run, {})
+        by_id = dict(zip([item.id for item in found.items], found.by_item("credit"), strict=True))
+        assert by_id == {p.item.id: float(p.correct) for p in made}
 
 
 def test_the_order_in_which_responses_were_shown_does_not_make_items_different(tmp_path: Path) -> None:
     paths = [measure(tmp_path / str(seed), 5, predictions(lambda i: i % 2 == 0, seed)) for seed in (0, 1)]
-    first, second = (read(path) for path in paths)
-    assert first == second
+    known: dict[str, Item] = {}
+    first, second = (read(path, known) for path in paths)
+    assert first.items == second.items
+    assert first.by_item("credit").tolist() == second.by_item("credit").tolist()
     presented = [[p.presented.responses for p in predictions(lambda _: True, seed)] for seed in (0, 1)]
     assert presented[0] != presented[1]
 
@@ -181,10 +190,8 @@ def test_the_order_in_which_responses_were_shown_does_not_make_items_different(t
 def test_an_item_that_was_judged_in_several_orders_counts_once(tmp_path: Path) -> None:
     once = predictions(lambda _: True)
     turned = [dataclasses.replace(p, presented=reorder_responses(p.presented, (1, 0))) for p in once]
-    found = read(measure(tmp_path, 5, [*once, *turned]))
-    assert len(found) == 96
-    assert {j.credit for j in found} == {0.5}
-    assert [j.credit for j in item_credits([*once, *turned])] == [0.5] * 96
+    for found in (read(measure(tmp_path, 5, [*once, *turned]), {}), Judgements([*once, *turned])):
+        assert found.by_item("credit").tolist() == [0.5] * 96
 
 
 @pytest.mark.parametrize(
@@ -204,7 +211,7 @@ def test_a_table_with_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any],
     first, *rest = (row_of(p) for p in predictions(lambda _: True))
     (tmp_path / "step-1.parquet").write_bytes(parquet([first | change, *rest]))
     with pytest.raises(DataError, match=rf"step-1\.parquet: .*{message}"):
-        read(tmp_path / "step-1.parquet")
+        read(tmp_path / "step-1.parquet", {})
 
 
 @pytest.mark.parametrize("column", ["source", "completion"])
@@ -212,19 +219,21 @@ def test_a_table_without_a_column_is_named(tmp_path: Path, column: str) -> None:
     rows = [{k: v for k, v in row_of(p).items() if k != column} for p in predictions(lambda _: True)]
     (tmp_path / "step-1.parquet").write_bytes(parquet(rows))
     with pytest.raises(DataError, match=f"lacks {column}; measure again"):
-        read(tmp_path / "step-1.parquet")
+        read(tmp_path / "step-1.parquet", {})
 
 
 def test_a_run_without_a_table_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no carb/step-N.json; expected the folder of a run"):
-        read(tmp_path)
+        read(tmp_path, {})
     with pytest.raises(DataError, match=r"gone\.parquet: not a readable table"):
-        read(tmp_path / "gone.parquet")
+        read(tmp_path / "gone.parquet", {})
     evaluation = tmp_path / "evaluation"
     table = measure(evaluation, "mine", predictions(lambda _: True))
     with pytest.raises(DataError, match=rf"expected the folder of a run that trained a judge, or {table}"):
-        read(evaluation)
-    assert read(evaluation / "carb/mine.json") == read(table)  # what `tal leaderboard` and people name it by
+        read(evaluation, {})
+    assert (
+        read(evaluation / "carb/mine.json", {}).items == read(table, {}).items
+    )  # what `tal leaderboard` and people name it by
 
 
 # --- the table ---
@@ -250,7 +259,7 @@ def test_the_table_holds_n_accuracies_interval_p_and_what_can_be_shown() -> None
 
 def test_nothing_in_data_is_markup_or_acts_on_the_terminal() -> None:
     domain = "[red]a\x1b[2J\x9b31m\u202e"
-    run = [ItemCredit(dataclasses.replace(j.item, domain=domain), j.credit) for j in credited(lambda i, _: i % 2)]
+    run = credited(lambda i, _: i % 2, [dataclasses.replace(item, domain=domain) for item in ITEMS])
     text = printed(compare(run, run, "domain"), "[bold]\x1b]0;title\x07")
     assert not set("\x1b\x9b\x07\u202e") & set(text)
     assert r"[red]a\x1b[2J\x9b31m\u202e" in text

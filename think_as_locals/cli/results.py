@@ -13,7 +13,7 @@ from typing import Any
 
 from think_as_locals.runtime.output import print_result
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import ConfigError
+from think_as_locals.types import ConfigError, Item
 
 
 def add(commands: Any) -> None:
@@ -63,8 +63,9 @@ def _compare(arguments: Namespace) -> None:
     from think_as_locals.evaluation.compare import CAPTION, as_dict, compare, read, table, trained_on_notes
 
     runs = {"A": Path(arguments.a), "B": Path(arguments.b)}
-    a, b = map(read, runs.values())
-    warning = macro_warning(macro_cells(c.item for c in a))
+    known = dict[str, Item]()
+    a, b = (read(run, known) for run in runs.values())
+    warning = macro_warning(macro_cells(a.items))
     trained = trained_on_notes(runs)
     warnings = [*([f"Warning: {warning}"] if warning else []), *trained.values()]
     found = compare(a, b, arguments.by)

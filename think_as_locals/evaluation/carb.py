@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,15 @@ from think_as_locals.data.sources import SOURCES
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells, macro_warning
 from think_as_locals.evaluation.scored import Judgements, order_consistency, slot_bias, too_long_note, written
-from think_as_locals.evaluation.statistics import Codes, Estimate, Floats, accuracies, accuracy, calibration, codes
+from think_as_locals.evaluation.statistics import (
+    Codes,
+    Estimate,
+    Floats,
+    accuracies,
+    accuracy,
+    calibration,
+    places_by_name,
+)
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.reward_models.training_items import count_trained_on
@@ -86,25 +94,18 @@ def summarise(
         "micro": {key: value for key, value in every.items() if key != "baselines"},
         "macro": {**_both(*over_cells), **macro_cells(items)},
         **{
-            f"by_{key}": {name: measure(part, credit[part], tagged[part]) for name, part in _parts(of_items)}
+            f"by_{key}": {name: measure(part, credit[part], tagged[part]) for name, part in places_by_name(of_items)}
             for key, of_items in names.items()
         },
         "by_position": {
             LABELS[slot]: measure(*(presented[name][part] for name in ("item", "credit", "verdict_only")))
-            for slot, part in _parts(presented["best"].tolist())
+            for slot, part in places_by_name(presented["best"].tolist())
         },
         "slot_bias": slot_bias(judged, **drawn),
         "order_consistency": order_consistency(judged, **drawn),
         "calibration": _calibration(judged, drawn),
         "flips": _flips(judged, credit, tagged, measure, drawn),
     }
-
-
-def _parts(names: Sequence[Any]) -> Iterator[tuple[Any, Codes]]:
-    """Yield the distinct names, sorted, with the places that have each."""
-    numbers = codes(names)
-    parts = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
-    yield from zip(sorted(set(names)), parts, strict=True)
 
 
 def _measure(

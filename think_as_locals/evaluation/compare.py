@@ -8,23 +8,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells
-from think_as_locals.evaluation.scored import (
-    ItemCredit,
-    estimate_credits,
-    grouped,
-    item_credits,
-    on_flip_sets,
-    read_scored,
-    verdict_only,
+from think_as_locals.evaluation.scored import Judgements
+from think_as_locals.evaluation.statistics import (
+    Codes,
+    Difference,
+    Estimate,
+    Floats,
+    accuracies,
+    codes,
+    difference,
+    holm,
+    mcnemar,
+    places_by_name,
+    smallest_difference,
 )
-from think_as_locals.evaluation.statistics import Difference, Estimate, difference, holm, mcnemar, smallest_difference
 from think_as_locals.evaluation.tables import Figure, Table, figure
 from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.types import ConfigError, DataError
+from think_as_locals.types import ConfigError, DataError, Item
 
 ALPHA = 0.05
 CAPTION = (
@@ -51,67 +57,64 @@ class Comparison:
     baselines: dict[str, Estimate]
 
 
-def compare(a: Sequence[ItemCredit], b: Sequence[ItemCredit], by: str) -> list[Comparison]:
+def compare(a: Judgements, b: Judgements, by: str) -> list[Comparison]:
     """Compare runs on all items (also by their last verdict tags), on flip sets, over cells, and by a breakdown.
 
     Only the p-values of the breakdown are adjusted for one another (Holm 1979).
     """
     if by not in BREAKDOWNS:
         raise ConfigError(f"no breakdown by {by!r}; available: {', '.join(BREAKDOWNS)}")
-    _check_same_items(a, b)
-    other = {c.item.id: c for c in b}
-    a = sorted(a, key=lambda c: c.item.id)  # sums are rounded: the result must not depend on the order
-    ids, columns = [c.item.id for c in a], baseline_credits(tuple(c.item for c in a))
-    baselines = {name: dict(zip(ids, column.tolist(), strict=True)) for name, column in columns.items()}
-    parts = {_ALL: a}
-    if flips := on_flip_sets(a):
-        parts[_FLIPS] = flips
-    overall = [_compare(name, part, other, baselines, 1) for name, part in parts.items()]
-    if any(c.verdict_only != c.credit for c in (*a, *b) if c.verdict_only is not None):
-        tagged = {c.item.id: c for c in verdict_only(b)}
-        overall.insert(1, _compare(_VERDICT_ONLY, verdict_only(a), tagged, baselines, 1))
-    macro = macro_cells(c.item for c in a)
+    _check_same_items(a.items, b.items)
+    strict, lenient = ((a.by_item(name), b.by_item(name)) for name in ("credit", "verdict_only"))
+    measured = partial(_compare, group=a.group, lenient=lenient, baselines=baseline_credits(a.items))
+    every, flips, macro = np.arange(len(a.items)), a.flip_sets(), macro_cells(a.items)
+    overall = [measured(_ALL, every, strict, 1)]
+    if any((tagged != credit).any() for tagged, credit in zip(lenient, strict, strict=True)):
+        overall.append(measured(_VERDICT_ONLY, every, lenient, 1))
+    if len(flips):
+        overall.append(measured(_FLIPS, flips, strict, 1))
     if macro["of"] > 1:
         of = f" of {macro['of']}" if macro["missing"] else ""
-        overall.append(_compare(f"{_MACRO}, {macro['cells']}{of} cells", a, other, baselines, None))
-    parts = dict(sorted(grouped(a, lambda c: BREAKDOWNS[by](c.item)).items()))
-    cells = [_compare(name, part, other, baselines, len(parts)) for name, part in parts.items()]
-    adjusted = holm([c.difference.p for c in cells]), holm([c.p_mcnemar for c in cells if c.p_mcnemar is not None])
+        cells = codes(list(map(BREAKDOWNS["cell"], a.items)))
+        overall.append(measured(f"{_MACRO}, {macro['cells']}{of} cells", every, strict, None, cells=cells))
+    parts = dict(places_by_name(list(map(BREAKDOWNS[by], a.items))))
+    found = [measured(name, places, strict, len(parts)) for name, places in parts.items()]
+    adjusted = holm([c.difference.p for c in found]), holm([c.p_mcnemar for c in found if c.p_mcnemar is not None])
     return overall + [
         replace(c, difference=replace(c.difference, p=by_group), p_mcnemar=by_item)
-        for c, by_group, by_item in zip(cells, *adjusted, strict=True)
+        for c, by_group, by_item in zip(found, *adjusted, strict=True)
     ]
 
 
 def _compare(
     name: str,
-    part: Sequence[ItemCredit],
-    other: dict[str, ItemCredit],
-    baselines: dict[str, dict[str, float]],
+    places: Codes,
+    columns: tuple[Floats, Floats],
     tests: int | None,
+    *,
+    group: Codes,
+    lenient: tuple[Floats, Floats],
+    baselines: Mapping[str, Floats],
+    cells: Codes | None = None,
 ) -> Comparison:
-    """Compare runs on some items, as one of several tests; without `tests`, by the means over cells."""
-    theirs, groups = [other[c.item.id] for c in part], [c.item.group for c in part]
-    a, b = [c.credit for c in part], [c.credit for c in theirs]
-    cells = None if tests else [BREAKDOWNS["cell"](c.item) for c in part]
-    estimate = partial(estimate_credits, over_cells=not tests)
+    """Compare the credits of two runs on the items at some places, as one of several tests; of cells without tests."""
+    groups, (a, b) = group[places], (column[places] for column in columns)
+    every = [a, b, *(column[places] for column in (*lenient, *baselines.values()))]
+    first, second, *tagged = accuracies(every, groups, cells=cells)
     return Comparison(
         name=name,
-        a=estimate(part),
-        b=estimate(theirs),
+        a=first,
+        b=second,
         difference=difference(a, b, groups, cells=cells),
         p_mcnemar=mcnemar(a, b) if tests else None,
-        verdict_only=(estimate(verdict_only(part)), estimate(verdict_only(theirs))),
+        verdict_only=(tagged[0], tagged[1]),
         smallest=smallest_difference(a, b, groups, ALPHA / tests) if tests else None,
-        baselines={
-            baseline: estimate([ItemCredit(c.item, by_id[c.item.id]) for c in part])
-            for baseline, by_id in baselines.items()
-        },
+        baselines=dict(zip(baselines, tagged[2:], strict=True)),
     )
 
 
-def _check_same_items(a: Sequence[ItemCredit], b: Sequence[ItemCredit]) -> None:
-    first, second = ({c.item.id: c.item for c in run} for run in (a, b))
+def _check_same_items(a: Sequence[Item], b: Sequence[Item]) -> None:
+    first, second = ({item.id: item for item in items} for items in (a, b))
     shared = first.keys() & second.keys()
     faults = {
         "only in the first": first.keys() - shared,
@@ -126,9 +129,9 @@ def _check_same_items(a: Sequence[ItemCredit], b: Sequence[ItemCredit]) -> None:
         )
 
 
-def read(run: Path) -> list[ItemCredit]:
-    """Load the credits of a run from its table (`carb/NAME.parquet`), or from the last one in a run's folder."""
-    return item_credits(read_scored(_last(run)))
+def read(run: Path, known: dict[str, Item]) -> Judgements:
+    """Load a run's table (`carb/NAME.parquet`), or the last one in its folder; `known` items, by id, are shared."""
+    return Judgements.read(_last(run), known)
 
 
 def _last(run: Path) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from rich.console import RenderableType
 
-from think_as_locals.data.splits import flip_sets, hash_fraction
+from think_as_locals.data.splits import hash_fraction
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import NAMES, baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, language_name, macro_cells, macro_warning
@@ -30,8 +30,7 @@ from think_as_locals.evaluation.statistics import (
     accuracies,
     accuracy,
     codes,
-    difference,
-    holm,
+    paired,
     smallest_difference,
 )
 from think_as_locals.evaluation.tables import Cell, Figure, Label, Table, escape_markdown, figure
@@ -178,8 +177,7 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
     `ranks` are the best and worst possible rank; `may_be_first` says that no model is significantly better.
     """
     items, group = entries[0].items, entries[0].judged.group
-    places = {item.id: place for place, item in enumerate(items)}
-    flips = np.array([places[item.id] for members in flip_sets(items) for item in members], np.intp)
+    flips = entries[0].judged.flip_sets()
     cells = codes(list(map(BREAKDOWNS["cell"], items)))
     pairs = _pairs(entries, flips, cells)
     differ = [pair for pair in pairs if pair["macro"]["p_holm"] < ALPHA]
@@ -251,11 +249,10 @@ def _differences(
     pairs: Sequence[tuple[Floats, Floats]], group: Codes, cells: Codes | None = None
 ) -> list[dict[str, Any]]:
     """Return the difference of each pair; without cells also the smallest that these items would show."""
-    found = [difference(a, b, group, cells=cells) for a, b in pairs]
-    adjusted = holm([paired.p for paired in found])
+    found = paired([(a, b, group) for a, b in pairs], cells)
     smallest = [smallest_difference(a, b, group, ALPHA / len(pairs)) if cells is None else None for a, b in pairs]
-    columns = zip(found, adjusted, smallest, strict=True)
-    return [{"difference": paired.as_dict(), "p_holm": p, "smallest": least} for paired, p, least in columns]
+    columns = zip(found, smallest, strict=True)
+    return [{"difference": gain.as_dict(), "p_holm": p, "smallest": least} for (gain, p), least in columns]
 
 
 def _name(model: Mapping[str, Any]) -> Label:

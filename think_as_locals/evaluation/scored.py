@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
-from itertools import chain, islice
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -18,16 +18,7 @@ from numpy.typing import NDArray
 
 from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
-from think_as_locals.evaluation.statistics import (
-    RESAMPLES,
-    Difference,
-    Estimate,
-    Floats,
-    accuracy,
-    codes,
-    difference,
-    holm,
-)
+from think_as_locals.evaluation.statistics import Codes, Estimate, Floats, accuracy, codes, difference
 from think_as_locals.judging import reorder_responses
 from think_as_locals.reward_models.reward_model import TOO_LONG, ScoredItem
 from think_as_locals.runtime.files import parquet_batches, write_parquet
@@ -65,15 +56,6 @@ _CHUNK = 10_000  # judgements that become columns at once
 
 Thing = TypeVar("Thing")
 Key = TypeVar("Key", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True)
-class ItemCredit:
-    """An item and its credit in [0, 1], as a mean over the orders in which it was judged."""
-
-    item: Item
-    credit: float
-    verdict_only: float | None = None  # the credit if the last verdict tag counts
 
 
 class Judgements:
@@ -129,6 +111,11 @@ class Judgements:
         for part in self.of_several():
             found[part["item"][0]] = math.fsum(part[name]) / len(part)
         return found
+
+    def flip_sets(self) -> Codes:
+        """Return the places of the items of complete flip sets, set by set; an item is there once for each set."""
+        places = {item.id: place for place, item in enumerate(self.items)}
+        return np.array([places[item.id] for members in flip_sets(self.items) for item in members], np.intp)
 
     def _presented(self, row: Any) -> tuple[str, ...]:
         responses = self.items[row["item"]].responses
@@ -359,49 +346,6 @@ def too_long_note(how: str, ids: Sequence[str]) -> str:
     """Return how many items are too long, how they count (`exclude` or `wrong`), and the first of their ids."""
     counted = {"exclude": "left out", "wrong": "counted as wrong"}[how]
     return f"{len(ids)} items too long for it, {counted}: {first_of(ids, 5)}"
-
-
-def item_credits(scored: Sequence[ScoredItem]) -> list[ItemCredit]:
-    """Return each item once, with its credit, in the order of their first judgements."""
-    return [
-        ItemCredit(
-            judgements[0].item,
-            math.fsum(s.credit for s in judgements) / len(judgements),
-            math.fsum(s.verdict_only_credit for s in judgements) / len(judgements),
-        )
-        for judgements in grouped(scored, lambda s: s.item.id).values()
-    ]
-
-
-def verdict_only(credited: Sequence[ItemCredit]) -> list[ItemCredit]:
-    """Return items with their credit by the last verdict tags."""
-    return [ItemCredit(c.item, c.credit if c.verdict_only is None else c.verdict_only) for c in credited]
-
-
-def on_flip_sets(credited: Sequence[ItemCredit]) -> list[ItemCredit]:
-    """Return the items of complete flip sets, set by set; an item counts once for each of its sets."""
-    by_id = {each.item.id: each for each in credited}
-    return [by_id[item.id] for item in chain.from_iterable(flip_sets([each.item for each in credited]))]
-
-
-def estimate_credits(
-    credited: Sequence[ItemCredit], samples: int = RESAMPLES, seed: int = 0, over_cells: bool = False
-) -> Estimate:
-    """Return the accuracy on items; with `over_cells`, the mean of the means over cells of culture and domain."""
-    cells = [BREAKDOWNS["cell"](c.item) for c in credited] if over_cells else None
-    return accuracy([c.credit for c in credited], [c.item.group for c in credited], samples, seed, cells)
-
-
-def paired_differences(
-    pairs: Sequence[tuple[Sequence[ItemCredit], Sequence[ItemCredit]]], over_cells: bool = False
-) -> list[tuple[Difference, float]]:
-    """Return for each pair of runs on the same items how much more the second scores, and p adjusted over the pairs."""
-    found = []
-    for a, b in pairs:
-        cells = [BREAKDOWNS["cell"](c.item) for c in a] if over_cells else None
-        columns = [c.credit for c in a], [c.credit for c in b], [c.item.group for c in a]
-        found.append(difference(*columns, cells=cells))
-    return list(zip(found, holm([each.p for each in found]), strict=True))
 
 
 def slot_bias(judged: Judgements, samples: int, seed: int) -> dict[str, Any]:

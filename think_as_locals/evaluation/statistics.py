@@ -362,6 +362,19 @@ def _columns(scores: Values, groups: Names, cells: Names | None = None) -> tuple
     return np.array(scores, float), codes(groups), cell
 
 
+def places_by_name(names: Sequence[Any]) -> Iterator[tuple[Any, Codes]]:
+    """Yield the distinct names, sorted, with the places that have each."""
+    numbers = codes(names)
+    parts = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
+    yield from zip(sorted(set(names)), parts, strict=True)
+
+
+def paired(pairs: Sequence[tuple[Values, Values, Names]], cells: Names | None = None) -> list[tuple[Difference, float]]:
+    """Return the `difference` of each pair of runs (A, B, groups), and its p-value adjusted over the pairs."""
+    found = [difference(a, b, groups, cells=cells) for a, b, groups in pairs]
+    return list(zip(found, holm([each.p for each in found]), strict=True))
+
+
 def codes(names: Names) -> Codes:
     """Return the place of each name, or number, among the distinct ones."""
     # Sorted, so that the meaning of a draw does not depend on the order of items.

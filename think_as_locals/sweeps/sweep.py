@@ -13,7 +13,8 @@ from rich.console import Console
 
 from think_as_locals.config.compose import compose_recipe
 from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.scored import ItemCredit, grouped, item_credits, paired_differences, read_scored
+from think_as_locals.evaluation.scored import Judgements, grouped
+from think_as_locals.evaluation.statistics import paired
 from think_as_locals.evaluation.tables import Cell, Figure, Table, escape_markdown, figure
 from think_as_locals.machine.preflight import packages
 from think_as_locals.runtime.files import probe, read_json, write_json, write_text
@@ -42,7 +43,7 @@ from think_as_locals.sweeps.settings import (
     split_overrides,
     suggest,
 )
-from think_as_locals.types import TEST, VALIDATION, ConfigError, PreflightError, RunStoppedError
+from think_as_locals.types import TEST, VALIDATION, ConfigError, Item, PreflightError, RunStoppedError
 
 _STATES: tuple[State, ...] = ("done", "stopped", "failed")  # in the order of the table
 
@@ -81,7 +82,7 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
         print_results(console, folder, metric, rows)
         if space.variants:
             console.print(write_variants(folder, possible).terminal("variants", _VARIANTS))
-            console.print(f"table {folder / 'variants.md'}", soft_wrap=True)
+            console.print(f"table {RunFolder(folder).variants.with_suffix('.md')}", soft_wrap=True)
         if any(row.state == "failed" for row in rows):
             probe(folder)  # on a full disk, jobs cannot write why they failed
     if received or any(row.state == "stopped" for row in rows):
@@ -96,7 +97,7 @@ def print_results(console: Console, folder: Path, metric: Metric, rows: Sequence
     for row in rows:
         if row.state == "failed":
             console.print(f"failed: {' '.join(row.combination)}: {folder / row.log}", soft_wrap=True)
-    console.print(f"table {folder / 'sweep.md'}", soft_wrap=True)
+    console.print(f"table {RunFolder(folder).sweep.with_suffix('.md')}", soft_wrap=True)
 
 
 @dataclass(slots=True)
@@ -201,7 +202,8 @@ def read_rows(
 def write_summary(sweep: Path, metric: Metric, rows: Sequence[JobResult]) -> tuple[Table, str]:
     """Write `sweep.json` and `sweep.md` into a sweep's folder; return the table for a terminal, and its caption."""
     jobs = [asdict(row) for row in rows]
-    write_json(sweep / "sweep.json", {"sweep": sweep.name, "metric": asdict(metric), "jobs": jobs})
+    files = RunFolder(sweep)
+    write_json(files.sweep, {"sweep": sweep.name, "metric": asdict(metric), "jobs": jobs})
     items = f"{metric.set} items{' of whole flip sets' if metric.flips else ''}"
     caption = f"Accuracy on {items} after the last step, with n and 95 % intervals by question group; best first. "
     caption += "Verdict-only: by the last verdict tag, whatever the format."
@@ -211,7 +213,8 @@ def write_summary(sweep: Path, metric: Metric, rows: Sequence[JobResult]) -> tup
     headings += ["test accuracy", "test verdict-only", "test n", "step", "ended"]
     cells = [_cells(row) for row in rows]
     with_logs = Table([*headings, "log"], [[*c, r.log] for c, r in zip(cells, rows, strict=True)])
-    write_text(sweep / "sweep.md", f"# {escape_markdown(sweep.name)}\n\n{caption}\n\n{with_logs.markdown()}\n")
+    text = f"# {escape_markdown(sweep.name)}\n\n{caption}\n\n{with_logs.markdown()}\n"
+    write_text(files.sweep.with_suffix(".md"), text)
     return Table(headings, cells), caption
 
 
@@ -246,7 +249,7 @@ class Measured:
 
     name: str
     summary: dict[str, Any]
-    credits: list[ItemCredit]
+    judged: Judgements
     base: Measured | None = None  # the model before its training
     first: Measured | None = None  # the first variant
 
@@ -256,9 +259,9 @@ def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
     # Compared are jobs that differ in their variant alone, and not in the seed, say.
     parts = grouped(jobs, lambda job: job.combination[1:]).values()
     measured = list(chain.from_iterable(_measured_variants(sweep, part) for part in parts))
-    gains = {kind: _gains(measured, kind) for kind in ("base", "first")}
+    gains, file = {kind: _gains(measured, kind) for kind in ("base", "first")}, RunFolder(sweep).variants
     write_json(
-        sweep / "variants.json",
+        file,
         {
             "variants": [
                 {
@@ -286,13 +289,13 @@ def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
     ]
     headings = ["variant", "accuracy, %", "verdict-only, %", "flip sets, %", "parse failures, %"]
     table = Table([*headings, "against base", "p", "against the first", "p", "n", "step"], rows)
-    write_text(sweep / "variants.md", f"# Variants\n\n{_VARIANTS}\n\n{table.markdown()}\n")
+    write_text(file.with_suffix(".md"), f"# Variants\n\n{_VARIANTS}\n\n{table.markdown()}\n")
     return table
 
 
 def _measured_variants(sweep: Path, jobs: Sequence[Job]) -> list[Measured]:
     """Return the models before training, each once, then the variants."""
-    bases: dict[str, Measured] = {}
+    bases, known = dict[str, Measured](), dict[str, Item]()
     found = list[Measured]()
     for job in jobs:
         steps = carb.steps(RunFolder(sweep / job.name))
@@ -303,15 +306,14 @@ def _measured_variants(sweep: Path, jobs: Sequence[Job]) -> list[Measured]:
             config = job.config  # what the base depends on: demonstrations name criteria for rubric_quality
             named = "rubric_quality" in config.reward.weighted()
             asked = repr((config.model, config.prompt, config.sft, config.grpo.max_completion_length, named))
-            base = bases.setdefault(asked, Measured(f"base of {name}", *_read(steps[0])))
+            base = bases.setdefault(asked, Measured(f"base of {name}", *_read(steps[0], known)))
         if steps and (last := max(steps)):
-            found.append(Measured(name, *_read(steps[last]), base, found[0] if found else None))
+            found.append(Measured(name, *_read(steps[last], known), base, found[0] if found else None))
     return [*bases.values(), *found]
 
 
-def _read(path: Path) -> tuple[dict[str, Any], list[ItemCredit]]:
-    credited = item_credits(read_scored(path.with_suffix(".parquet")))
-    return carb.read(path), sorted(credited, key=lambda c: c.item.id)
+def _read(path: Path, known: dict[str, Item]) -> tuple[dict[str, Any], Judgements]:
+    return carb.read(path), Judgements.read(path.with_suffix(".parquet"), known)
 
 
 def _gains(measured: Sequence[Measured], kind: str) -> dict[str, dict[str, Any]]:
@@ -319,9 +321,9 @@ def _gains(measured: Sequence[Measured], kind: str) -> dict[str, dict[str, Any]]
     pairs = {}
     for m in measured:
         other: Measured | None = getattr(m, kind)
-        if other is not None and [c.item for c in other.credits] == [c.item for c in m.credits]:
-            pairs[m.name] = other.credits, m.credits
-    found = zip(pairs, paired_differences(list(pairs.values())), strict=True)
+        if other is not None and other.judged.items == m.judged.items:
+            pairs[m.name] = other.judged.by_item("credit"), m.judged.by_item("credit"), m.judged.group
+    found = zip(pairs, paired(list(pairs.values())), strict=True)
     return {name: {**gain.as_dict(), "p_holm": p} for name, (gain, p) in found}
 
 
