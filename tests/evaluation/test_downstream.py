@@ -305,7 +305,7 @@ def test_an_evaluation_gives_the_accuracy_that_ranks_its_reward_models(tmp_path:
     (tmp_path / "carb/mine.json").write_text("{}")
     with pytest.raises(DataError, match=r"carb/mine\.json: a CARB file lacks accuracy"):
         read_results(tmp_path)
-    macro = {"accuracy": 0.25, "missing": []}
+    macro = {"accuracy": 0.25, "missing": [], "verdict_only": {}}
     summary = dict.fromkeys(carb.KEYS) | {"dataset": "mine.jsonl", "accuracy": 0.5, "macro": macro}
     (tmp_path / "carb/mine.json").write_text(json.dumps(summary))
     assert read_results(tmp_path) == [Result("mine", 0.25, 3.5, benchmark="mine.jsonl")]

@@ -276,7 +276,7 @@ def test_reward_models_that_are_called_like_steps_are_all_listed(tmp_path: Path)
         measure(tmp_path / "checkpoints", name, predictions(lambda i: i % 2))
     assert [entry.name for entry in read_entries([tmp_path / "checkpoints"])] == ["step-100", "step-200", "step-final"]
     with pytest.raises(DataError, match=r"checkpoints: no carb/step-N\.json"):
-        read(tmp_path / "checkpoints")
+        read(tmp_path / "checkpoints", {})
 
 
 def test_reward_models_share_the_items_that_they_were_measured_on(evaluation: Path) -> None:

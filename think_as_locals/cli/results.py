@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from think_as_locals.runtime.output import print_result
-from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import ConfigError, Item
 
 
@@ -78,6 +77,7 @@ def _compare(arguments: Namespace) -> None:
 
 def _leaderboard(arguments: Namespace) -> None:
     from think_as_locals.evaluation.leaderboard import on_terminal, write_leaderboard
+    from think_as_locals.runtime.run_folder import RunFolder
 
     folder = _out_folder(arguments.out)
     page = write_leaderboard(arguments.runs, folder)
@@ -90,6 +90,7 @@ def _leaderboard(arguments: Namespace) -> None:
 
 def _validity(arguments: Namespace) -> None:
     from think_as_locals.evaluation.downstream import read_results, tables, write_validity
+    from think_as_locals.runtime.run_folder import RunFolder
 
     results, folder = read_results(arguments.results), _out_folder(arguments.out)
     plot = write_validity(results, folder)
