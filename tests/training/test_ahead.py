@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 from typing import Any
 from uuid import uuid4
 
@@ -23,7 +24,7 @@ from think_as_locals.judging import COMPONENTS
 from think_as_locals.training import ahead as sampling_ahead
 from think_as_locals.training import served_engine
 from think_as_locals.training.grpo import JudgeTrainer, policy_engine
-from think_as_locals.training.served_engine import ServedEngine
+from think_as_locals.training.served_engine import Sampled, ServedEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::think_as_locals.types.TrainingWarning")
 
@@ -216,9 +217,12 @@ def test_a_checkpoint_waits_as_long_for_several_batches_as_for_one(
     monkeypatch.setattr(ServedEngine, "limit_s", 0.6)
     monkeypatch.setattr(sampling_ahead, "_STOPPING_S", 0.3)  # for one after a signal
     trainer.control.should_training_stop = stops
-    trainer._ahead._batches.extend(sampling_ahead._Batch(number, 0, "") for number in range(1, 4))  # which never end
+    batches = [sampling_ahead._Batch(number, 0, "") for number in range(1, 4)]  # the last of which never ends
+    trainer._ahead._batches.extend(batches)
+    for seconds, batch in zip((0.1, 0.7), batches, strict=False):
+        Timer(seconds, batch.sampled.set_result, [Sampled([], (0.0, 0.0))]).start()
     began = time.monotonic()
-    assert trainer._ahead.state() == ([], {})
+    assert [each["number"] for each in trainer._ahead.state()[0]] == [1]
     assert limit <= time.monotonic() - began < limit + 0.25
     assert "a checkpoint without what the server was sampling (TimeoutError: ): it is sampled again" in caplog.text
 
