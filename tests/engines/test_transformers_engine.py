@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
 from reward_models.tiny import a_tokenizer, write_classifier, write_language_model, write_model
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GenerationConfig,
-    MambaConfig,
-    MambaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
-from transformers.cache_utils import DynamicLayer
+from transformers import Qwen3ForCausalLM
 
 from think_as_locals.engines import Chat, Sampling, sample_all
-from think_as_locals.engines.transformers_engine import GrowingLayer, TransformersEngine, generate, padded
+from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.types import ModelError, Rollout
 
-SIZES = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2} | {
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "initializer_range": 0.3,
-}
 CONVERSATIONS = [[{"role": "user", "content": text}] for text in ("rice", "tea and bread", "soup in the morning")]
 HABITS = {"repetition_penalty": 3.0, "min_new_tokens": 3, "bad_words_ids": [[5]], "no_repeat_ngram_size": 1}
 SAMPLING_HABITS = {"do_sample": True, "temperature": 0.7, "top_p": 0.01, "top_k": 20}
@@ -74,60 +57,6 @@ def test_a_completion_ends_with_the_models_positions(tmp_path: Path) -> None:
     engine = load(path)
     for prompt, rollout in zip(engine.chat.encode(CONVERSATIONS), sampled(engine), strict=True):
         assert (len(prompt) + len(rollout.token_ids), rollout.finish_reason) == (30, "length")
-
-
-MODELS = {
-    "qwen3": Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
-    "sliding window, longer prompts": Qwen3ForCausalLM(
-        Qwen3Config(**SIZES, head_dim=16, use_sliding_window=True, sliding_window=6, max_window_layers=1)
-    ),
-    "gemma 3": Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=6, pad_token_id=0)),
-    "no cache of keys": MambaForCausalLM(MambaConfig(vocab_size=90, hidden_size=32, num_hidden_layers=2)),
-    "adapter": get_peft_model(
-        Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)), LoraConfig(r=4, init_lora_weights=False)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "top_k": 0, "temperature": 1.5}])
-def test_a_prompt_of_several_rows_is_read_once_and_the_tokens_are_the_same(name: str, sampling: dict[str, Any]) -> None:
-    model = MODELS[name].eval().double()
-    ids, mask = padded([[7, 8, 9], list(range(3, 14)), [7, 8], [7, 8, 9], list(range(3, 14)), [7, 8, 9]], "left")
-    config = GenerationConfig(max_new_tokens=8, eos_token_id=2, pad_token_id=2, **sampling)
-    read: list[tuple[int, ...]] = []
-    seen = model.get_input_embeddings().register_forward_pre_hook(lambda _, given: read.append(tuple(given[0].shape)))
-    torch.manual_seed(5)
-    found = generate(model, input_ids=ids, attention_mask=mask, generation_config=config)
-    seen.remove()
-    assert read[:2] == ([(6, 11), (6, 1)] if name == "no cache of keys" else [(3, 10), (6, 1)])
-    torch.manual_seed(5)
-    expected = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-    assert found.tolist() == expected.tolist()
-    assert len(set(map(tuple, found[:, 11:].tolist()))) > 2
-
-
-def test_keys_and_values_grow_in_place_and_are_those_of_a_dynamic_layer() -> None:
-    ours, theirs, places = GrowingLayer(), DynamicLayer(), []
-    for step in range(60):
-        new = torch.randn(2, 3 if step < 5 else 6, 2, 1 if step else 8, 4)  # keys and values
-        for found, expected in zip(ours.update(*new), theirs.update(*new), strict=True):
-            assert torch.equal(found, expected)
-        places.append(ours.keys.data_ptr())
-        if step == 4:
-            for layer in (ours, theirs):
-                layer.batch_select_indices(torch.tensor([0, 0, 1, 1, 2, 0]))
-    assert len(set(places)) < 12
-
-
-def test_prompts_that_differ_in_their_padding_alone_are_two() -> None:
-    ids, mask = torch.full((2, 4), 5), torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
-    model = MODELS["qwen3"].eval().double()
-    config = GenerationConfig(max_new_tokens=1, output_logits=True, return_dict_in_generate=True, do_sample=False)
-    rows = torch.tensor([0, 1, 0])
-    options = {"input_ids": ids[rows], "attention_mask": mask[rows], "generation_config": config}
-    (found,), (expected,) = generate(model, **options).logits, model.generate(**options).logits
-    assert torch.allclose(found, expected, atol=1e-12)
 
 
 def test_nothing_asked_is_nothing_sampled(plain: TransformersEngine) -> None:

@@ -1,4 +1,4 @@
-"""Rollouts from transformers' `generate`, by a model that may be a trainer's."""
+"""Rollouts by transformers, from a model that may be a trainer's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, set_seed
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
+from think_as_locals.engines.decoding import generate, positions
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.types import ModelError
@@ -86,10 +86,7 @@ class TransformersEngine(TokenEngine):
         if not greedy:
             set_seed(sampling.seed)
         with torch.inference_mode(), _default_generation_config(self.model.generation_config):
-            # Synced, under ZeRO-3, every rank would need as many batches as the others.
-            output = generate(
-                self.model, input_ids=ids, attention_mask=mask, generation_config=config, synced_gpus=False
-            )
+            output = generate(self.model, input_ids=ids, attention_mask=mask, generation_config=config)
         completions: list[list[int]] = output[:, ids.shape[1] :].tolist()
         return [completion[:room] for completion, room in zip(completions, rooms, strict=True)]
 
@@ -99,71 +96,6 @@ def padded(rows: Sequence[Sequence[int]], side: str) -> tuple[Tensor, Tensor]:
     tensors = [torch.tensor(row).long() for row in rows]
     ids = pad_sequence(tensors, batch_first=True, padding_side=side)
     return ids, pad_sequence([torch.ones_like(row) for row in tensors], batch_first=True, padding_side=side)
-
-
-def positions(mask: Tensor) -> Tensor:
-    """Return the position of each token in its row (B, L), given the attention mask; 0 for padding on the left."""
-    return (mask.cumsum(1) - 1).clamp(min=0)
-
-
-class GrowingLayer(DynamicLayer):
-    """Keys and values (B, heads, L, size) that grow in place, where a DynamicLayer copies all for every token."""
-
-    keys: Tensor
-    values: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._rooms: tuple[Tensor | None, Tensor | None] = (None, None)
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write new states into the room, and return views of all."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        start, written = self.get_seq_length(), list[Tensor]()
-        end, known = start + key_states.shape[-2], (self.keys, self.values)
-        for room, states, new in zip(self._rooms, known, (key_states, value_states), strict=True):
-            # Other code may have replaced the states, as `batch_select_indices` does.
-            if room is None or room.data_ptr() != states.data_ptr() or room.shape[-2] < end:
-                room = new.new_empty(*new.shape[:-2], end + end // 4, new.shape[-1])
-                if start:
-                    room[..., :start, :] = states
-            room[..., start:end, :] = new
-            written.append(room)
-        self._rooms = (written[0], written[1])
-        self.keys, self.values = (room[..., :end, :] for room in written)
-        return self.keys, self.values
-
-
-def generate(
-    model: Any, *, input_ids: Tensor, attention_mask: Tensor, generation_config: GenerationConfig, **options: Any
-) -> Tensor:
-    """Return what `model.generate` returns, (B, L + C), but read a prompt that several rows share only once.
-
-    Prompts are padded on the left, and `options` are the model's own arguments of `generate`. The same random numbers
-    give the same tokens, but for the rounding of a batch of another size.
-    """
-    rows = {"input_ids": input_ids, "attention_mask": attention_mask, "generation_config": generation_config}
-    prompts, row_prompts = torch.unique(torch.cat([input_ids, attention_mask], 1), dim=0, return_inverse=True)
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    attends = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
-    attends &= generation_config.cache_implementation is None and generation_config.use_cache is not False
-    if attends and cache.layers:
-        cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-        options["past_key_values"] = cache
-    if len(prompts) < len(input_ids) and input_ids.shape[1] > 1 and "past_key_values" in options:
-        ids, mask = (part[:, :-1] for part in prompts.chunk(2, 1))  # `generate` reads the last token itself
-        with torch.no_grad():
-            model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions(mask),
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-        cache.batch_select_indices(row_prompts)
-    return model.generate(**rows, **options)  # type: ignore[no-any-return]
 
 
 def load_language_model(path: str, dtype: str, revision: str | None, device_map: str | None = None) -> Any:

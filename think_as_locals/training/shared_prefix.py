@@ -30,8 +30,9 @@ from trl.trainer import grpo_trainer, utils
 from trl.trainer.utils import nanmax, nanmin
 
 from think_as_locals.engines import packing
+from think_as_locals.engines.decoding import generate
 from think_as_locals.engines.packing import computing_in_float32
-from think_as_locals.engines.transformers_engine import generate, padded
+from think_as_locals.engines.transformers_engine import padded
 
 _logger = logging.getLogger(__name__)
 

@@ -1,0 +1,215 @@
+"""Sampling by transformers in which a shared prompt is read and kept once, and rows leave the batch as they end.
+
+`generate` is that of a model, with its processors, criteria and inputs; loop, cache and attention are ours. Rows that
+share a prompt attend to one copy of its keys and values (arXiv 2402.05099) beside those of their own tokens.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from think_as_locals.engines import packing
+
+
+def positions(mask: Tensor) -> Tensor:
+    """Return the position of each token in its row (B, L), given the attention mask; 0 for padding on the left."""
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def generate(
+    model: Any, *, input_ids: Tensor, attention_mask: Tensor, generation_config: GenerationConfig, **options: Any
+) -> Tensor:
+    """Return what `model.generate` returns, (B, L + C), but faster, given its own arguments and whole weights.
+
+    Prompts are padded on the left. The same random numbers give the same tokens, but for the rounding of a batch of
+    another size. Caches other than of keys and values, and searches, are left to transformers.
+    """
+    # Synced, under ZeRO-3, every rank would need as many batches as the others.
+    options |= {"input_ids": input_ids, "attention_mask": attention_mask, "generation_config": generation_config}
+    options["synced_gpus"] = False
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    supported = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    supported &= generation_config.cache_implementation is None and generation_config.use_cache is not False
+    supported &= all(_samples(config) for config in (generation_config, model.generation_config))
+    if not supported or not cache.layers:
+        return model.generate(**options)  # type: ignore[no-any-return]
+    _let_grow(cache)
+    prompts, row_prompts = torch.unique(torch.cat([input_ids, attention_mask], 1), dim=0, return_inverse=True)
+    shared = None
+    if len(prompts) < len(input_ids) and input_ids.shape[1] > 1:
+        ids, mask = (part[:, :-1] for part in prompts.chunk(2, 1))  # `_decode` reads the last token itself
+        with torch.no_grad():
+            model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions(mask),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if _can_share(base, cache):
+            packing.prepare(base)
+            shared = SharedPrompts(cache, mask, row_prompts)
+            _let_grow(cache)
+        else:
+            cache.batch_select_indices(row_prompts)
+    options |= {"past_key_values": cache, "custom_generate": _decode, "shared": shared}
+    return model.generate(**options)  # type: ignore[no-any-return]
+
+
+def _samples(config: GenerationConfig) -> bool:
+    """Return whether a config asks for sampling or greedy decoding, by processors that need no row's earlier scores."""
+    stateful = config.guidance_scale, config.watermarking_config
+    return config.get_generation_mode() in ("sample", "greedy_search") and stateful == (None, None)
+
+
+def _let_grow(cache: DynamicCache) -> None:
+    cache.layers = [layer if type(layer) is DynamicSlidingWindowLayer else GrowingLayer() for layer in cache.layers]
+
+
+def _can_share(model: PreTrainedModel, cache: DynamicCache) -> bool:
+    """Return whether rows may attend to one copy of a prompt's keys and values, given the cache of prompts."""
+    # In half precision, scores would be rounded before the softmax.
+    full = all(type(layer) is GrowingLayer and layer.keys.dtype.itemsize >= 4 for layer in cache.layers)
+    return full and model.is_backend_compatible() and packing.unsupported_reason(model) is None
+
+
+def _decode(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    shared: SharedPrompts | None = None,
+    **inputs: Any,
+) -> Tensor:
+    """Sample as transformers' own loop does, with its processors and criteria, from the rows that have not ended."""
+    cache, (count, length) = inputs["past_key_values"], input_ids.shape
+    output = input_ids.new_full((count, generation_config.max_length), generation_config.pad_token_id or 0)
+    output[:, :length] = input_ids
+    rows = torch.arange(count, device=input_ids.device)  # of the output, that are still in the batch
+    unread = 1 if shared else length - cache.get_seq_length()
+    while len(rows):
+        given = model.prepare_inputs_for_generation(input_ids, next_sequence_length=unread, **inputs)
+        if shared:
+            given |= {"attention_mask": packing.no_mask(input_ids), packing.PROMPTS: shared}
+        with model._optimize_model_for_decode() if unread == 1 else nullcontext():
+            outputs = model(**given, return_dict=True)
+        inputs, unread = model._update_model_kwargs_for_generation(outputs, inputs), 1
+        scores = logits_processor(input_ids, outputs.logits[:, -1].float())
+        if generation_config.do_sample:
+            # Ended rows draw too: so the others get the random numbers that they get in transformers' loop.
+            probabilities = scores.new_ones(count, scores.shape[1])
+            probabilities[rows] = scores.softmax(-1)
+            tokens = probabilities.multinomial(1)[rows, 0]
+        else:
+            tokens = scores.argmax(-1)
+        output[rows, length] = tokens
+        length += 1
+        input_ids = output[rows, :length]
+        ended = stopping_criteria(input_ids, None)
+        if ended.any():
+            stay = (~ended).nonzero()[:, 0]
+            kept = torch.arange(len(stay), device=rows.device)
+            kept[ended[: len(stay)]] = stay[stay >= len(stay)]  # the last rows take the places of those that ended
+            rows, input_ids = rows[kept], input_ids[kept]
+            inputs = {name: at[..., kept, :] if isinstance(at, Tensor) else at for name, at in inputs.items()}
+            cache.batch_select_indices(kept)
+            if shared:
+                shared.select(kept)
+    return output[:, :length]
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values (B, heads, L, size) that grow in place, where a DynamicLayer copies all for every token."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rooms: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write new states into the room, and return views of all."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, written = self.get_seq_length(), list[Tensor]()
+        end, known = start + key_states.shape[-2], (self.keys, self.values)
+        for room, states, new in zip(self._rooms, known, (key_states, value_states), strict=True):
+            # Other code may have replaced the states, as `batch_select_indices` does to repeat rows.
+            if room is None or room.data_ptr() != states.data_ptr() or room.shape[-2] < end:
+                room = new.new_empty(*new.shape[:-2], end + end // 4, new.shape[-1])
+                if start:
+                    room[..., :start, :] = states
+            room[: len(new), ..., start:end, :] = new
+            written.append(room)
+        self._rooms = (written[0], written[1])
+        self.keys, self.values = (room[: len(key_states), ..., :end, :] for room in written)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Select rows; no more than there are take the places of others, and those that keep theirs are not copied."""
+        count = len(indices)
+        if self.get_seq_length() == 0 or count > len(self.keys):
+            super().batch_select_indices(indices)
+            return
+        moved = (indices != torch.arange(count, device=indices.device)).nonzero()[:, 0]
+        for states in (self.keys, self.values):
+            states[moved] = states[indices[moved]]
+        self.keys, self.values = self.keys[:count], self.values[:count]
+
+
+class SharedPrompts:
+    """Keys and values (N, H_kv, P, D) of N prompts, to which B rows attend beside those of their own tokens.
+
+    A layer computes the scores of all rows of a prompt at once, in a block (N, H_kv, G R, ...): G rows for each prompt,
+    of which some may be empty, and R query heads for each key head.
+    """
+
+    def __init__(self, cache: DynamicCache, mask: Tensor, row_prompts: Tensor) -> None:
+        """Take the prompts' cache and attention mask (N, P), and the index of each row's prompt (B)."""
+        self._layers = [(layer.keys, layer.values) for layer in cache.layers]
+        self._hidden = None if mask.all() else (mask == 0)[:, None, None]
+        self._row_prompts = row_prompts
+        self.select(torch.arange(len(row_prompts), device=mask.device))
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows of the batch."""
+        self._row_prompts = prompts = self._row_prompts[rows]
+        counts = prompts.bincount(minlength=len(self._layers[0][0]))
+        order = prompts.argsort(stable=True)
+        ranks = torch.empty_like(order)  # of each row among those of its prompt
+        ranks[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[prompts[order]]
+        self._longest = int(counts.max()) if len(rows) else 0
+        self._places = prompts * self._longest + ranks
+
+    def attention(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Return a layer's attention (B, 1, H, D), given query (B, H, 1, D) and own key and value (B, H_kv, L, D)."""
+        keys, values = self._layers[module.layer_idx]
+        query = scaling * query.view(len(query), keys.shape[1], -1, query.shape[-1])  # (B, H_kv, R, D)
+        scores = self._to_block(query) @ keys.transpose(2, 3)  # (N, H_kv, G R, P)
+        if self._hidden is not None:
+            scores = scores.masked_fill(self._hidden, -torch.inf)
+        weights = torch.cat([scores, self._to_block(query @ key.transpose(2, 3))], -1).softmax(-1)
+        length = keys.shape[2]
+        output = self._to_rows(weights[..., :length] @ values) + self._to_rows(weights[..., length:]) @ value
+        return output.flatten(1, 2)[:, None]
+
+    def _to_block(self, rows: Tensor) -> Tensor:
+        """Return (N, H_kv, G R, X) of rows (B, H_kv, R, X)."""
+        count = len(self._layers[0][0])
+        block = rows.new_zeros(count * self._longest, *rows.shape[1:]).index_copy(0, self._places, rows)
+        return block.view(count, self._longest, *rows.shape[1:]).transpose(1, 2).flatten(2, 3)
+
+    def _to_rows(self, block: Tensor) -> Tensor:
+        """Return (B, H_kv, R, X) of a block."""
+        rows = block.reshape(*block.shape[:2], self._longest, -1, block.shape[-1])
+        return rows.transpose(1, 2).flatten(0, 1)[self._places]
