@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from conftest import Tal
 from items import make_item
 from reward_models.tiny import write_classifier
 from safetensors.torch import load_file
+from training.scripted_vllm import serving
 
 from think_as_locals.data.load import read_candidates
 from think_as_locals.data.sources import jsonl
@@ -133,6 +134,36 @@ def test_a_policy_is_paid_by_a_reward_model_and_its_answers_are_scored_before_an
     resumed = load_file(killed / "model" / "model.safetensors")
     assert all(resumed[name].equal(trained[name]) for name in trained)
     assert json.loads(again.out) == found
+
+
+def test_a_server_samples_a_policys_answers_ahead_also_of_a_killed_run(
+    tal: Tal, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    run, model = tmp_path / "run", tmp_path / "run" / "model" / "model.safetensors"
+    with serving(small) as server:
+        given = [*words(tmp_path, small), "rollout=vllm_server", f"rollout.urls=[{server.url}]", "rollout.ahead=1"]
+        given += ["rollout.timeout_s=20", "grpo.max_steps=4", "run.name=run"]
+        done = tal(*given)
+        assert done.status == 0, done.err
+        ages = [json.loads(line).get("rollout/staleness") for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert [age for age in ages if age is not None] == [0, 1, 1, 1]
+        tables = map(parquet.read_table, (run / "completions").glob("*.parquet"))
+        prompts = Counter(row["prompt"] for table in tables for row in table.to_pylist())
+        assert [*prompts.values()] == [4] * 4  # a group of each, and none twice
+        whole = load_file(model)
+
+        (checkpoint,) = (run / "checkpoints").glob("step-3")
+        for path in (run / "checkpoints").glob("step-*"):
+            if path != checkpoint:
+                shutil.rmtree(path)
+        shutil.rmtree(run / "model")
+        (run / "policy.json").unlink()
+        server.restart()
+        again = tal(*given, "run.resume=auto")
+        assert again.status == 0, again.err
+        assert "grpo continues from step 3" in again.err
+        assert all(value.equal(whole[name]) for name, value in load_file(model).items())
 
 
 @pytest.mark.parametrize(

@@ -306,6 +306,9 @@ def test_fsdp2_shares_prefixes_resumes_saves_the_recipes_type_and_syncs_again_an
     for synced in (found["synced"], found["lora"]["synced"]):
         assert len(synced) == 3
         assert max(synced) < 1e-5
+    once, resumed = ([{**log, "rollout/synced_megabytes": 0} for log in logs] for logs in found["ahead"])
+    assert [log["rollout/staleness"] for log in once] == [0, 1, 1, 1, 1, 1]
+    assert resumed == once
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import pytest
 import torch
 import yaml
 from accelerate import PartialState
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, broadcast_object_list
 from conftest import ROOT
 from safetensors import safe_open
 from training import spread
 from training.local_engine import LocalEngine
+from training.scripted_vllm import serving
 from training.small_grpo import figures, settings
 from transformers import AutoModelForCausalLM, TrainerCallback
 
@@ -39,7 +40,8 @@ class Measuring(TrainerCallback):
         self._engine.sync_weights()
 
 
-COLOCATED = ["rollout=vllm_colocate", "grpo.steps_per_generation=1", "grpo.gradient_accumulation_steps=1"]
+ONE_BATCH = ["grpo.steps_per_generation=1", "grpo.gradient_accumulation_steps=1", "grpo.num_iterations=1"]
+COLOCATED = ["rollout=vllm_colocate", *ONE_BATCH]
 
 
 @contextmanager
@@ -99,7 +101,22 @@ def check(folder: Path) -> dict[str, Any]:
         found["saved"] = all(torch.equal(value, expected[name].bfloat16()) for name, value in tensors.items())
         found["synced"] = synced(folder)
         found["lora"] = with_adapter(folder / "fsdp2_lora")
+        found["ahead"] = sampled_ahead(folder)
     return found
+
+
+def sampled_ahead(folder: Path) -> list[list[dict[str, Any]]]:
+    """What is logged of steps whose batches a server samples ahead: in one go, and from a checkpoint on."""
+    logged, is_main = [], PartialState().is_main_process
+    with pytest.MonkeyPatch.context() as patch, serving(folder / "model") if is_main else nullcontext() as server:
+        patch.setenv("VLLM_API_KEY", "secret")
+        [url] = broadcast_object_list([server.url if server else None])
+        where = ["rollout=vllm_server", f"rollout.urls=[{url}]", "rollout.ahead=1", "rollout.timeout_s=20"]
+        for _ in ("in one go", "from its checkpoint"):
+            trainer = spread.sampling(folder / "fsdp2_ahead", *where, "grpo.save_steps=3", *ONE_BATCH)
+            trainer.train_from(trainer.checkpoints.latest())
+            logged.append(figures(trainer))
+    return logged
 
 
 def with_adapter(folder: Path) -> dict[str, Any]:
@@ -117,7 +134,7 @@ def synced(folder: Path, *overrides: str) -> list[float]:
     """Differences of log-probabilities after syncs: two without a step between them, then one in each step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "ColocatedEngine", LocalEngine)
-        trainer = spread.sampling(folder, *COLOCATED, "grpo.max_steps=3", "grpo.num_iterations=1", *overrides)
+        trainer = spread.sampling(folder, *COLOCATED, "grpo.max_steps=3", *overrides)
         assert isinstance(trainer.vllm_generation, LocalEngine)
         trainer.add_callback(Measuring(trainer.vllm_generation))
         trainer.train()
