@@ -140,7 +140,7 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
     return min(once() for _ in range(3))
 
 
-TESTING = ["datasets", "hypothesis", "inspect_ai", "peft", "sklearn.metrics", "statsmodels.api"]
+TESTING = ["anthropic", "datasets", "hypothesis", "inspect_ai", "openai", "peft", "sklearn.metrics", "statsmodels.api"]
 """What tests import beside those."""
 WARM = "TAL_WARM_PYTHON"
 """Variable with the folder of the `warm_python` that the processes of this session are forked from."""
@@ -208,8 +208,9 @@ def _make_steered_run(python: str, folder: Path) -> None:
 
 def _make_small_run(folder: Path) -> None:
     # By a Python of its own: W&B and trackio choose folders as they are imported, and remove some as they end.
+    # The script `accelerate` imports what its other commands need as well, for three CPU seconds.
     done = launch(
-        *[command("accelerate"), "launch", "recipes/quickstart.yaml"],
+        *[sys.executable, "-m", "accelerate.commands.launch", "recipes/quickstart.yaml"],
         *[*TRACKED, f"run.dir={folder}", "run.name=small"],
         WANDB_MODE="offline",
         WANDB_DIR=str(folder),

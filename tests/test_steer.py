@@ -59,10 +59,10 @@ FEW = [
 SMALL = [
     *FEW,
     'data.countries=["TH","JP","DE"]',
-    "global_rm.max_steps=120",
+    "global_rm.max_steps=80",
     "global_rm.logging_steps=20",
     "scpo.variants=[full,filter,weight,scpo]",
-    "scpo.max_steps=60",
+    "scpo.max_steps=30",
     "scpo.logging_steps=5",
     "scpo.learning_rate=0.002",
     "scpo.seeds=[0]",
@@ -184,10 +184,10 @@ def test_the_accuracies_are_those_of_the_scores_in_its_files(small: Path) -> Non
 def test_metrics_have_every_stage_with_the_steps_of_its_record(small: Path) -> None:
     logs = [json.loads(line) for line in (small / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     last = {log["stage"]: log["step"] for log in logs if "train_loss" in log}
-    assert last.pop("global_rm") == 120
+    assert last.pop("global_rm") == 80
     for stage, steps in last.items():
         result = result_of(small, stage)
-        assert result.steps == steps == min(60, -(-3 * result.kept // 16))
+        assert result.steps == steps == min(30, -(-3 * result.kept // 16))
     assert len(last) == 12
     rows = [log for log in logs if log["stage"] == "TH/scpo-seed-0" and "loss" in log]
     assert {"accuracy", "margin", "learning_rate", "grad_norm"} < set(rows[0])

@@ -13,11 +13,12 @@ from think_as_locals.training.grpo import JudgeTrainer
 
 pytestmark = pytest.mark.slow
 
-ACCUMULATED = ["grpo.gradient_accumulation_steps=2", "grpo.steps_per_generation=8", "grpo.logging_steps=5"]
-WINDOWS = {  # steps, of which eight with one micro-batch each are an epoch, and overrides
-    "on policy, past two epochs": (18, ["grpo.max_grad_norm=0.5", "grpo.lr_scheduler_type=cosine"]),
-    "two steps a sampling, twice": (10, ["grpo.steps_per_generation=2", "grpo.num_iterations=2"]),
-    "accumulated, logged rarely": (10, [*ACCUMULATED, "grpo.beta=0.1", "reward.both_orders=true"]),
+FOUR_AN_EPOCH = "grpo.per_device_train_batch_size=16"
+ACCUMULATED = ["grpo.gradient_accumulation_steps=2", "grpo.steps_per_generation=8", "grpo.logging_steps=3"]
+WINDOWS = {  # steps, of which four are a sampling if several are, and overrides
+    "on policy, past two epochs": (10, [FOUR_AN_EPOCH, "grpo.max_grad_norm=0.5", "grpo.lr_scheduler_type=cosine"]),
+    "two steps a sampling, twice": (7, ["grpo.steps_per_generation=2", "grpo.num_iterations=2"]),
+    "accumulated, logged rarely": (7, [*ACCUMULATED, "grpo.beta=0.1", "reward.both_orders=true"]),
 }
 
 
