@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -68,11 +69,15 @@ def _required(name: str, extra: str) -> Iterator[tuple[str, str]]:
             yield from ((required, other) for other in requirement.extras)
 
 
+_owners = cache(metadata.packages_distributions)  # it reads the files of all packages
+
+
 def run_with(extras: tuple[str, ...], code: str, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run code in a process that sees the standard library and what these extras bring."""
     allowed = closure(*extras)
-    owners = metadata.packages_distributions().items()
-    others = [module for module, names in owners if not {canonicalize_name(name) for name in names} & allowed]
+    others = [
+        module for module, names in _owners().items() if not {canonicalize_name(name) for name in names} & allowed
+    ]
     state = json.dumps([sorted(allowed), others])
     command = [sys.executable, "-c", f"{_PROGRAM}\n{code}", state, *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)

@@ -29,6 +29,10 @@ def start(path: str, words: list[str]) -> None:
         server.sendall(task)
         answers = server.makefile()
         process = int(answers.readline())
+        if words[:2] == ["-m", "accelerate.commands.launch"] and not os.fork():
+            answers.close()
+            server.close()  # the server sees by it whether this process lives
+            pass_to_children(process)
         for number in FORWARDED:
             signal.signal(number, lambda number, _: os.kill(process, number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
@@ -38,6 +42,21 @@ def start(path: str, words: list[str]) -> None:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+def pass_to_children(process: int) -> None:
+    """As the child of an accelerate that launch/node.sh signals, stand for those of the forked one, while it lives."""
+
+    def pass_on(number: int, _: object) -> None:
+        with open(f"/proc/{process}/task/{process}/children") as children:  # noqa: PTH123
+            for child in children.read().split():
+                os.kill(int(child), number)
+
+    signal.signal(signal.SIGUSR1, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    while os.path.exists(f"/proc/{process}"):  # noqa: PTH110
+        select.select([], [], [], 0.1)
+    os._exit(0)
 
 
 def serve(path: str, owner: int) -> list[str]:

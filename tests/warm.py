@@ -31,22 +31,12 @@ def make_warm_python(modules: list[str], importer: str, folder: Path) -> None:
     """Put a Python that has modules imported, by another Python, into a folder."""
     python, address = folder / "python", folder / "socket"
     program = str(Path(__file__).with_name("forked_python.py"))
-    # launch/node.sh looks for the children of its accelerate, so that is a process as any other.
-    # Most of what it imports is for one command, which no test uses.
-    patched = f"""
-import sys, types
-sys.executable = "{python}"
-unused = types.SimpleNamespace(estimate_command_parser=lambda subparsers: None)
-sys.modules["accelerate.commands.estimate"] = unused
-from accelerate.commands.accelerate_cli import main
-main()
-"""
     start = f'exec {sys.executable} -IS {program} start {address} "$@"'
     for name, script in {
         "python": f"#!/bin/sh\nPYTHON_EXEC={python} {start}\n",
         "worker": f"#!/bin/sh\n{start}\n",  # what it starts by sys.executable begins as any Python does
         "tal": f'#!/bin/sh\nexec {python} {Path(sys.executable).with_name("tal")} "$@"\n',
-        "accelerate": f"#!{sys.executable}\n{patched}",
+        "accelerate": f'#!/bin/sh\nshift\nexec {python} -m accelerate.commands.launch "$@"\n',
     }.items():
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)

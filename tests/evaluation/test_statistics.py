@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,13 +108,15 @@ def test_the_guides_coverage_is_what_the_script_measured() -> None:
 
 def drawn_by_hand(scores: list[float], groups: list[str], cells: list[str], seed: int) -> tuple[float, float]:
     """The expanded percentiles, group by group and item by item, on draws of their own."""
-    rng, names, means = np.random.default_rng(seed), sorted(set(groups)), []
+    rng, means, by_group = np.random.default_rng(seed), [], defaultdict[str, list[tuple[float, str]]](list)
+    for score, group, cell in zip(scores, groups, cells, strict=True):
+        by_group[group].append((score, cell))
+    names = sorted(by_group)
     for _ in range(2000):
-        drawn: dict[str, list[float]] = {}
+        drawn = defaultdict[str, list[float]](list)
         for name in rng.choice(names, len(names)):
-            for score, group, cell in zip(scores, groups, cells, strict=True):
-                if group == name:
-                    drawn.setdefault(cell, []).append(score)
+            for score, cell in by_group[name]:
+                drawn[cell].append(score)
         means.append(np.mean([np.mean(of_cell) for of_cell in drawn.values()]))
     spread = stats.t.ppf(0.025, len(names) - 1) * math.sqrt(len(names) / (len(names) - 1))
     return tuple(np.quantile(means, [stats.norm.cdf(spread), stats.norm.cdf(-spread)]))

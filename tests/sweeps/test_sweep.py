@@ -186,7 +186,7 @@ def test_a_sweep_is_stopped_goes_on_and_ends_in_a_table_though_a_job_fails(tmp_p
     _until("*/report.html", folder, 1, first)  # a whole run, and the next one works
     _until("*/config.yaml", folder, 2, first)
     started = processes_in(tmp_path)
-    names = {process.name() for process in started}
+    names = {Path(word).name for process in started for word in process.cmdline()}
     first.send_signal(signal.SIGTERM)
     output, _ = first.communicate(timeout=300)
     assert first.returncode == 75, output
