@@ -173,11 +173,18 @@ if __name__ == "__main__":
     with loading():
         for name in modules:
             import_module(name)
+        if compose := sys.modules.get("think_as_locals.config.compose"):
+            for recipe in ("quickstart", "scpo_quickstart", "carb"):  # what Hydra makes of them is kept
+                compose.compose_recipe(recipe)
     if broadcast := sys.modules.get("vllm.distributed.device_communicators.shm_broadcast"):
         # Its processes wait for one another asleep, instead of spinning for a second after each message.
         broadcast.SpinCondition.__init__.__defaults__ = (0.001,)
-        # Each engine fills the least cache that can be asked for, a GiB, with zeros: half a CPU second.
-        sys.modules["vllm.platforms.cpu"].GiB_bytes = 2**27  # type: ignore[attr-defined]
+        cpu = sys.modules["vllm.platforms.cpu"]
+        # Each engine fills the least cache that can be asked for, a GiB, with zeros, and looks through all modules for
+        # what it replaces: half a CPU second each.
+        cpu.GiB_bytes = 2**27  # type: ignore[attr-defined]
+        cpu.CpuPlatform.register_triton_kernel_overrides()
+        cpu.CpuPlatform.register_triton_kernel_overrides = lambda *_: None
     if rendezvous := sys.modules.get("torch.distributed.elastic.rendezvous.dynamic_rendezvous"):
         # For its log torchrun asks who calls, again and again, and `inspect` goes through all modules for it.
         rendezvous.get_method_name = lambda depth=2: "unknown"

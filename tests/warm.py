@@ -15,6 +15,7 @@ TRAINING = [
     "accelerate.commands.launch",
     "torch.distributed.run",
     "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
     "transformers.models.qwen3.modeling_qwen3",
     *("hydra.core.override_parser.overrides_parser", "pyarrow.parquet", "scipy.stats"),
     *map("sklearn.{}".format, ("feature_extraction.text", "linear_model", "model_selection")),
@@ -24,6 +25,7 @@ TRAINING = [
 VLLM = [
     *("vllm.entrypoints.openai.api_server", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
     *("vllm.v1.executor.multiproc_executor", "vllm.model_executor.models.qwen2"),
+    "vllm.model_executor.layers.quantization.online.base",
 ]
 
 
