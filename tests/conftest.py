@@ -140,7 +140,10 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
     return min(once() for _ in range(3))
 
 
-TESTING = ["datasets", "hypothesis", "inspect_ai", "openai", "peft", "sklearn.metrics", "statsmodels.api"]
+TESTING = [
+    *("datasets", "datasketch", "fastapi.testclient", "hypothesis", "inspect_ai", "nbclient", "openai", "peft"),
+    *("sklearn.metrics", "statsmodels.api"),
+]
 """What tests import beside those."""
 WARM = "TAL_WARM_PYTHON"
 """Variable with the folder of the `warm_python` that the processes of this session are forked from."""
