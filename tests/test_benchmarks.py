@@ -37,7 +37,7 @@ def test_scores_and_losses_that_are_compared_are_the_same(tmp_path: Path, warm_p
 
 
 def test_updates_that_are_compared_have_the_same_gradient(tmp_path: Path, warm_python: str) -> None:
-    (results,) = found(warm_python, tmp_path, "update", *TINY, "--shrink", "16")["runs"]
+    (results,) = found(warm_python, tmp_path, "update", *TINY, "--vocabulary", "1024", "--shrink", "16")["runs"]
     assert [result["case"] for result in results if "gradient_error" not in result] == [
         "whole step with rollouts, P 512, C 64",
         "whole step with rollouts, P 1024, C 128",

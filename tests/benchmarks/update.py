@@ -49,7 +49,6 @@ from think_as_locals.training.criteria_gain import CriteriaGainScorer, GainQuery
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 
 UPDATES, STEPS, GAINS = ("trl", "trimmed", "shared"), ("trl", "shared"), ("shared", "gain")
-VOCABULARY = 16_384
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Bench:
             num_attention_heads=max(1, hidden // 64),
             num_key_value_heads=max(1, hidden // 128),
             head_dim=64,
-            vocab_size=VOCABULARY,
+            vocab_size=self.arguments.vocabulary,
             max_position_embeddings=4096,
             tie_word_embeddings=False,
             eos_token_id=self.tokenizer.eos_token_id,
@@ -181,13 +180,14 @@ class Bench:
         lengths = [rng.randint(*self.completions) for _ in range(g * len(self.prompts))]
         prompt_mask = torch.stack([(torch.arange(width) >= width - n).long() for n in self.prompts for _ in range(g)])
         completion_mask = torch.stack([(torch.arange(longest) < n).long() for n in lengths])
-        ids = torch.randint(5, VOCABULARY, (len(self.prompts), width), generator=generator).repeat_interleave(g, 0)
+        vocabulary = self.arguments.vocabulary
+        ids = torch.randint(5, vocabulary, (len(self.prompts), width), generator=generator).repeat_interleave(g, 0)
         advantages = torch.randn(len(lengths), generator=generator)
         advantages[: g * self.case.idle_groups] = 0
         batch = {
             "prompt_ids": ids * prompt_mask,
             "prompt_mask": prompt_mask,
-            "completion_ids": torch.randint(5, VOCABULARY, completion_mask.shape, generator=generator)
+            "completion_ids": torch.randint(5, vocabulary, completion_mask.shape, generator=generator)
             * completion_mask,
             "completion_mask": completion_mask,
             "advantages": advantages,
@@ -342,6 +342,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--vocabulary", type=int, default=16_384)
     parser.add_argument("--generations", type=int, default=8)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--runs", type=int, default=1)
