@@ -6,8 +6,6 @@ GPU := $(shell nvidia-smi -L 2>/dev/null)
 export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# The tests start hundreds of processes: each would compile the same modules.
-unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test pytest bench soak attack gpu lint format clean
