@@ -64,6 +64,7 @@ def test_ten_minutes_as_the_readme_has_them(tmp_path: Path, monkeypatch: pytest.
     answer = TestClient(apps[0], "http://127.0.0.1").post("/judge", json={"items": [row]}).json()
     assert answer["judgements"][0].keys() > {"verdict", "label", "order"}
 
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take two seconds
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_rewards.py"]
     assert subprocess.run(tests, check=False, capture_output=True).returncode == 0
     assert tal("judge", "runs/first/model", "runs/first/examples.jsonl", "--json").out

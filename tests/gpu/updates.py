@@ -33,13 +33,14 @@ class AdapterBench(Bench):
         self._scale = scale
         self.adapter = LoraConfig(**adapter_section(), task_type="CAUSAL_LM")
         case = Case(f"P {prompt}, C {completion}", (prompt,), (completion,) * 2, 2.0, True, variants=variants)
-        super().__init__(case, Namespace(generations=GENERATIONS, shrink=scale.pick(32, 1)), folder)
+        sizes = {"shrink": scale.pick(32, 1), "vocabulary": scale.pick(16_384, 152_064)}
+        super().__init__(case, Namespace(generations=GENERATIONS, **sizes), folder)
 
     @cached_property
     def config(self) -> Any:
         """The model's configuration."""
         ids = {"eos_token_id": self.tokenizer.eos_token_id, "pad_token_id": self.tokenizer.pad_token_id}
-        return policy_config(self._scale, **ids, vocab_size=self._scale.pick(16_384, 152_064))
+        return policy_config(self._scale, **ids, vocab_size=self.arguments.vocabulary)
 
     def _make_model(self) -> None:
         self.config.save_pretrained(self.folder)
