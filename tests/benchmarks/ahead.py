@@ -46,7 +46,7 @@ from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.checkpoints import Checkpoints
 from think_as_locals.training.grpo import JudgeTrainer, load_chat, trl_arguments
 from think_as_locals.training.rollouts import rollout_arguments
-from think_as_locals.training.served_engine import ServedEngine
+from think_as_locals.training.served_engine import ServedGeneration
 
 SETTINGS = [
     "rollout=vllm_server",
@@ -149,7 +149,7 @@ def measure(folder: Path, model: Path, url: str, ahead: int, steps: int) -> dict
     for part, method in (("sampling", "_current"), ("weights", "_send_weights")):
         setattr(engine, method, clock.timed(part, getattr(engine, method)))
     trainer.train()
-    assert isinstance(engine, ServedEngine)
+    assert isinstance(engine, ServedGeneration)
     return {part: statistics.median(seconds[WARM_UP:-1]) for part, seconds in clock.spent.items()}
 
 

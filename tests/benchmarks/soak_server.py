@@ -30,7 +30,7 @@ import vllm
 from rich.progress import Progress
 from soak_runs import COLD_START, LIMIT_S, expect, logged, start, wait
 
-from think_as_locals.training.served_engine import ServedEngine
+from think_as_locals.training.served_engine import ServedGeneration
 
 WIDTH = "model.scratch.hidden_size=64"  # the narrowest that vLLM has an attention kernel for on CPU
 STEPS = 10
@@ -130,13 +130,13 @@ def _control(folder: Path, words: list[str]) -> dict[str, Any]:
 
 
 def _forget_syncs() -> None:
-    sync, calls = ServedEngine.sync_weights, itertools.count()
+    sync, calls = ServedGeneration.sync_weights, itertools.count()
 
-    def sometimes(engine: ServedEngine) -> None:
+    def sometimes(engine: ServedGeneration) -> None:
         if next(calls) % 2 == 0:
             sync(engine)
 
-    ServedEngine.sync_weights = sometimes
+    ServedGeneration.sync_weights = sometimes
 
 
 class _Soak:
@@ -239,5 +239,5 @@ def _announce(doing: Path) -> None:
 
         return announce
 
-    ServedEngine._load = announced(ServedEngine._load, "syncing")
-    ServedEngine._current = announced(ServedEngine._current, "sampling")
+    ServedGeneration._load = announced(ServedGeneration._load, "syncing")
+    ServedGeneration._current = announced(ServedGeneration._current, "sampling")

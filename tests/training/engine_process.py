@@ -33,7 +33,7 @@ from think_as_locals.training import grpo, rollouts, served_engine
 from think_as_locals.training.adapters import save_adapter
 from think_as_locals.training.grpo import policy_engine
 from think_as_locals.training.nccl_transfer import NCCLTransfer
-from think_as_locals.training.rollouts import ColocatedEngine
+from think_as_locals.training.rollouts import ColocatedGeneration
 from think_as_locals.training.weight_files import WeightFiles
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -139,7 +139,7 @@ def check_adapter(folder: Path, *overrides: str, base_first: bool) -> tuple[Any,
     synced = [log["rollout/synced_megabytes"] for log in logs(trainer)]
     assert (synced[0], synced[-1]) == pytest.approx(((size(named) if base_first else alone) / 1e6, alone / 1e6))
     # No other request begins so, and in a batch of two the second would find the first's: one rank asks a server.
-    asks = trainer.accelerator.is_main_process or isinstance(engine, ColocatedEngine)
+    asks = trainer.accelerator.is_main_process or isinstance(engine, ColocatedGeneration)
     prompts = [engine._check_prompts[0][::-1]] if asks else []
 
     def sample() -> tuple[float, list[list[int]]]:
@@ -190,11 +190,11 @@ def check_stale_lm_head(folder: Path) -> None:
 
     vllm_engine.keep_weights_plain = lambda: setattr(vllm._custom_ops, "_supports_onednn", True)
 
-    class Reloading(ColocatedEngine):
+    class Reloading(ColocatedGeneration):
         def _send_weights(self) -> None:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(self._iter_named_params())})
 
-    grpo.ColocatedEngine = Reloading
+    grpo.ColocatedGeneration = Reloading
     trainer = tiny_trainer(folder, *WIDE, "rollout=vllm_colocate")
     trainer.vllm_generation.sync_weights()  # nothing has changed yet
     change(trainer.model)
@@ -231,7 +231,7 @@ def withhold_updates(patch: pytest.MonkeyPatch, engine: Any) -> None:
     patch.setattr(WeightFiles, "add", lambda files, *tensor: add(files, *next(iter(stale([tensor]).items()))))
     for module in (rollouts, served_engine):
         patch.setattr(module, "save_adapter", lambda model, own, folder: save(model, stale(own.items()), folder))
-    if isinstance(engine, ColocatedEngine):
+    if isinstance(engine, ColocatedGeneration):
         model = engine.llm.llm_engine.model_executor.driver_worker.model_runner.model
         load = model.load_weights
         patch.setattr(model, "load_weights", lambda weights: load(stale(weights).items()))

@@ -133,7 +133,7 @@ def with_adapter(folder: Path) -> dict[str, Any]:
 def synced(folder: Path, *overrides: str) -> list[float]:
     """Differences of log-probabilities after syncs: two without a step between them, then one in each step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "ColocatedEngine", LocalEngine)
+        patch.setattr(grpo, "ColocatedGeneration", LocalEngine)
         trainer = spread.sampling(folder, *COLOCATED, "grpo.max_steps=3", *overrides)
         assert isinstance(trainer.vllm_generation, LocalEngine)
         trainer.add_callback(Measuring(trainer.vllm_generation))

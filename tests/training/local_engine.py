@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from think_as_locals.engines.vllm_server import SampledTokens
 from think_as_locals.engines.weight_digests import Digest, Request, read
-from think_as_locals.training.rollouts import ColocatedEngine
+from think_as_locals.training.rollouts import ColocatedGeneration
 
 
-class LocalEngine(ColocatedEngine):
+class LocalEngine(ColocatedGeneration):
     """Serves with the last weights that it was sent; `withheld` names tensors that do not arrive."""
 
     withheld = ""

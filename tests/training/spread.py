@@ -38,7 +38,7 @@ from think_as_locals.runtime.run_folder import StageFolder
 from think_as_locals.training.checkpoints import save_model
 from think_as_locals.training.grpo import JudgeTrainer
 from think_as_locals.training.logging import ShardsWriter
-from think_as_locals.training.rollouts import ColocatedEngine
+from think_as_locals.training.rollouts import ColocatedGeneration
 from think_as_locals.types import Item
 
 GLOBAL_BATCH = 8
@@ -211,7 +211,7 @@ def tensor_parallel() -> dict[str, Any]:
     model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: SimpleNamespace()))
     trainer: Any = SimpleNamespace(
         use_vllm=True,
-        vllm_generation=object.__new__(ColocatedEngine),
+        vllm_generation=object.__new__(ColocatedGeneration),
         args=SimpleNamespace(vllm_tensor_parallel_size=2, vllm_max_model_length=None),
         accelerator=SimpleNamespace(unwrap_model=lambda model: model),
         model=model,

@@ -24,7 +24,7 @@ from think_as_locals.judging import COMPONENTS
 from think_as_locals.training import ahead as sampling_ahead
 from think_as_locals.training import served_engine
 from think_as_locals.training.grpo import JudgeTrainer, policy_engine
-from think_as_locals.training.served_engine import Sampled, ServedEngine
+from think_as_locals.training.served_engine import Sampled, ServedGeneration
 
 pytestmark = pytest.mark.filterwarnings("ignore::think_as_locals.types.TrainingWarning")
 
@@ -214,7 +214,7 @@ def test_a_checkpoint_waits_as_long_for_several_batches_as_for_one(
 ) -> None:
     trainer = made(server, tmp_path, 3, "grpo.vllm_importance_sampling_correction=false")
     assert "rollout.ahead=3: nothing corrects for batches of older weights" in caplog.text
-    monkeypatch.setattr(ServedEngine, "limit_s", 0.6)
+    monkeypatch.setattr(ServedGeneration, "limit_s", 0.6)
     monkeypatch.setattr(sampling_ahead, "_STOPPING_S", 0.3)  # for one after a signal
     trainer.control.should_training_stop = stops
     batches = [sampling_ahead._Batch(number, 0, "") for number in range(1, 4)]  # the last of which never ends

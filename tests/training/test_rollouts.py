@@ -66,7 +66,7 @@ def test_colocated_engines_of_two_processes(tmp_path: Path, warm_vllm: str) -> N
 def test_after_the_first_sync_log_probabilities_may_differ_by_a_multiple_of_its_noise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpo, "ColocatedEngine", LocalEngine)
+    monkeypatch.setattr(grpo, "ColocatedGeneration", LocalEngine)
     half = ["model.dtype=bfloat16", "rollout=vllm_colocate", "rollout.tolerance.growth=3.0"]
     engine: Any = tiny_trainer(tmp_path, *half).vllm_generation
     engine.sync_weights()

@@ -30,7 +30,7 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
 from think_as_locals.engines.vllm_server import SampledTokens
-from think_as_locals.training.served_engine import Sampled, ServedEngine
+from think_as_locals.training.served_engine import Sampled, ServedGeneration
 from think_as_locals.types import TrainingError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _Batch:
 class SampledAhead:
     """The generation batches that are being sampled or are still to be used; every rank has one such object."""
 
-    def __init__(self, trainer: GroupTrainer, engine: ServedEngine, ahead: int) -> None:
+    def __init__(self, trainer: GroupTrainer, engine: ServedGeneration, ahead: int) -> None:
         self._trainer = trainer
         self._engine = engine
         self._ahead = ahead

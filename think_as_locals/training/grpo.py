@@ -43,8 +43,8 @@ from think_as_locals.training.criteria_gain import CriteriaGainScorer
 from think_as_locals.training.faults import StepGuard
 from think_as_locals.training.logging import CompletionsWriter, EvalCallback, LiveView, track
 from think_as_locals.training.rollout_rewards import Rewards
-from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedEngine, rollout_arguments
-from think_as_locals.training.served_engine import ServedEngine
+from think_as_locals.training.rollouts import CHECK_PROMPTS, ColocatedGeneration, rollout_arguments
+from think_as_locals.training.served_engine import ServedGeneration
 from think_as_locals.training.shared_prefix import SharedPrefixTrainer
 from think_as_locals.types import LABELS, ConfigError, Item
 
@@ -224,7 +224,7 @@ def rollout_engine(
     config: GrpoConfig, chat: Chat, conversations: Sequence[Messages], run: RunFolder, log: Callable[[str, float], None]
 ) -> Iterator[None]:
     """Make GRPOTrainers that sample with our engine instead of TRL's."""
-    engine = {"vllm_colocate": ColocatedEngine, "vllm_server": ServedEngine}.get(config.rollout.backend)
+    engine = {"vllm_colocate": ColocatedGeneration, "vllm_server": ServedGeneration}.get(config.rollout.backend)
     original = grpo_trainer.VLLMGeneration
     if engine:
         grpo_trainer.VLLMGeneration = partial(
@@ -248,7 +248,7 @@ def policy_engine(trainer: GroupTrainer, batch_size: int) -> Iterator[Engine]:
             yield TransformersEngine(model, chat, batch_size)
         return
     engine = trainer.vllm_generation
-    if isinstance(engine, ServedEngine):
+    if isinstance(engine, ServedGeneration):
         trainer.sync_weights()
         yield ServerEngine(engine.complete, chat)
     else:
@@ -272,7 +272,7 @@ def _ranks_per_engine(trainer: GroupTrainer) -> int:
     """Return how many ranks hold one engine together and call it alike: all of them a server."""
     if not trainer.use_vllm:
         return 1
-    served = isinstance(trainer.vllm_generation, ServedEngine)
+    served = isinstance(trainer.vllm_generation, ServedGeneration)
     return PartialState().num_processes if served else int(trainer.args.vllm_tensor_parallel_size)
 
 

@@ -1,6 +1,6 @@
 """vLLM in the trainer's own processes, and the checked weight syncs that it shares with vLLM servers.
 
-TRL calls `sync_weights` when the policy has changed, and `generate` for the rollouts of a step. Our engines replace
+TRL calls `sync_weights` when the policy has changed, and `generate` for the rollouts of a step. Our classes replace
 TRL's VLLMGeneration: the one here and that of `served_engine.py`.
 """
 
@@ -65,8 +65,8 @@ def rollout_arguments(config: GrpoConfig) -> dict[str, Any]:
     }
 
 
-class CheckedEngine(VLLMGeneration, ABC):
-    """What both engines share: prompts are sorted by prefix, and an adapter is sent alone if the engine can apply it.
+class CheckedGeneration(VLLMGeneration, ABC):
+    """What both kinds share: prompts are sorted by prefix, and an adapter is sent alone if the engine can apply it.
 
     After every sync the engine's tensors must equal the policy's bit for bit (`SentTensors`). Then it completes the
     first prompts of the data set greedily, and the log-probabilities of the likeliest tokens must be the policy's: this
@@ -235,7 +235,7 @@ class CheckedEngine(VLLMGeneration, ABC):
         """Return how many prompt tokens the prefix cache has found so far, and how many were looked up."""
 
 
-class ColocatedEngine(CheckedEngine):
+class ColocatedGeneration(CheckedGeneration):
     """TRL's colocated vLLM, in the trainer's processes and on its GPUs, with the run's type and revision."""
 
     def _init_vllm(self) -> None:

@@ -27,7 +27,14 @@ from think_as_locals.engines.weight_digests import SentTensors
 from think_as_locals.runtime.processes import in_background, run_with_timeout
 from think_as_locals.training.adapters import base_parameters, lora_unsupported_reason, save_adapter
 from think_as_locals.training.nccl_transfer import NCCLTransfer, nccl_unsupported_reason
-from think_as_locals.training.rollouts import CHECK_SAMPLING, CheckedEngine, Counts, Parameters, in_prefix_order, since
+from think_as_locals.training.rollouts import (
+    CHECK_SAMPLING,
+    CheckedGeneration,
+    Counts,
+    Parameters,
+    in_prefix_order,
+    since,
+)
 from think_as_locals.training.weight_files import WeightFiles
 from think_as_locals.types import ServerError, ThinkAsLocalsError, TrainingError
 
@@ -48,7 +55,7 @@ class Sampled:
     prefix_cache: Counts
 
 
-class ServedEngine(CheckedEngine):
+class ServedGeneration(CheckedGeneration):
     """vLLM servers on other GPUs or other nodes."""
 
     _servers: VLLMServers  # the main process alone has them
@@ -69,7 +76,7 @@ class ServedEngine(CheckedEngine):
         return self._timeout_s + _GRACE_S
 
     def sync_weights(self) -> None:
-        """Send the policy's weights once all sampling with the last ones has ended; see `CheckedEngine`."""
+        """Send the policy's weights once all sampling with the last ones has ended; see `CheckedGeneration`."""
         for future in self._in_flight:
             self.on_main(partial(_wait, future))
         super().sync_weights()
