@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import QUICK, SMALL, Tal
+from data.sources.test_blend import a_folder
 
 from think_as_locals.evaluation import carb
 from think_as_locals.reward_models.training_items import item_hash, read_training_items
@@ -26,13 +27,11 @@ pytestmark = pytest.mark.slow
 
 DATA = [word for word in SMALL if word.startswith("data.")]
 OTHERS = [word for word in SMALL if not word.startswith("data.")]
-MIX = ["data=mix", "data.mix.words=quickstart_cards", "data.mix.gifts=quickstart_cards"]
-for name, group in (("words", "idiom_heavy_rain"), ("gifts", "gift_taboo")):
-    MIX += [f"data.mix.{name}.groups=[{group}]", *(f"data.mix.{name}.{w[5:]}" for w in DATA if "groups" not in w)]
-SETS = [f"eval.sets.{name}=culture_cards" for name in ("unseen", "spanish", "pairs")]
-SETS += [f"eval.sets.{name}.data.groups=[egg_dish]" for name in ("unseen", "spanish", "pairs")]
-SETS += ["eval.sets.unseen.data.languages=[en]", "eval.sets.spanish.data.languages=[es]"]
-SETS += ["eval.sets.pairs.data.languages=[en]", "eval.sets.pairs.data.num_responses=2"]
+ANSWERS = {"US": "pancakes", "UK": "toast", "China": "porridge", "Mexico": "tortilla", "Iran": "flatbread"}
+VOTES = {region: {answer: 5} for region, answer in ANSWERS.items()}
+SETS = ["eval.sets.four_orders=quickstart_cards", "eval.sets.four_orders.orders=4", "eval.leaks=report"]
+SETS += ["eval.sets.cards_as_pairs=quickstart_cards", "eval.sets.cards_as_pairs.data.num_responses=2"]
+SETS += [f"eval.sets.{name}.{word}" for name in ("four_orders", "cards_as_pairs") for word in ("items=test", *DATA)]
 VARIANTS = ("full", "without_gain", "without_correctness")
 
 
@@ -51,7 +50,10 @@ def test_from_a_teacher_to_a_leaderboard_and_r2(
     tal: Tal, small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, runs = small_run / "model", f"run.dir={tmp_path}"
-    teacher = [f"teacher.path={model}", "data=quickstart_cards", *DATA, "data.max_items=200", "tries=2"]
+    blend = [f"path={a_folder(tmp_path / 'blend', {'Al-en-01': VOTES})}", "as_pairs=true", "test_share=0.25"]
+    mix = ["data=mix", "data.mix.cards=quickstart_cards", *(word.replace("data", "data.mix.cards", 1) for word in DATA)]
+    mix += ["data.mix.blend=quickstart_blend", *(f"data.mix.blend.{word}" for word in blend)]
+    teacher = [f"teacher.path={model}", *mix, "data.mix.cards.max_items=200", "tries=2"]
     shown = tal("demonstrate", *teacher, runs, "run.name=shown", "--json")
     assert shown.status == 0, shown.err
     found = json.loads(shown.out)
@@ -60,15 +62,16 @@ def test_from_a_teacher_to_a_leaderboard_and_r2(
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(rows) == found["right"] > 0
 
-    words = [*OTHERS, *QUICK, *MIX, *SETS, f"sft.data={file}", runs, "run.name=fresh", "--json"]
+    words = [*OTHERS, *QUICK, *mix, *SETS, f"sft.data={file}", runs, "run.name=fresh", "--json"]
     taught = tal("run", "quickstart", *words)
     assert taught.status == 0, taught.err
     assert (json.loads(taught.out)["step"], json.loads(taught.out)["n"]) == (2, 8)  # four of each source
     fresh = RunFolder(tmp_path / "fresh")
-    assert {*fresh.measured_sets()} >= {"test", "words", "gifts", "unseen", "spanish", "pairs"}
+    assert {*fresh.measured_sets()} >= {"test", "cards", "blend", "four_orders", "cards_as_pairs"}
     for name in fresh.measured_sets():
         assert [*fresh.measured_steps(name)] == [0, 1, 2]
-    assert carb.read(fresh.measured("pairs", 2))["by_domain"]
+    assert carb.read(fresh.measured("cards_as_pairs", 2))["by_domain"]
+    assert carb.read(fresh.measured("four_orders", 2))["order_consistency"]["n"]
     hashes = read_training_items(str(fresh.model))
     assert hashes is not None
     assert {item_hash(Item(**row["item"])) for row in rows} <= hashes

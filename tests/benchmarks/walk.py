@@ -2,7 +2,9 @@
 
 teacher -> demonstrations -> SFT and GRPO of a fresh judge -> ablations -> paired table -> best-of-N -> r2, leaderboard
 
-python tests/benchmarks/walk.py [FOLDER]      what is done in the folder is not done again; figures in walk.json
+The judges learn a mix: the culture cards, with four responses, and pairs of people's answers, from BLEnD's folder.
+
+python tests/benchmarks/walk.py BLEND [FOLDER]      what is done in the folder is not done again; figures in walk.json
 """
 
 from __future__ import annotations
@@ -10,11 +12,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -22,24 +23,28 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from policies import make_policies
+
 PORT = 8177
 URL = f"http://127.0.0.1:{PORT}"
 # vLLM on few cores: threads that are not bound, and a small cache.
 SETTINGS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 VARIANTS = ("full", "without_gain", "without_correctness")
-MIX = [
-    *("data=mix", "data.mix.customs=quickstart_cards", "data.mix.words=quickstart_cards"),
-    "data.mix.customs.groups=[everyday_breakfast,street_snack,greeting_gesture,lucky_charm,gift_taboo,warned_about]",
-    "data.mix.words.groups=[idiom_heavy_rain,idiom_very_easy]",
+SETS = [  # cards as pairs and BLEnD with four responses: each is known only the other way round
+    *("eval.sets.four_orders=quickstart_cards", "eval.sets.four_orders.orders=4"),
+    *("eval.sets.cards_as_pairs=quickstart_cards", "eval.sets.cards_as_pairs.data.num_responses=2"),
+    *("eval.sets.blend_of_four=quickstart_blend", "eval.sets.blend_of_four.data.max_groups=4"),
+    *(f"eval.sets.{name}.items=test" for name in ("four_orders", "cards_as_pairs", "blend_of_four")),
+    "eval.leaks=report",  # the same questions, as in any split by pairing
 ]
-SETS = [  # questions that no judge here has seen: what it knows of them is chance
-    *("eval.sets.unseen=culture_cards", "eval.sets.unseen.data.languages=[en]"),
-    *("eval.sets.spanish=culture_cards", "eval.sets.spanish.data.languages=[es]"),
-    *("eval.sets.pairs=culture_cards", "eval.sets.pairs.data.languages=[en]", "eval.sets.pairs.data.num_responses=2"),
-    *(f"eval.sets.{name}.data.groups=[egg_dish,hot_drink]" for name in ("unseen", "spanish", "pairs")),
-]
-SCRATCH = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-SCRATCH |= {"num_key_value_heads": 1, "num_subwords": 400, "num_phrases": 1024}
+
+
+def mix(blend: str) -> list[str]:
+    """The sources that the judges are trained on."""
+    return [
+        *("data=mix", "data.mix.cards=quickstart_cards", "data.mix.blend=quickstart_blend"),
+        *(f"data.mix.blend.{key}" for key in (f"path={blend}", "max_groups=4", "as_pairs=true")),
+    ]
 
 
 class Walk:
@@ -105,82 +110,22 @@ def served(model: Path) -> Iterator[None]:
         process.wait(60)
 
 
-def make_policy(folder: Path, answers: Sequence[tuple[str, str]], steps: int) -> None:
-    """Make a small chat model that gives these answers to these prompts, each as often as it is among them."""
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-    from trl import SFTConfig, SFTTrainer
-
-    from think_as_locals.config.schema import ScratchSection
-    from think_as_locals.engines import Chat
-    from think_as_locals.reward_models.scratch import make_judge
-
-    if (folder / "model").is_dir():
-        return
-    make_judge(
-        folder / "untrained",
-        [text for row in answers for text in row],
-        ScratchSection(**SCRATCH, initializer_range=0.06),
-        0,
-    )
-    chat = Chat(AutoTokenizer.from_pretrained(folder / "untrained"))
-    prompts = chat.encode([[{"role": "user", "content": prompt}] for prompt, _ in answers])
-    texts = chat.tokenizer([answer for _, answer in answers], add_special_tokens=False)["input_ids"]
-    said = [[*text, chat.tokenizer.eos_token_id] for text in texts]
-    rows = [
-        {"input_ids": [*prompt, *text], "labels": [-100] * len(prompt) + text}
-        for prompt, text in zip(prompts, said, strict=True)
-    ]
-    plain = {"use_cpu": True, "bf16": False, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
-    arguments = SFTConfig(
-        output_dir=str(folder / "trained"),
-        max_steps=steps,
-        learning_rate=5e-3,
-        warmup_steps=10,
-        per_device_train_batch_size=64,
-        gradient_checkpointing=False,
-        max_length=None,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        logging_steps=steps,
-        **plain,
-    )
-    trainer = SFTTrainer(
-        str(folder / "untrained"), arguments, train_dataset=Dataset.from_list(rows), processing_class=chat.tokenizer
-    )
-    trainer.train()
-    trainer.save_model(str(folder / "unfinished"))
-    (folder / "unfinished").rename(folder / "model")
-
-
-def make_policies(walk: Walk) -> None:
-    """Make a policy that is right in two of five answers, and one that always is, whose log-probabilities tell."""
-    from think_as_locals.config.checks import load_recipe
-    from think_as_locals.data import load
-
-    items = load(load_recipe("quickstart").data, 0).train
-    rng = random.Random(0)
-    right = [(item.prompt, item.responses[item.best]) for item in items]
-    mixed = [(item.prompt, item.responses[item.best if rng.random() < 0.2 else rng.randrange(4)]) for item in items]
-    make_policy(walk.folder / "policy", mixed, steps=250)
-    make_policy(walk.folder / "truth", right, steps=250)
-
-
-def main(folder: Path) -> None:
+def main(blend: str, folder: Path) -> None:
     """Walk, and print the figures."""
     walk = Walk(folder)
-    policies = multiprocessing.get_context("spawn").Process(target=make_policies, args=(walk,))
+    policies = multiprocessing.get_context("spawn").Process(target=make_policies, args=(walk.folder,))
     policies.start()  # on the other core: they need no judge
     with walk.timed("teacher"):
-        walk.tal("teacher", "run", "quickstart", "eval.max_items=200")
+        walk.tal("teacher", "run", "quickstart", *mix(blend), "sft.max_steps=900", "eval.max_items=200")
     teacher = ["teacher=server", f"teacher.url={URL}/v1", "teacher.model=teacher", "teacher.key_variable=null"]
     teacher += ["teacher.prompt=compact", "teacher.max_completion_length=72", "teacher.concurrency=64"]
     shown = walk.folder / "shown" / "demonstrations.jsonl"
     if not shown.is_file():
         with walk.timed("demonstrations"), served(walk.model("teacher")):
-            walk.tal("shown", "demonstrate", *teacher, "data=quickstart_cards", "tries=2")
+            walk.tal("shown", "demonstrate", *teacher, *mix(blend), "tries=2")
     with walk.timed("fresh judge"):
         few = [f"sft.data={shown}", "sft.max_steps=1200", "eval.max_items=120", "grpo.max_steps=15"]
-        walk.tal("fresh", "run", "quickstart", *few, *MIX, *SETS)
+        walk.tal("fresh", "run", "quickstart", *few, *mix(blend), *SETS, f"eval.sets.blend_of_four.data.path={blend}")
     with walk.timed("ablations"):
         base = ["sft=null", "model.scratch=null", f"model.path={walk.model('base')}", "eval.every_steps=30"]
         walk.tal("ablations", "run", "-m", "ablations_quickstart", *base, "sweep=joblib", "hydra.launcher.n_jobs=2")
@@ -201,7 +146,7 @@ def downstream(walk: Walk) -> None:
     task = ["sample=prompts", "sample.data=quickstart_cards", "sample.num_candidates=4"]
     policy = [
         "sample.policy=model",
-        f"sample.policy.path={walk.folder}/policy/model",
+        f"sample.policy.path={walk.folder}/often_us/model",
         "sample.max_completion_length=48",
     ]
     scorer = ["sample.scorer=implicit", f"sample.scorer.path={walk.folder}/truth/model", "sample.scorer.reference=null"]
@@ -234,4 +179,4 @@ def report(walk: Walk) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/walk"))
+    main(sys.argv[1], Path(sys.argv[2] if len(sys.argv) > 2 else "runs/walk"))

@@ -139,6 +139,14 @@ def _needs_gpus(reader: Reader, typed: Command) -> None:
     assert "does not exist" not in output
 
 
+def _trains_a_policy(reader: Reader, typed: Command) -> None:
+    """Its plan, with a judge in place of each model; test_policy.py trains one."""
+    for name in ("policies/often_us", "pairs", "scorer"):
+        reader.copy(reader.folder / "runs" / name, "small_run")
+    status, output = reader.tal(*reader.words(typed)[1:], "--dry-run")
+    assert (status, "task judged" in output, "lacking here" in output) == (0, True, False), output
+
+
 def _judges(reader: Reader, typed: Command) -> None:
     status, output = reader.tal(*reader.words(typed)[1:])
     assert status == ("No verdict" in output), output
@@ -272,12 +280,13 @@ def _has_script(_: Reader, typed: Command) -> None:
 WAYS: dict[str, Callable[[Reader, Command], None]] = {
     r"tal (data( edit| validate)?|run|launch|recipes|demonstrate|sample|judge|compare)": _helps,
     r"tal (leaderboard|validity|push|serve|doctor)": _helps,
-    r"tal run (?!-m |recipes/(carb|downstream|policy_grpo)\.yaml|.* --(dry-run|print-config)).+": _trains,
+    r"tal run (?!-m |recipes/(carb|downstream|policy_\w+)\.yaml|.* --(dry-run|print-config)).+": _trains,
     r"tal run .+ --(dry-run|print-config)": _shows,
     r"tal launch .+": _launches_by_name,
     r"tal run -m .+": _sweeps,
     r"tal run recipes/carb\.yaml\b.*": _measures,
     r"tal run recipes/(downstream|policy_grpo)\.yaml\b.*": _needs_gpus,
+    r"tal run recipes/policy_quickstart\.yaml": _trains_a_policy,
     r"tal sample .+": _samples,
     r"tal demonstrate .+": _demonstrates,
     r"tal judge .+": _judges,
