@@ -1,4 +1,7 @@
-"""Two small chat models that answer the quick start's questions: `often_us` is to be trained, `truth` scores answers.
+"""Three small chat models that answer the quick start's questions.
+
+`often_us` often answers as if asked about the US; `one_of_four` gives one of four answers, the right one most often;
+`truth` is always right, so that its log-probabilities score answers.
 
 python tests/benchmarks/policies.py [FOLDER]
 """
@@ -10,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-LOCAL = 0.35  # share of answers of `often_us` that are those of the country it is asked about; the others are the US's
+RIGHT = 0.35  # share of answers of the first two that are right by design; `one_of_four` guesses the others
 SCRATCH = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 SCRATCH |= {"num_key_value_heads": 1, "num_subwords": 400, "num_phrases": 1024}
 
@@ -63,7 +66,7 @@ def make_policy(folder: Path, answers: Sequence[tuple[str, str]], steps: int) ->
 
 
 def make_policies(folder: Path) -> None:
-    """Make a policy that often answers as if asked about the US, and one that is always right."""
+    """Make the policies that are not there yet."""
     from think_as_locals.config.checks import load_recipe
     from think_as_locals.data import read
 
@@ -72,12 +75,19 @@ def make_policies(folder: Path) -> None:
     facts = {(item.group, item.culture): item.responses[item.best] for item in items}
     rng = random.Random(0)
     often_us = [
-        (prompt, facts[group, culture if rng.random() < LOCAL else "US"])
+        (prompt, facts[group, culture if rng.random() < RIGHT else "US"])
         for prompt, group, culture in prompts
+        for _ in range(40)
+    ]
+    of_four = {item.prompt: item for item in items}.values()
+    one_of_four = [
+        (item.prompt, item.responses[item.best] if rng.random() < RIGHT else rng.choice(item.responses))
+        for item in of_four
         for _ in range(40)
     ]
     right = [(prompt, facts[group, culture]) for prompt, group, culture in prompts for _ in range(10)]
     make_policy(folder / "often_us", often_us, steps=250)
+    make_policy(folder / "one_of_four", one_of_four, steps=250)
     make_policy(folder / "truth", right, steps=250)
 
 

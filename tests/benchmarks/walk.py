@@ -140,13 +140,13 @@ def main(blend: str, folder: Path) -> None:
 
 
 def downstream(walk: Walk) -> None:
-    """Have every judge select of four answers of the policy, and correlate with their accuracy."""
+    """Have every judge select of the policy's answers, mostly four distinct ones, and correlate with their accuracy."""
     names = ("start", "teacher", "base", "fresh", *VARIANTS)
     judges = [word for name in names for word in (f"rms.{name}=judge", f"rms.{name}.path={walk.model(name)}")]
-    task = ["sample=prompts", "sample.data=quickstart_cards", "sample.num_candidates=4"]
+    task = ["sample=prompts", "sample.data=quickstart_cards", "sample.num_candidates=12"]
     policy = [
         "sample.policy=model",
-        f"sample.policy.path={walk.folder}/often_us/model",
+        f"sample.policy.path={walk.folder}/one_of_four/model",
         "sample.max_completion_length=48",
     ]
     scorer = ["sample.scorer=implicit", f"sample.scorer.path={walk.folder}/truth/model", "sample.scorer.reference=null"]
