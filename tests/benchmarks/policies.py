@@ -87,7 +87,7 @@ def make_policies(folder: Path) -> None:
     ]
     right = [(prompt, facts[group, culture]) for prompt, group, culture in prompts for _ in range(10)]
     make_policy(folder / "often_us", often_us, steps=250)
-    make_policy(folder / "one_of_four", one_of_four, steps=250)
+    make_policy(folder / "one_of_four", one_of_four, steps=1000)
     make_policy(folder / "truth", right, steps=250)
 
 

@@ -143,7 +143,7 @@ def downstream(walk: Walk) -> None:
     """Have every judge select of the policy's answers, mostly four distinct ones, and correlate with their accuracy."""
     names = ("start", "teacher", "base", "fresh", *VARIANTS)
     judges = [word for name in names for word in (f"rms.{name}=judge", f"rms.{name}.path={walk.model(name)}")]
-    task = ["sample=prompts", "sample.data=quickstart_cards", "sample.num_candidates=12"]
+    task = ["sample=prompts", "sample.data=quickstart_cards", "sample.num_candidates=24"]
     policy = [
         "sample.policy=model",
         f"sample.policy.path={walk.folder}/one_of_four/model",

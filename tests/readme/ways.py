@@ -144,7 +144,7 @@ def _trains_a_policy(reader: Reader, typed: Command) -> None:
     for name in ("policies/often_us", "pairs", "scorer"):
         reader.copy(reader.folder / "runs" / name, "small_run")
     status, output = reader.tal(*reader.words(typed)[1:], "--dry-run")
-    assert (status, "task judged" in output, "lacking here" in output) == (0, True, False), output
+    assert (status, "task others" in output, "lacking here" in output) == (0, True, False), output
 
 
 def _judges(reader: Reader, typed: Command) -> None:
