@@ -106,6 +106,16 @@ def test_scores_of_rows_that_end_at_different_times_are_those_of_a_full_pass(nam
         assert torch.allclose(scores.log_softmax(-1), full.log_softmax(-1), atol=1e-5)
 
 
+def test_in_half_precision_each_row_has_its_copy_of_a_prompt() -> None:
+    model = Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)).eval().bfloat16()
+    ids, mask = padded(ROWS, "left")
+    once: list[bool] = []
+    model.register_forward_pre_hook(lambda *given: once.append(packing.PROMPTS in given[2]), with_kwargs=True)
+    config = GenerationConfig(max_new_tokens=5, do_sample=False)
+    assert generate(model, input_ids=ids, attention_mask=mask, generation_config=config).shape == (8, 16)
+    assert once == [False] * 6
+
+
 @pytest.mark.parametrize("search", [{"num_beams": 2}, {"guidance_scale": 1.5}])
 def test_what_needs_every_row_is_left_to_transformers(search: dict[str, Any]) -> None:
     model = MODELS["qwen3"].eval().double()
