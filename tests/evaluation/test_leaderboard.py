@@ -427,7 +427,7 @@ def embedded(page: Page) -> dict[str, Any]:
 
 def test_every_judgement_can_be_read_back_from_the_page(evil: Path, tmp_path: Path) -> None:
     data = embedded(Page(write_leaderboard([evil], tmp_path / "out")))
-    tables = {entry.name: read_scored(entry.path.with_suffix(".parquet")) for entry in read_entries([evil])}
+    tables = {entry.name: list(read_scored(entry.path.with_suffix(".parquet"))) for entry in read_entries([evil])}
     made = data["judgements"]
     found = set()
     for number in range(data["total"]):

@@ -13,7 +13,7 @@ import numpy as np
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.baselines import baseline_credits
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS, macro_cells
-from think_as_locals.evaluation.scored import Judgements
+from think_as_locals.evaluation.scored import Judgements, read_scored
 from think_as_locals.evaluation.statistics import (
     Codes,
     Difference,
@@ -131,7 +131,7 @@ def _check_same_items(a: Sequence[Item], b: Sequence[Item]) -> None:
 
 def read(run: Path, known: dict[str, Item]) -> Judgements:
     """Load a run's table (`carb/NAME.parquet`), or the last one in its folder; `known` items, by id, are shared."""
-    return Judgements.read(_last(run), known)
+    return Judgements(read_scored(_last(run), known))
 
 
 def _last(run: Path) -> Path:

@@ -156,7 +156,7 @@ def _entries(run: Path, items: dict[str, Item], judgements: Mapping[Path, Judgem
 
 def _entry(path: Path, items: dict[str, Item], judgements: Mapping[Path, Judgements]) -> LeaderboardEntry:
     summary, table = carb.read(path), path.with_suffix(".parquet")
-    judged = judgements[table] if table in judgements else Judgements.read(table, items)
+    judged = judgements[table] if table in judgements else Judgements(read_scored(table, items))
     if len(judged.items) != summary["n"]:
         raise DataError(f"{table}: {len(judged.items)} items, but {path.name} is over {summary['n']}; measure again")
     file = RunFolder(path.parents[1]).result("probes", path.stem)

@@ -138,7 +138,7 @@ def _take_turns(queues: Iterable[Iterable[BeforeAfter]]) -> list[BeforeAfter]:
     return [pair for turn in zip_longest(*queues) for pair in turn if pair]
 
 
-def _pairs(before: Sequence[ScoredItem] | None, after: Sequence[ScoredItem] | None) -> list[BeforeAfter] | None:
+def _pairs(before: Iterable[ScoredItem] | None, after: Iterable[ScoredItem] | None) -> list[BeforeAfter] | None:
     if after is None or before is None:
         return None if after is None else [BeforeAfter(None, each) for each in after]
     earlier = {each.item.id: each for each in before}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
-from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -20,7 +18,7 @@ from think_as_locals.data import flip_sets
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.statistics import Codes, Estimate, Floats, accuracy, codes, difference
 from think_as_locals.judging import reorder_responses
-from think_as_locals.reward_models.reward_model import TOO_LONG, ScoredItem
+from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import parquet_batches, write_parquet
 from think_as_locals.types import LABELS, DataError, Item, Judgement, first_of
 
@@ -52,8 +50,6 @@ _JUDGEMENT = np.dtype(
     ]
 )
 
-_CHUNK = 10_000  # judgements that become columns at once
-
 Thing = TypeVar("Thing")
 Key = TypeVar("Key", bound=Hashable)
 
@@ -66,26 +62,17 @@ class Judgements:
     """
 
     def __init__(self, scored: Iterable[ScoredItem]) -> None:
-        rest = iter(scored)
-        self._take(map(_columns_of, iter(lambda: list(islice(rest, _CHUNK)), [])))
-
-    @classmethod
-    def read(cls, path: Path, known: dict[str, Item]) -> Judgements:
-        """Load a table of judgements as `read_scored` does, without an object for each row."""
-        judged = cls.__new__(cls)
-        judged._take(_read_columns(path, known))
-        if not judged.items:
-            raise DataError(f"{path}: no judgements")
-        return judged
-
-    def _take(self, parts: Iterable[_Columns]) -> None:
         items, orders = dict[str, tuple[int, Item]](), dict[tuple[int, ...], int]()
-        taken = [np.empty(0, _JUDGEMENT)]
-        for of_rows, slots, rows in parts:
-            rows["item"] = [items.setdefault(item.id, (len(items), item))[0] for item in of_rows]
-            rows["order"] = [orders.setdefault(order, len(orders)) for order in slots]
-            taken.append(rows)
-        by_id, rows = [items[name] for name in sorted(items)], np.concatenate(taken)
+
+        def row(s: ScoredItem) -> tuple[Any, ...]:
+            place, order = items.setdefault(s.item.id, (len(items), s.item))[0], orders.setdefault(s.order, len(orders))
+            slots = len(s.item.responses), s.presented.best, -1 if s.judgement.verdict is None else s.judgement.verdict
+            margin = math.nan if s.margin is None else s.margin
+            kind = s.scores is not None, s.parse_failure, s.too_long
+            return (place, order, *slots, s.credit, s.verdict_only_credit, margin, *kind)
+
+        rows = np.fromiter(map(row, scored), _JUDGEMENT)
+        by_id = [items[name] for name in sorted(items)]
         self.items = tuple(item for _, item in by_id)
         self.group = codes([item.group for item in self.items])  # of each item
         self.orders = list(orders)
@@ -122,114 +109,27 @@ class Judgements:
         return tuple(responses[i] for i in self.orders[row["order"]])
 
 
-_Columns = tuple[Sequence[Item], Sequence[tuple[int, ...]], NDArray[np.void]]
-"""Items, orders of their responses and `_JUDGEMENT` of some rows, in which places of items and orders are missing."""
-
-
-def _columns_of(scored: Sequence[ScoredItem]) -> _Columns:
-    def row(s: ScoredItem) -> tuple[Any, ...]:
-        slots = len(s.item.responses), s.presented.best, -1 if s.judgement.verdict is None else s.judgement.verdict
-        margin = math.nan if s.margin is None else s.margin
-        kind = s.scores is not None, s.parse_failure, s.too_long
-        return (0, 0, *slots, s.credit, s.verdict_only_credit, margin, *kind)
-
-    return [s.item for s in scored], [s.order for s in scored], np.fromiter(map(row, scored), _JUDGEMENT)
-
-
-def _read_columns(path: Path, known: dict[str, Item]) -> Iterator[_Columns]:
-    read: dict[str, Item] = {}
-    for batch in _batches(path):
-        with _naming(path):
-            names = batch["id"].to_pylist()
-            if any(name not in known for name in names):
-                for row in batch.select(_ITEM).to_pylist():
-                    known.setdefault(row["id"], Item(**row))
-            columns = _columns_of_table(batch, [known[name] for name in names])
-            columns = columns or _columns_of([_scored_item(row, known) for row in batch.to_pylist()])
-            for item in columns[0]:
-                _check_same(read.setdefault(item.id, item), item)
-        yield columns
-
-
-def _columns_of_table(table: pyarrow.RecordBatch, items: Sequence[Item]) -> _Columns | None:
-    """Return the rows of a table about items; `None`, for a closer look at each row, if anything is not as written."""
-    import pyarrow.compute as pc
-
-    schema = _schema()
-    columns = {name: table[name] for name in _COLUMNS}
-    if any(column.type != schema.field(name).type for name, column in columns.items()):
-        return None
-    if not all(columns[name].equals(expected) for name, expected in _item_columns(items).items()):
-        return None
-    lists = {name: columns[name].flatten() for name in ("order", "scores", "issues")}
-    filled = ("order", "issues", "credit", "verdict_only_credit")
-    if any(columns[name].null_count for name in filled) or any(each.null_count for each in lists.values()):
-        return None
-    order, scores, issues = (each.to_numpy(zero_copy_only=False) for each in lists.values())
-    sizes, slots, of_issues = (
-        pc.list_value_length(columns[name]).to_numpy() for name in ("responses", "order", "issues")
-    )
-    has_verdict, has_scores = (columns[name].is_valid().to_numpy(False) for name in ("verdict", "scores"))
-    verdict = columns["verdict"].fill_null(0).to_numpy()
-    credit, verdict_only = (columns[name].to_numpy() for name in ("credit", "verdict_only_credit"))
-    scored_sizes = sizes[has_scores]
-    if (
-        (slots != sizes).any()
-        or (pc.list_value_length(columns["scores"].drop_null()).to_numpy() != scored_sizes).any()
-        or not ((verdict >= 0) & (verdict < sizes)).all()
-        or not ((credit >= 0) & (credit <= 1) & (verdict_only >= 0) & (verdict_only <= 1)).all()
-        or np.isnan(scores).any()
-    ):
-        return None
-    starts = np.cumsum(sizes) - sizes
-    first = np.repeat(starts, sizes)
-    if not ((order >= 0) & (order < np.repeat(sizes, sizes))).all() or len(np.unique(first + order)) < len(order):
-        return None
-    slot = np.empty(len(order), np.int64)  # of each response
-    slot[first + order] = np.arange(len(order)) - first
-    rows = np.zeros(len(items), _JUDGEMENT)
-    rows["size"], rows["best"] = sizes, slot[starts + columns["best"].to_numpy()]
-    rows["verdict"] = np.where(has_verdict, slot[starts + verdict], -1)
-    rows["credit"], rows["verdict_only"] = credit, verdict_only
-    rows["margin"], rows["has_scores"] = columns["margin"].to_numpy(zero_copy_only=False), has_scores
-    rows["too_long"][np.repeat(np.arange(len(items)), of_issues)[issues == TOO_LONG]] = True
-    rows["parse_failure"] = ~has_verdict & (of_issues > 0) & ~rows["too_long"]
-    expected = np.array(rows["verdict"] == rows["best"], float)
-    if len(scores):
-        starts_of_scores = np.cumsum(scored_sizes) - scored_sizes
-        at_top = scores == np.repeat(np.maximum.reduceat(scores, starts_of_scores), scored_sizes)
-        right = at_top[starts_of_scores + columns["best"].to_numpy()[has_scores]]
-        expected[has_scores] = right / np.add.reduceat(at_top, starts_of_scores, dtype=int)
-    if (credit != np.where(rows["parse_failure"], credit, expected)).any():
-        return None
-    values = iter(order.tolist())
-    return items, [tuple(islice(values, size)) for size in sizes.tolist()], rows
-
-
-def read_scored(path: Path, known: dict[str, Item] | None = None, only: Set[str] | None = None) -> list[ScoredItem]:
-    """Load a table of judgements, as `written` writes it; a DataError if it is empty or a row is faulty.
+def read_scored(path: Path, known: dict[str, Item] | None = None, only: Set[str] | None = None) -> Iterator[ScoredItem]:
+    """Yield the rows of a table of judgements, as `written` writes it; a DataError if it is empty or a row is faulty.
 
     Items that are in `known`, by id, are reused, and the others are added to it. Rows of items that are not among the
     ids in `only` are skipped.
     """
-    known = {} if known is None else known
-    scored, items = list[ScoredItem](), dict[str, Item]()
+    known, items = {} if known is None else known, dict[str, Item]()
     for batch in _batches(path):
         if only is not None:
             batch = batch.filter([name in only for name in batch["id"].to_pylist()])
-        with _naming(path):
+        try:
             for row in batch.to_pylist():
                 each = _scored_item(row, known)
-                _check_same(items.setdefault(each.item.id, each.item), each.item)
-                scored.append(each)
-    if not scored and only is None:
+                first = items.setdefault(each.item.id, each.item)
+                if first is not each.item and first != each.item:
+                    raise DataError(f"several items are called {first.id!r}")
+                yield each
+        except (DataError, ValueError, TypeError) as error:
+            raise DataError(f"{path}: {error}") from error
+    if not items and only is None:
         raise DataError(f"{path}: no judgements")
-    return scored
-
-
-def _check_same(first: Item, item: Item) -> None:
-    if first is not item and first != item:
-        raise DataError(f"several items are called {item.id!r}")
 
 
 def _batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
@@ -241,15 +141,6 @@ def _batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
         if lacks := [name for name in _COLUMNS if name not in batch.schema.names]:
             raise DataError(f"{path}: a table of judgements lacks {', '.join(lacks)}; measure again")
         yield batch
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Name the file in an error about its rows."""
-    try:
-        yield
-    except (DataError, ValueError, TypeError) as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def written(path: Path, scored: Iterable[ScoredItem]) -> Iterator[ScoredItem]:

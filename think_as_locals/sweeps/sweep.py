@@ -13,7 +13,7 @@ from rich.console import Console
 
 from think_as_locals.config.compose import compose_recipe
 from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.scored import Judgements, grouped
+from think_as_locals.evaluation.scored import Judgements, grouped, read_scored
 from think_as_locals.evaluation.statistics import paired
 from think_as_locals.evaluation.tables import Cell, Figure, Table, escape_markdown, figure
 from think_as_locals.machine.preflight import packages
@@ -313,7 +313,7 @@ def _measured_variants(sweep: Path, jobs: Sequence[Job]) -> list[Measured]:
 
 
 def _read(path: Path, known: dict[str, Item]) -> tuple[dict[str, Any], Judgements]:
-    return carb.read(path), Judgements.read(path.with_suffix(".parquet"), known)
+    return carb.read(path), Judgements(read_scored(path.with_suffix(".parquet"), known))
 
 
 def _gains(measured: Sequence[Measured], kind: str) -> dict[str, dict[str, Any]]:
