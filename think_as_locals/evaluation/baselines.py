@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
-from itertools import chain, islice
+from itertools import chain, compress, islice
 
 import numpy as np
 from babel import Locale, UnknownLocaleError
@@ -58,14 +59,21 @@ def chance(items: Sequence[Item]) -> list[float]:
 
 def majority_answer(items: Sequence[Item]) -> list[float]:
     """Return the credit of preferring the text that is most often right in other question groups ("Yes", "3")."""
-    answers = [fold(item.responses[item.best]) for item in items]
-    right, own = Counter(answers), Counter(zip((item.group for item in items), answers, strict=True))
-    texts = (
-        (item.group, answer if i == item.best else fold(text))
-        for item, answer in zip(items, answers, strict=True)
-        for i, text in enumerate(item.responses)
-    )
-    return _credit_of(items, (right[text] - own[group, text] if text in right else 0 for group, text in texts))
+
+    def texts() -> Iterator[tuple[str, bool, str]]:
+        return ((item.group, i == item.best, text) for item in items for i, text in enumerate(item.responses))
+
+    # Only a text that is there twice can be right elsewhere. A million free texts, of which hardly any is, would take a
+    # gigabyte; their hashes do not.
+    hashes = np.fromiter((hash(fold(text)) for *_, text in texts()), np.int64)
+    values, times = np.unique(hashes, return_counts=True)
+    several = np.isin(hashes, values[times > 1])
+    there = [(group, is_best, sys.intern(fold(text))) for group, is_best, text in compress(texts(), several)]
+    right = Counter(text for _, is_best, text in there if is_best)
+    own = Counter((group, text) for group, is_best, text in there if is_best)
+    scores = np.zeros(len(hashes))
+    scores[several] = [right[text] - own[group, text] for group, _, text in there]
+    return _credit_of(items, scores)
 
 
 def tfidf(items: Sequence[Item]) -> list[float]:
