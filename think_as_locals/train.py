@@ -21,7 +21,7 @@ from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation import carb
 from think_as_locals.evaluation.report import FROM_SCRATCH, made_from_scratch, next_steps, write_report
 from think_as_locals.evaluation.scored import grouped
-from think_as_locals.judging import render, render_presented
+from think_as_locals.judging import render_presented
 from think_as_locals.machine.hours import estimates, steps_of
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
@@ -35,8 +35,8 @@ from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
 from think_as_locals.training.grpo import (
     JudgeTrainer,
     check_arguments,
+    count_prompt_tokens,
     gather_shares,
-    load_chat,
     policy_engine,
     share_of_rank,
     train_grpo,
@@ -170,11 +170,9 @@ def over_long(config: RunConfig, model: str, data: TrainingData, console: Consol
         return set()
     limits = {item: config.sources[name].max_prompt_tokens for item, name in zip(data.train, data.sources, strict=True)}
     items = [item for item, limit in limits.items() if limit is not None]
-    chat, found = load_chat(config, model), dict[Item, int]()
-    shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
+    found = dict[Item, int]()
     for reverse in (False, True) if config.reward.both_orders else (False,):
-        prompts = [render(item, reverse=reverse, **shown) for item in items]
-        lengths = map(len, chat.encode(prompts))
+        lengths = count_prompt_tokens(config, model, data, items, reverse)
         found |= {item: n for item, n in zip(items, lengths, strict=True) if n > (limits[item] or n)}
     if len(found) == len(limits):
         shortest = min(found.values())

@@ -17,7 +17,7 @@ from think_as_locals.judging import render
 from think_as_locals.machine import memory
 from think_as_locals.machine.memory import fitted, fitting_command, longest_sequence, memory_faults
 from think_as_locals.run import load_data
-from think_as_locals.training.grpo import load_chat
+from think_as_locals.training.grpo import count_prompt_tokens, load_chat
 from think_as_locals.types import PreflightError
 
 RECIPE = str(ROOT / "recipes" / "tal_grpo.yaml")
@@ -84,6 +84,7 @@ def test_sequences_are_as_long_as_the_longest_prompt_and_a_completion(tmp_path: 
             [render(item, run.prompt.template, run.seed) for item in items]
         )
     ]
+    assert count_prompt_tokens(run, "no tokenizer is loaded", data, data.train) == prompts[: len(data.train)]
     positions = memory.count(run).positions
     length = chosen.max_model_length
     assert length is not None

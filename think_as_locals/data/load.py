@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +82,8 @@ class TrainingData:
     sources: tuple[str, ...]  # of each training item, as named in the mix
     sets: Mapping[str, EvalSet]
     demonstrations: tuple[Demonstration, ...] = ()  # of sft.data
+    # Once counted: the tokens of the prompt of an item, with its responses in reverse order or not.
+    prompt_tokens: dict[tuple[Item, bool], int] = dataclasses.field(default_factory=dict)
 
 
 def load_side(data: DataSection, seed: int, side: Literal["train", "validation", "test", "all"]) -> tuple[Item, ...]:

@@ -19,6 +19,7 @@ import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,7 +38,7 @@ from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import gpu_bytes, num_gpus
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.ranks import current_launch
-from think_as_locals.types import ConfigError, Item, ModelError, PreflightError
+from think_as_locals.types import ConfigError, ModelError, PreflightError
 
 if TYPE_CHECKING:
     from think_as_locals.data.load import TrainingData
@@ -306,18 +307,12 @@ def _with_rollout(config: Config, values: Mapping[str, float | None]) -> Config:
 
 def longest_sequence(config: RunConfig, data: TrainingData) -> int:
     """Return the tokens of a run's longest prompt and a whole completion, at most the model's limit."""
-    from think_as_locals.judging import render
-    from think_as_locals.training.grpo import load_chat
+    from think_as_locals.training.grpo import count_prompt_tokens
 
-    chat = load_chat(config, str(config.model.path))
-
-    def lengths(items: Iterable[Item]) -> list[int]:
-        shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
-        return [len(ids) for ids in chat.encode([render(item, **shown) for item in items])]
-
+    lengths = partial(count_prompt_tokens, config, str(config.model.path), data)
     limits = [config.sources[name].max_prompt_tokens for name in data.sources]
     trained = [n for n, limit in zip(lengths(data.train), limits, strict=True) if limit is None or n <= limit]
-    measured = lengths(dict.fromkeys(item for each in data.sets.values() for item in each.items))
+    measured = lengths([item for each in data.sets.values() for item in each.items])
     return _rounded(config, max(trained + measured) + _MARGIN + config.grpo.max_completion_length)
 
 

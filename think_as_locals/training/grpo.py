@@ -29,11 +29,12 @@ from trl.trainer.utils import RepeatSampler
 from think_as_locals.config.model_schema import GrpoConfig, PolicyConfig
 from think_as_locals.config.schema import RunConfig, SftSection, TrlSection
 from think_as_locals.config.scpo_schema import GlobalRMSection, ScpoConfig
+from think_as_locals.data.load import TrainingData
 from think_as_locals.engines import Chat, Engine, Messages
 from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.engines.vllm_engine import VLLMEngine
 from think_as_locals.engines.vllm_server import ServerEngine
-from think_as_locals.judging import COMPONENTS, Component, render_presented, shuffle_responses
+from think_as_locals.judging import COMPONENTS, Component, render, render_presented, shuffle_responses
 from think_as_locals.judging.rewards import load_custom_rewards
 from think_as_locals.runtime.ranks import current_launch, device_arguments, shards
 from think_as_locals.runtime.run_folder import RunFolder
@@ -53,7 +54,7 @@ T = TypeVar("T")
 RewardFunction = Callable[..., Sequence[float | None]]
 """Takes TRL's batch by keyword (`prompts`, `completions`, columns of the data set); returns a reward for each row."""
 
-_CHECKED = 20_000  # items whose texts are checked before training, at 1 ms each; of a million that takes too long
+_CHECKED = 5_000  # items whose texts are checked before training, at 1 ms each; of a million that takes too long
 
 
 class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
@@ -310,6 +311,19 @@ class BothOrdersSampler(RepeatSampler):
 def load_chat(config: GrpoConfig, model: str) -> Chat:
     """Load the tokenizer of a model, with this run's arguments of its chat template."""
     return Chat.load(model, config.model.revision, config.model.chat_template_kwargs)
+
+
+def count_prompt_tokens(
+    config: RunConfig, model: str, data: TrainingData, items: Sequence[Item], reverse: bool = False
+) -> list[int]:
+    """Return the number of tokens of each item's prompt; each prompt of a run is tokenised for this once."""
+    known = data.prompt_tokens
+    if more := list(dict.fromkeys(item for item in items if (item, reverse) not in known)):
+        chat = load_chat(config, model)
+        shown = {"seed": config.seed, "special_tokens": chat.special_tokens, **config.prompt.arguments()}
+        encoded = chat.encode([render(item, reverse=reverse, **shown) for item in more])
+        known |= {(item, reverse): len(ids) for item, ids in zip(more, encoded, strict=True)}
+    return [known[item, reverse] for item in items]
 
 
 class PromptDataset(Dataset):
