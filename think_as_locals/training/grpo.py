@@ -54,7 +54,7 @@ T = TypeVar("T")
 RewardFunction = Callable[..., Sequence[float | None]]
 """Takes TRL's batch by keyword (`prompts`, `completions`, columns of the data set); returns a reward for each row."""
 
-_CHECKED = 5_000  # items whose texts are checked before training, at 1 ms each; of a million that takes too long
+_CHECKED = 20_000  # items whose texts are checked before training, at 0.6 ms each; of a million that takes too long
 
 
 class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
