@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from readme.parts import blocks
 from reward_models.tiny import ITEMS
 
-from think_as_locals.config.checks import load_items, load_recipe
+from think_as_locals.config.checks import load_data_config, load_recipe
 from think_as_locals.data import read
 from think_as_locals.data.sources import jsonl
 from think_as_locals.hub.files import is_pushed_path
@@ -37,7 +37,7 @@ def test_ten_minutes_as_the_readme_has_them(tmp_path: Path, monkeypatch: pytest.
     assert "300 rows = 300 imported (300 items) + 0 set aside" in done.out
     assert "cultures: ES 41" in done.out
     assert sorted(path.name for path in Path("sample").iterdir()) == sorted([*MADE, "pairs.csv"])
-    english = load_items(["data=quickstart_cards", "data.num_responses=2", "data.max_items=300"])
+    english = load_data_config(["data=quickstart_cards", "data.num_responses=2", "data.max_items=300"])
     pairs = [
         {"prompt": item.prompt, "chosen": best, "rejected": other, "culture": item.culture}
         for item in read(english.data, english.seed)

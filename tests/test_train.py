@@ -152,8 +152,8 @@ def test_a_judge_of_a_mix_is_measured_on_sets_by_name(tmp_path: Path, capsys: py
     names = [f"run.dir={tmp_path}", "run.name=mixed", "grpo.max_steps=1"]
     start("recipes/quickstart.yaml", [*small, *mix, *sets, *names])
     run = RunFolder(tmp_path / "mixed")
-    assert run.measured_sets() == ["test", "cards", "mine", "own", "unseen", "validation"]
-    summaries = {name: carb.read(run.measured(name, 1)) for name in run.measured_sets()}
+    assert run.evaluated_sets() == ["test", "cards", "mine", "own", "unseen", "validation"]
+    summaries = {name: carb.read(run.evaluation(name, 1)) for name in run.evaluated_sets()}
     assert {name: (found["dataset"], found["n"]) for name, found in summaries.items()} == {
         "test": ("cards + mine", 4 + 2),
         "cards": ("culture_cards", 4),
@@ -164,7 +164,9 @@ def test_a_judge_of_a_mix_is_measured_on_sets_by_name(tmp_path: Path, capsys: py
     }
     assert summaries["unseen"]["protocol"] == "round_robin, greedy, one order for each item"
     # A part of the mix is judged once, as part of its test items.
-    both = [parquet.read_table(run.measured(name, 1).with_suffix(".parquet")).to_pylist() for name in ("test", "mine")]
+    both = [
+        parquet.read_table(run.evaluation(name, 1).with_suffix(".parquet")).to_pylist() for name in ("test", "mine")
+    ]
     assert [row for row in both[0] if row["id"].startswith("m")] == both[1]
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     last = next(line for line in lines if "reward" in line)
@@ -185,9 +187,9 @@ def test_items_that_leave_no_room_for_a_completion_end_the_run_or_are_counted_ap
     with pytest.raises(TooLongError, match=r"2 of 4 items are too long: 'm0', 'm1'\. a prompt of \d+ tokens"):
         start("recipes/quickstart.yaml", words)
     run = RunFolder(tmp_path / "long")
-    assert not run.measured("mine", 0).exists()
+    assert not run.evaluation("mine", 0).exists()
     start("recipes/quickstart.yaml", [*words, "run.resume=auto", "eval.too_long=wrong"])
-    found = [carb.read(run.measured("mine", step)) for step in (0, 1)]
+    found = [carb.read(run.evaluation("mine", step)) for step in (0, 1)]
     assert [(each["n"], each["too_long"]) for each in found] == [(4, {"exclude": [], "wrong": ["m0", "m1"]})] * 2
 
 
@@ -241,7 +243,7 @@ def test_the_cultures_of_a_table_of_pairs_are_in_the_report_and_on_the_card(smal
     start("recipes/quickstart.yaml", [*small, *model, *data, f"run.dir={tmp_path}", "run.name=mine"])
     run = RunFolder(tmp_path / "mine")
     for name, n in (("test", 30), ("validation", 30)):
-        summary = carb.read(run.measured(name, 1))
+        summary = carb.read(run.evaluation(name, 1))
         assert summary["by_culture"].keys() == {"TH", "KE", "CL"}
         assert sum(part["n"] for part in summary["by_culture"].values()) == n
     card = model_card(read_judge_run(run.path), "owner/judge", adapter=False).text().decode()
@@ -256,7 +258,7 @@ def test_a_run_can_be_continued_but_not_under_other_settings(
 ) -> None:
     copy = tmp_path / "small"
     shutil.copytree(small_run, copy)
-    best = RunFolder(copy).measured("validation", 1)
+    best = RunFolder(copy).evaluation("validation", 1)
     best.write_text(json.dumps(json.loads(best.read_text()) | {"accuracy": 1.0}))
     overrides = [*TRACKED, f"run.dir={tmp_path}", "run.name=small", "run.resume=auto"]
     before = (copy / "metrics.jsonl").read_bytes()

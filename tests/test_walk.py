@@ -67,11 +67,11 @@ def test_from_a_teacher_to_a_leaderboard_and_r2(
     assert taught.status == 0, taught.err
     assert (json.loads(taught.out)["step"], json.loads(taught.out)["n"]) == (2, 8)  # four of each source
     fresh = RunFolder(tmp_path / "fresh")
-    assert {*fresh.measured_sets()} >= {"test", "cards", "blend", "four_orders", "cards_as_pairs"}
-    for name in fresh.measured_sets():
-        assert [*fresh.measured_steps(name)] == [0, 1, 2]
-    assert carb.read(fresh.measured("cards_as_pairs", 2))["by_domain"]
-    assert carb.read(fresh.measured("four_orders", 2))["order_consistency"]["n"]
+    assert {*fresh.evaluated_sets()} >= {"test", "cards", "blend", "four_orders", "cards_as_pairs"}
+    for name in fresh.evaluated_sets():
+        assert [*fresh.evaluated_steps(name)] == [0, 1, 2]
+    assert carb.read(fresh.evaluation("cards_as_pairs", 2))["by_domain"]
+    assert carb.read(fresh.evaluation("four_orders", 2))["order_consistency"]["n"]
     hashes = read_training_items(str(fresh.model))
     assert hashes is not None
     assert {item_hash(Item(**row["item"])) for row in rows} <= hashes

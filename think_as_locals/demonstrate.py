@@ -17,7 +17,7 @@ from think_as_locals.data.load import described, load_side
 from think_as_locals.data.rows import Row, read_rows, valid_items
 from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Messages, Sampling
-from think_as_locals.evaluation.journal import ask_by_journal
+from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.sampling import Sampler, YieldCounter, advance, yield_table
 from think_as_locals.evaluation.tables import Table
 from think_as_locals.judging import RULES
@@ -67,7 +67,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
     console.print(f"{config.run.name}: {len(items):,} items ({config.data.title})", highlight=False)
     if not folder.demonstrations.is_file():
         with load_judge(config.teacher, config.seed) as teacher, progress_bar(console) as bar:
-            rows = [row for spec in tries(config) for row in ask(config, teacher, spec, tally, folder, bar)]
+            rows = [row for spec in tries(config) for row in query_teacher(config, teacher, spec, tally, folder, bar)]
         summary = tally.summary()
         write_json(folder.yields, summary)
         if not rows:
@@ -77,7 +77,7 @@ def run(config: DemonstrationConfig, items: Sequence[Item], folder: RunFolder) -
                 f"no completion about {len(items)} items was right ({why}): look at {folder.journal('try-1')}; raise "
                 "tries or teacher.max_completion_length, or choose another teacher"
             )
-        write_rows(folder.demonstrations, sorted(rows, key=lambda row: tally.place(row["item"]["id"])))
+        write_rows(folder.demonstrations, sorted(rows, key=lambda row: tally.index(row["item"]["id"])))
     print_result(table(read_json(folder.yields)).terminal())
     print(f"demonstrations  {folder.demonstrations}")
 
@@ -102,7 +102,7 @@ def tries(config: DemonstrationConfig) -> Iterator[TrySpec]:
             yield TrySpec(number, random.Random(f"{config.seed}-{number}-{hinted}").randrange(2**31), hinted)
 
 
-def ask(
+def query_teacher(
     config: DemonstrationConfig, teacher: Judge, spec: TrySpec, tally: YieldCounter, folder: RunFolder, bar: Progress
 ) -> list[dict[str, Any]]:
     """Ask about the remaining items; return a row for each right completion (with `both_orders`, of both or none)."""
@@ -124,8 +124,8 @@ def ask(
         requests = [request for item in left for request in teacher.requests(item)]  # one for each, as it is listwise
         if reverse:
             requests = [replace(request, order=request.order[::-1]) for request in requests]
-        shown = advance(bar, f"{spec.name}{', reversed' if reverse else ''}")
-        answers = ask_by_journal(sampler, path, identity, requests, shown, too_long="wrong")
+        advance_bar = advance(bar, f"{spec.name}{', reversed' if reverse else ''}")
+        answers = query_with_journal(sampler, path, identity, requests, advance_bar, too_long="wrong")
         left = []
         for request, answer in zip(requests, answers, strict=True):
             outcome, issues = _outcome(teacher, request, answer)
@@ -142,8 +142,8 @@ def _conversation(teacher: Judge, request: Request, with_hint: bool) -> Messages
     *before, user = teacher.conversation(request)
     if not with_hint:
         return [*before, user]
-    shown = hint(LABELS[request.order.index(request.item.best)])
-    return [*before, {**user, "content": f"{user['content']}\n\n{shown}"}]
+    hint_text = hint(LABELS[request.order.index(request.item.best)])
+    return [*before, {**user, "content": f"{user['content']}\n\n{hint_text}"}]
 
 
 def _outcome(teacher: Judge, request: Request, answer: Answer) -> tuple[str, Sequence[str]]:
@@ -181,9 +181,9 @@ def _demonstration(row: Row, format_: Format) -> Demonstration:
         raise DataError(f"{row.place}: {got}; expected a demonstration: {_FIELDS}")
     (item,) = valid_items([jsonl.outcome(replace(row, value=row.value.get("item")))])
     order, completion = row.value.get("order"), row.value.get("completion")
-    places = list(range(len(item.responses)))
-    if not isinstance(order, list) or any(type(place) is not int for place in order) or sorted(order) != places:
-        raise DataError(f"{row.place}: order must have each of {places} once, got {order!r}")
+    indices = list(range(len(item.responses)))
+    if not isinstance(order, list) or any(type(index) is not int for index in order) or sorted(order) != indices:
+        raise DataError(f"{row.place}: order must have each of {indices} once, got {order!r}")
     if not is_text(completion):
         raise DataError(f"{row.place}: completion must be a non-blank string, got {completion!r}")
     judgement = format_.read(str(completion), len(order), "stop")

@@ -14,21 +14,21 @@ from rich.progress import Progress
 
 from think_as_locals.config.model_schema import EditConfig
 from think_as_locals.data.edit_rules import (
-    RULES,
+    EDIT_RULES,
     Texts,
     broken_rules,
     prompt_text,
     read_answer,
     request_text,
+    skip_reason,
     target_language,
-    why_not_asked,
 )
 from think_as_locals.data.edits import Edit
 from think_as_locals.data.languages import language_tag
 from think_as_locals.data.load import described, load_side
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.evaluation.breakdowns import language_name
-from think_as_locals.evaluation.journal import ask_by_journal
+from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.sampling import Sampler, YieldCounter, advance, load_policy, yield_table
 from think_as_locals.evaluation.tables import Cell, Table
 from think_as_locals.judging.prompt import break_tokens, culture_name
@@ -75,7 +75,7 @@ def run(config: EditConfig, items: Sequence[Item], folder: RunFolder) -> None:
         write_json(folder.yields, {"n_items": len(items), "probes": found})
         if not rows:
             broken = sum((Counter(part["broken"]) for part in found.values()), Counter[str]()).most_common(1)
-            most = f"broken most: {RULES.get(broken[0][0], TOO_LONG)}" if broken else "none was asked for"
+            most = f"broken most: {EDIT_RULES.get(broken[0][0], TOO_LONG)}" if broken else "none was asked for"
             raise DataError(
                 f"no edit of {len(items)} items keeps the rules ({most}): look at {folder.yields} and at the journals "
                 f"beside it; raise tries or max_completion_length, or choose another editor"
@@ -99,11 +99,11 @@ class Editing:
 
     def run(self, items: Sequence[Item]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return a row for each edit that keeps the rules, in the order of the items, and the counts."""
-        reasons = {item.id: why_not_asked(self.probe, item, self._language) for item in items}
+        reasons = {item.id: skip_reason(self.probe, item, self._language) for item in items}
         tally = YieldCounter([item for item in items if reasons[item.id] is None], ("kept", "rejected"))
         rows = [row for number in range(1, self.config.tries + 1) for row in self._try(number, tally)]
         not_asked = Counter(reason for reason in reasons.values() if reason)
-        rows.sort(key=lambda row: tally.place(row["item"]["id"]))
+        rows.sort(key=lambda row: tally.index(row["item"]["id"]))
         return rows, {**tally.summary(), "not_asked": dict(not_asked.most_common())}
 
     @property
@@ -127,12 +127,12 @@ class Editing:
         prompt = hashlib.sha256(prompt_text(self.probe).encode()).hexdigest()[:16]
         made = {"editor": dict(self.identity), "prompt": prompt, **drawn}
         identity = {**made, "language": self._language, "max_completion_length": config.max_completion_length}
-        path, shown = (
+        path, advance_bar = (
             self.folder.journal(f"{self.probe}-try-{number}"),
             advance(self.bar, f"{self.probe}, try {number}"),
         )
         requests = [Request(item, ()) for item in left]
-        answers = ask_by_journal(sampler, path, identity, requests, shown, too_long="wrong")
+        answers = query_with_journal(sampler, path, identity, requests, advance_bar, too_long="wrong")
         rows = []
         for item, answer in zip(left, answers, strict=True):
             if (after := self._read(item, answer, tally)) is not None:
@@ -176,7 +176,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     first = yield_table("probe", "items edited, % of those asked about", probes, counted)
     why: list[list[Cell]] = [
         [meaning, *(f"{part['broken'].get(rule, 0):,}" for part in probes.values())]
-        for rule, meaning in {**RULES, TOO_LONG: "the item is not too long for the editor"}.items()
+        for rule, meaning in {**EDIT_RULES, TOO_LONG: "the item is not too long for the editor"}.items()
         if any(rule in part["broken"] for part in probes.values())
     ]
     reasons = dict.fromkeys(reason for part in probes.values() for reason in part["not_asked"])

@@ -13,9 +13,9 @@ from typing import Any
 from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 
-from think_as_locals.config.model_schema import AskedSection, EvaluationConfig, SampleConfig, SampleSection
+from think_as_locals.config.model_schema import EvaluationConfig, QuerySection, SampleConfig, SampleSection
 from think_as_locals.data import read
-from think_as_locals.data.edits import EditedPair, Edits, edited_pairs, of_items, read_edits, why_not
+from think_as_locals.data.edits import EditedPair, Edits, edited_pairs, no_edit_reason, of_items, read_edits
 from think_as_locals.data.load import Candidates, described, load_side, read_candidates
 from think_as_locals.data.splits import select
 from think_as_locals.evaluation import carb
@@ -237,8 +237,8 @@ class RewardModelEvaluation:
             bar = stack.enter_context(progress_bar(self.console))
             for stage in missing:
                 self._result(stage).parent.mkdir(exist_ok=True)
-                shown, too_long = advance(bar, f"{self.name}: {stage}"), self.config.eval.too_long
-                collector = AnswerCollector(rm, journal, shown, too_long, self.peers)
+                advance_bar, too_long = advance(bar, f"{self.name}: {stage}"), self.config.eval.too_long
+                collector = AnswerCollector(rm, journal, advance_bar, too_long, self.peers)
                 self.peers.together(partial(stages[stage], collector))
 
     def _done(self, stage: str) -> bool:
@@ -258,7 +258,7 @@ class RewardModelEvaluation:
         if not self.peers.is_main:
             return
         section, protocol = config.rms[self.name], "a score for each response"
-        if isinstance(section, AskedSection):
+        if isinstance(section, QuerySection):
             orders = "one order" if section.orders == 1 else f"{section.orders} orders"
             protocol = f"{section.protocol}, greedy, {orders}, {section.convention}"
         with without_collection():  # all answers are there
@@ -286,7 +286,7 @@ class RewardModelEvaluation:
                 k=config.eval.consistency_k,
                 samples=config.eval.bootstrap_samples,
                 seed=config.seed,
-                reason=why_not if config.eval.probes is True else lambda *_: "the file has no such edit of it",
+                reason=no_edit_reason if config.eval.probes is True else lambda *_: "the file has no such edit of it",
             )
             for line in applied(found):
                 self.console.print(escape_terminal(f"{self.name}: {line}"))
@@ -296,7 +296,7 @@ class RewardModelEvaluation:
     def _select(self, collector: AnswerCollector) -> None:
         """Measure which candidates it selects, and how good these are if that is known."""
         config, section, rows = self.config, self.config.rms[self.name], self.data.candidates
-        if isinstance(section, AskedSection) and section.protocol == "listwise":
+        if isinstance(section, QuerySection) and section.protocol == "listwise":
             chosen = tournament(rows, collector.scores, config.eval.tournament_size, config.seed)
         else:
             chosen = best_scored(rows, collector.scores, config.seed)

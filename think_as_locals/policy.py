@@ -82,8 +82,8 @@ class PolicyData:
     @property
     def prompts(self) -> list[str]:
         """All prompts of the training and of the tasks."""
-        asked = [each.item for of_task in self.questions.values() for each in of_task]
-        return [item.prompt for item in (*self.train, *asked)]
+        task_items = [each.item for of_task in self.questions.values() for each in of_task]
+        return [item.prompt for item in (*self.train, *task_items)]
 
 
 def load_data(config: PolicyConfig) -> PolicyData:
@@ -121,8 +121,8 @@ def run(config: PolicyConfig, data: PolicyData, folder: RunFolder) -> None:
     quiet_transformers()
     is_main = PartialState().is_main_process
     console = progress_console(is_main=is_main)
-    asked = ", ".join(f"{name} {len(questions):,}" for name, questions in data.questions.items())
-    console.print(f"{config.run.name}: {len(data.train):,} prompts; tasks: {asked}", highlight=False)
+    tasks = ", ".join(f"{name} {len(questions):,}" for name, questions in data.questions.items())
+    console.print(f"{config.run.name}: {len(data.train):,} prompts; tasks: {tasks}", highlight=False)
     if not folder.model.is_dir():
         with StopSignals() as signals:
             train(config, data, folder, signals, console)
@@ -139,7 +139,7 @@ def train(config: PolicyConfig, data: PolicyData, folder: RunFolder, signals: St
     model, rows = str(config.model.path), list[dict[str, Any]]()
     chat = load_chat(config, model)
     columns: dict[str, list[Any]] = {name: [getattr(i, name) for i in data.train] for name in ("culture", "language")}
-    dataset = Dataset.from_dict({"prompt": [_asked(item.prompt) for item in data.train], **columns})
+    dataset = Dataset.from_dict({"prompt": [_messages(item.prompt) for item in data.train], **columns})
     checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit)
     with unsharded():  # each rank has a whole reward model
         rm = load_reward_model(config.rm, config.seed)
@@ -194,28 +194,28 @@ def answer(
     with torch.random.fork_rng(), policy_engine(trainer, config.eval.batch_size) as engine:
         for name, section in config.tasks.items():
             mine = share_of_rank(trainer, list(enumerate(data.questions[name])))
-            prompts = [_asked(each.item.prompt) for _, each in mine]
+            prompts = [_messages(each.item.prompt) for _, each in mine]
             sampled = (
                 [sample_all(engine, prompts, sampling) for sampling in samplings(section, config.seed)] if mine else []
             )
             found += [
-                (name, place, [rollout.text for rollout in of_question])
-                for (place, _), *of_question in zip(mine, *sampled, strict=True)
+                (name, index, [rollout.text for rollout in of_question])
+                for (index, _), *of_question in zip(mine, *sampled, strict=True)
             ]
-    everyones = sorted(gather_shares(trainer, found), key=lambda each: each[1])
+    gathered = sorted(gather_shares(trainer, found), key=lambda each: each[1])
     if not PartialState().is_main_process:
         return {}
-    answers = {name: [texts for of, _, texts in everyones if of == name] for name in config.tasks}
+    answers = {name: [texts for of, _, texts in gathered if of == name] for name in config.tasks}
     write_answers(folder.answers(step), answers, data.questions)
     metrics = {}
     for name in (name for name, section in config.tasks.items() if section.scorer is None):
         pairs = zip(data.questions[name], answers[name], strict=True)
-        worth = [quality(question, text) for question, texts in pairs for text in texts]
-        metrics[f"eval/{name}/quality"] = sum(worth) / len(worth)
+        values = [quality(question, text) for question, texts in pairs for text in texts]
+        metrics[f"eval/{name}/quality"] = sum(values) / len(values)
     return metrics
 
 
-def _asked(prompt: str) -> Messages:
+def _messages(prompt: str) -> Messages:
     return [{"role": "user", "content": prompt}]
 
 
@@ -246,9 +246,9 @@ def write_results(config: PolicyConfig, questions: Mapping[str, Sequence[Questio
     lines = list[str]()
     for name, section in config.tasks.items():
         texts = [[*old, *new] for old, new in zip(before[name], after[name], strict=True)]
-        worth = qualities(section, config.seed, questions[name], texts)
+        all_scores = qualities(section, config.seed, questions[name], texts)
         rows = []
-        for question, old, new, scores in zip(questions[name], before[name], after[name], worth, strict=True):
+        for question, old, new, scores in zip(questions[name], before[name], after[name], all_scores, strict=True):
             item = {key: getattr(question.item, key) for key in ("id", "prompt", "culture", "language", "group")}
             old_side = {"answers": list(old), "qualities": list(scores[: len(old)])}
             new_side = {"answers": list(new), "qualities": list(scores[len(old) :])}

@@ -24,7 +24,7 @@ from think_as_locals.config.schema import RunConfig
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.runtime.gpus import has_gpu, take_own_gpus
 from think_as_locals.runtime.processes import interrupt, keep_freed_memory, loading, on_signals
-from think_as_locals.runtime.ranks import Peers, take_up_launch
+from think_as_locals.runtime.ranks import Peers, apply_launch
 from think_as_locals.runtime.run_folder import RunFolder, lock_run_dir, open_run, resumable, run_folder
 from think_as_locals.types import ConfigError, DataWarning
 
@@ -101,11 +101,11 @@ def _prepare(recipe: str, overrides: Sequence[str], lock: ExitStack) -> tuple[Ca
     if not trains:
         take_own_gpus()
     if int(os.environ.get("RANK", "0")) == 0:
-        config = _load(recipe, overrides)
+        config = _load_config(recipe, overrides)
         data, trains = load_data(config), isinstance(config, TrainingConfig)
         config = _fitted(config, data, recipe, overrides)
     elif trains:
-        take_up_launch(settings.get("run", {}).get("launch"))
+        apply_launch(settings.get("run", {}).get("launch"))
     peers = Peers()
     if trains and "WORLD_SIZE" in os.environ:
         config, run = _share(config, lock)
@@ -129,12 +129,12 @@ def load_single(recipe: str, overrides: Sequence[str]) -> Config:
     return config
 
 
-def _load(recipe: str, overrides: Sequence[str]) -> Config:
+def _load_config(recipe: str, overrides: Sequence[str]) -> Config:
     """Load the configuration in the main process, and check that machine and launch have what it needs."""
     from think_as_locals.machine.preflight import preflight
 
     config = load_single(recipe, overrides)
-    if (launched := take_up_launch(config.run.launch)) is not None:
+    if (launched := apply_launch(config.run.launch)) is not None:
         print(launched)
     preflight(config, recipe, overrides)
     return config
@@ -193,7 +193,7 @@ def load_pairs(config: ScpoConfig) -> Splits:
 
 
 def _fitted(config: Config, data: Any, recipe: str, overrides: Sequence[str]) -> Config:
-    """Return the configuration with what follows from data and GPU, after the check of what is measured."""
+    """Return the configuration with what follows from data and GPU, after the checks of the data."""
     from think_as_locals.data.load import check_leaks
     from think_as_locals.machine.memory import fitted, longest_answer, longest_sequence
 

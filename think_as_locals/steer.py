@@ -45,7 +45,7 @@ from think_as_locals.scpo.results import (
 )
 from think_as_locals.scpo.select import Reference, disagreed_ids, minority_ids
 from think_as_locals.scpo.trainer import VariantTrainer, num_steps
-from think_as_locals.training.checkpoints import StopSignals, stop_if_asked, unsharded
+from think_as_locals.training.checkpoints import StopSignals, stop_if_requested, unsharded
 from think_as_locals.training.grpo import check_arguments
 from think_as_locals.types import DataError, Item
 
@@ -117,7 +117,7 @@ class ScpoRun:
             self.bar.advance(task)
             if not self.bar.console.is_terminal:  # a log shows no bar
                 self.bar.console.print(f"{spec.name}: {len(results):,} of {len(specs):,} are trained")
-            stop_if_asked(config.run.name, self.signals, spec.name)
+            stop_if_requested(config.run.name, self.signals, spec.name)
         if main:
             report = write_report(self.folder.path, config, prepared.held_out, prepared.scores, results)
             Console(highlight=False).print(*on_terminal(self.folder.path))

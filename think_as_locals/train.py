@@ -19,18 +19,18 @@ from think_as_locals.data.load import EvalSet, TrainingData, check_leaks, descri
 from think_as_locals.data.sources import jsonl
 from think_as_locals.data.splits import select, shuffle_labels
 from think_as_locals.evaluation import carb
-from think_as_locals.evaluation.report import FROM_SCRATCH, made_from_scratch, next_steps, write_report
+from think_as_locals.evaluation.report import FROM_SCRATCH, is_randomly_initialised, next_steps, write_report
 from think_as_locals.evaluation.scored import grouped
 from think_as_locals.judging import render_presented
 from think_as_locals.machine.hours import estimates, steps_of
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import JudgingProtocol
-from think_as_locals.reward_models.reward_model import ScoredItem, settle
+from think_as_locals.reward_models.reward_model import ScoredItem, apply_too_long
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
 from think_as_locals.runtime.output import progress_console, quiet_transformers
 from think_as_locals.runtime.run_folder import RunFolder
-from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, stop_if_asked, train_stage
+from think_as_locals.training.checkpoints import Checkpoints, StopSignals, save_model, stop_if_requested, train_stage
 from think_as_locals.training.cold_start import ColdStartTrainer, demonstrate
 from think_as_locals.training.grpo import (
     JudgeTrainer,
@@ -75,14 +75,14 @@ def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
     is_main = PartialState().is_main_process
     console = progress_console(is_main=is_main)
     trained = ", ".join(f"{data.sources.count(name):,} of {name}" for name in config.sources)
-    measured = ", ".join(f"{name} {len(each.items):,}" for name, each in data.sets.items())
-    console.print(f"{config.run.name}: training items {trained}; measured: {measured}", highlight=False)
+    evaluated = ", ".join(f"{name} {len(each.items):,}" for name, each in data.sets.items())
+    console.print(f"{config.run.name}: training items {trained}; evaluation items: {evaluated}", highlight=False)
     with StopSignals() as signals:
         model = str(config.model.path)  # what GRPO trains: this, or the result of the cold start
         if config.sft is not None:
             cold_start(config, config.sft, data, folder, signals, console)
             model = str(folder.cold_start.model)
-            stop_if_asked(config.run.name, signals, "the cold start")
+            stop_if_requested(config.run.name, signals, "the cold start")
         if not folder.model.is_dir():
             grpo(config, model, data, folder, signals, console)
         if is_main:
@@ -90,10 +90,10 @@ def run(config: RunConfig, data: TrainingData, folder: RunFolder) -> None:
                 jsonl.write(select(data.sets[TEST].items, _EXAMPLES), folder.examples)
             report, best = write_report(folder.path), carb.best_step(folder)
             print(f"model       {folder.model}\nreport      {report}\njudgements  {folder.carb_dir}")
-            if best is not None and best < max(folder.measured_steps()):
+            if best is not None and best < max(folder.evaluated_steps()):
                 where = folder.checkpoints / f"step-{best}" if best else "the model before GRPO"
                 print(f"better      {where}, on validation items")
-            if made_from_scratch(folder):
+            if is_randomly_initialised(folder):
                 print(f"\n{FROM_SCRATCH}")
             print("\nNext:", *(f"  {line}  # {why}" for line, why in next_steps(folder)), sep="\n")
 
@@ -106,7 +106,7 @@ def cold_start(
         return
     state = PartialState()
     count = sft.max_steps * sft.per_device_train_batch_size * sft.gradient_accumulation_steps * state.num_processes
-    name_criteria = "rubric_quality" in config.reward.weighted()  # what the reward pays for, GRPO has to come across
+    name_criteria = "rubric_quality" in config.reward.weighted()  # GRPO reinforces only what it has seen
     demonstrations = list(
         data.demonstrations or demonstrate(data.train, count, sft, config.seed, config.prompt.template, name_criteria)
     )
@@ -127,8 +127,8 @@ def cold_start(
     trainer = ColdStartTrainer(config, sft, model, fitting, checkpoints)
     with closing(LiveView(console, "cold start")) as view:
         train_stage(folder, trainer, "sft", signals, console, [view])
-    shown = [demonstration.item for demonstration in data.demonstrations] or data.train
-    hashes = training_hashes(set(shown) - left_out, config.model.path, config.model.revision)
+    seen = [demonstration.item for demonstration in data.demonstrations] or data.train
+    hashes = training_hashes(set(seen) - left_out, config.model.path, config.model.revision)
     finish = partial(write_beside, config, hashes)
     save_model(trainer, model, config.model, folder.cold_start, AutoModelForCausalLM, finish)
     trainer.accelerator.free_memory()
@@ -139,19 +139,19 @@ def cold_start(
 def grpo(
     config: RunConfig, model: str, data: TrainingData, folder: RunFolder, signals: StopSignals, console: Console
 ) -> None:
-    """Train a model by GRPO and save it to `model`; all sets are measured before, at checkpoints and after."""
+    """Train a model by GRPO and save it to `model`; all sets are evaluated before, at checkpoints and after."""
     checkpoints = Checkpoints(folder.checkpoints, config.grpo.save_total_limit, partial(carb.best_step, folder))
     left_out = over_long(config, model, data, console)
     pairs = [pair for pair in zip(data.train, data.sources, strict=True) if pair[0] not in left_out]
     train: Sequence[Item] = [item for item, _ in pairs]
     train = shuffle_labels(train, config.seed) if config.data.shuffle_labels else train
     trainer = JudgeTrainer(config, model, train, folder, checkpoints, sources=[source for _, source in pairs])
-    shown = [demonstration.item for demonstration in data.demonstrations]
-    hashes = training_hashes([*train, *shown], config.model.path, config.model.revision)
+    seen = [demonstration.item for demonstration in data.demonstrations]
+    hashes = training_hashes([*train, *seen], config.model.path, config.model.revision)
     train_grpo(
         *(trainer, config, folder, signals, console),
-        evaluate=partial(measure, config, trainer, data.sets, hashes, folder, console),
-        file_of=partial(folder.measured, TEST),
+        evaluate=partial(evaluate_policy, config, trainer, data.sets, hashes, folder, console),
+        file_of=partial(folder.evaluation, TEST),
         take_rows=trainer.rewards.take_rows,
     )
     finish = partial(write_beside, config, hashes)
@@ -199,7 +199,7 @@ def settings_of(config: RunConfig) -> JudgeSettings:
     )
 
 
-def measure(
+def evaluate_policy(
     config: RunConfig,
     trainer: JudgeTrainer,
     sets: Mapping[str, EvalSet],
@@ -208,10 +208,12 @@ def measure(
     console: Console,
     step: int,
 ) -> dict[str, float]:
-    """Measure the policy on all sets: all ranks judge items, the main one writes the files and returns metrics."""
+    """Evaluate the policy on all sets: all ranks judge items, the main one writes the files and returns metrics."""
     judged = judge_sets(config, trainer, sets)
     scored = {
-        name: list(settle((s for i in each.items for s in judged[each.protocol, each.orders, i]), config.eval.too_long))
+        name: list(
+            apply_too_long((s for i in each.items for s in judged[each.protocol, each.orders, i]), config.eval.too_long)
+        )
         for name, each in sets.items()
     }  # on all ranks: it may raise
     if not PartialState().is_main_process:
@@ -221,7 +223,7 @@ def measure(
         each = sets[name]
         orders = "one order for each item" if each.orders == 1 else f"{each.orders} orders"
         summary = carb.record(
-            *(scored[name], each.items, folder.measured(name, step), f"{name} at step {step}", console),
+            *(scored[name], each.items, folder.evaluation(name, step), f"{name} at step {step}", console),
             dataset=each.dataset,
             split=each.split,
             model=config.run.name,
@@ -239,14 +241,14 @@ def judge_sets(
     config: RunConfig, trainer: JudgeTrainer, sets: Mapping[str, EvalSet]
 ) -> dict[tuple[ProtocolKind, int, Item], list[ScoredItem]]:
     """Return the policy's judgements by protocol, orders and item; an item of several sets is judged once."""
-    asked = dict.fromkeys((each.protocol, each.orders, item) for each in sets.values() for item in each.items)
-    mine = grouped(share_of_rank(trainer, list(asked)), lambda each: each[:2])
+    queries = dict.fromkeys((each.protocol, each.orders, item) for each in sets.values() for item in each.items)
+    mine = grouped(share_of_rank(trainer, list(queries)), lambda each: each[:2])
     found: list[tuple[tuple[ProtocolKind, int, Item], ScoredItem]] = []
     with policy_engine(trainer, config.eval.batch_size) as engine:
         for (kind, orders), of_protocol in mine.items():
             protocol = JudgingProtocol(kind=kind, orders=orders, convention="strict")
             judge = Judge(engine=engine, settings=settings_of(config), protocol=protocol)
-            judged = judge.predict([item for *_, item in of_protocol], fitting=True)
+            judged = judge.predict([item for *_, item in of_protocol], allow_long=True)
             found += [((kind, orders, scored.item), scored) for scored in judged]
     by_key = grouped(gather_shares(trainer, found), lambda each: each[0])
     return {key: [scored for _, scored in each] for key, each in by_key.items()}

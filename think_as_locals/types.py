@@ -99,11 +99,11 @@ class DataError(ThinkAsLocalsError, ValueError):
 
 
 class TooLongError(DataError):
-    """Some prompts are longer than the model takes; `places` are their indices in the list that it was given."""
+    """Some prompts are longer than the model takes; `indices` are theirs in the list that it was given."""
 
-    def __init__(self, message: str, places: Sequence[int]) -> None:
+    def __init__(self, message: str, indices: Sequence[int]) -> None:
         super().__init__(message)
-        self.places = tuple(places)
+        self.indices = tuple(indices)
 
 
 class DataWarning(UserWarning):

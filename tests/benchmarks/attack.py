@@ -471,13 +471,13 @@ def recipes(count: int, rng: Rng) -> Outcomes:
                 text = _multiplied(rng)
             path.write_text(text, encoding="utf-8", errors="surrogatepass")
             try:
-                said = json.dumps(load_config(path, overrides).model_dump(), default=str)
+                message = json.dumps(load_config(path, overrides).model_dump(), default=str)
             except (ConfigError, DataError) as error:
-                said = str(error)
+                message = str(error)
             except BaseException as error:
                 yield f"{type(error).__name__}: {str(error)[:200]}: {text[:200]!r} {overrides}"
                 continue
-            yield f"the token, of {text[:200]!r} {overrides}" if PLANTED in said else None
+            yield f"the token, of {text[:200]!r} {overrides}" if PLANTED in message else None
     del os.environ["HF_TOKEN"]
 
 

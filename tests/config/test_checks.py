@@ -32,7 +32,7 @@ from config.messages import (
 from conftest import PLANTED
 from transformers.trainer_utils import SchedulerType
 
-from think_as_locals.config.checks import Config, load_config, load_items, load_recipe, validate
+from think_as_locals.config.checks import Config, load_config, load_data_config, load_recipe, validate
 from think_as_locals.config.compose import group_options, quoted, recipes
 from think_as_locals.config.model_schema import (
     DemonstrationConfig,
@@ -106,8 +106,8 @@ def test_a_cold_start_takes_demonstrations_of_a_file() -> None:
     whole = load_recipe(GRPO, ["trainer=demonstrated_grpo", "sft.data=x"])
     assert whole.sft is not None
     assert (whole.sft.learning_rate, whole.grpo.learning_rate) == (1e-5, 1e-6)
-    assert (pretrained.unread.get("sft.data=null"), pretrained.sft.length) == (None, "2 epochs")
-    assert scratch.unread["sft.data=null"].startswith("sft.biased_share")
+    assert (pretrained.unused_keys.get("sft.data=null"), pretrained.sft.length) == (None, "2 epochs")
+    assert scratch.unused_keys["sft.data=null"].startswith("sft.biased_share")
     assert reloaded(pretrained) == pretrained
 
 
@@ -357,10 +357,10 @@ def test_the_quick_start_asks_for_what_a_judge_from_nothing_can_learn_and_leaves
 @pytest.mark.parametrize(
     ("load", "place", "reason"),
     [
-        (load_items, "data", "no tokenizer is here"),
-        (partial(load_config, CARB), "data", "items that are measured are all kept"),
+        (load_data_config, "data", "no tokenizer is here"),
+        (partial(load_config, CARB), "data", "evaluation items are all kept"),
         (partial(load_config, SCPO), "data", "scpo.max_length is the limit of SCPO"),
-        (partial(load_config, QUICKSTART), "eval.sets.own.data", "items that are measured are all kept"),
+        (partial(load_config, QUICKSTART), "eval.sets.own.data", "evaluation items are all kept"),
     ],
 )
 def test_a_limit_of_prompts_is_refused_where_no_judge_is_trained(load: Any, place: str, reason: str) -> None:
@@ -378,11 +378,11 @@ def test_a_limit_of_prompts_is_refused_where_no_judge_is_trained(load: Any, plac
 def test_a_key_that_a_source_does_not_read_is_refused_by_name(source: str, override: str, sources: set[str]) -> None:
     words = [f"data={source}", *NEEDS.get(("data", source), []), override]
     if source in sources:
-        assert load_items(words)
+        assert load_data_config(words)
         return
     key, _, value = override.partition("=")
     with pytest.raises(ConfigError, match=rf"{key}: got {value}, but only .* can use it, not {source}: set it to null"):
-        load_items(words)
+        load_data_config(words)
 
 
 @pytest.mark.parametrize(
@@ -424,13 +424,13 @@ def test_a_plain_run_name_is_taken(name: str) -> None:
 
 
 def test_data_alone_is_composed_without_a_run() -> None:
-    config = load_items(["data=jsonl", "data.path=mine.jsonl", "data.test_share=0.5", "seed=3"])
+    config = load_data_config(["data=jsonl", "data.path=mine.jsonl", "data.test_share=0.5", "seed=3"])
     data = config.data
     assert (data.source, data.path, data.test_share, config.seed) == ("jsonl", "mine.jsonl", 0.5, 3)
     with pytest.raises(ConfigError, match=r"grpo: no such key"):
-        load_items(["grpo.beta=0.1"])
+        load_data_config(["grpo.beta=0.1"])
     with pytest.raises(ConfigError, match=r"data\.path: got 'x', but culture_cards is embedded"):
-        load_items(["data.path=x"])
+        load_data_config(["data.path=x"])
 
 
 # --- wrong keys and values ---

@@ -43,7 +43,7 @@ def test_overrides_are_set_and_the_last_one_wins() -> None:
 def test_overrides_are_set_as_hydra_sets_them(overrides: list[str]) -> None:
     text = QUICKSTART.read_text(encoding="utf-8")
     given = [override for word in overrides for override in composition._as_overrides(word)]
-    expected = OmegaConf.to_container(composition._by_hydra.__wrapped__(ASSETS, "quickstart", text, given))
+    expected = OmegaConf.to_container(composition._compose_with_hydra.__wrapped__(ASSETS, "quickstart", text, given))
     for _ in range(2):
         assert OmegaConf.to_container(composition._composed("quickstart", text, given)) == expected
 

@@ -12,14 +12,14 @@ from items import make_item
 
 from think_as_locals.data import edit_rules
 from think_as_locals.data.edit_rules import (
-    RULES,
+    EDIT_RULES,
     Texts,
     broken_rules,
     prompt_text,
     read_answer,
     request_text,
+    skip_reason,
     target_language,
-    why_not_asked,
 )
 from think_as_locals.data.edits import Edit
 from think_as_locals.types import Item
@@ -135,15 +135,15 @@ def test_a_response_in_another_language_than_its_row_says_may_stay_so() -> None:
 
 
 def test_what_cannot_be_edited_is_not_asked_about_and_why() -> None:
-    assert all(why_not_asked(probe, ITEM, "en") is None for probe in get_args(Edit) if probe != "CL")
-    assert why_not_asked("CC", make_item(culture=None), "en") == "it has no culture"
-    assert why_not_asked("RC", make_item(), "en") == "no known name of the culture is in it"
+    assert all(skip_reason(probe, ITEM, "en") is None for probe in get_args(Edit) if probe != "CL")
+    assert skip_reason("CC", make_item(culture=None), "en") == "it has no culture"
+    assert skip_reason("RC", make_item(), "en") == "no known name of the culture is in it"
     quebec = make_item(culture="CA-QC", prompt="What is eaten in Quebec?")
-    assert why_not_asked("RC", quebec, "en") is None
-    assert why_not_asked("RC", make_item(culture="Quechua", prompt="What do Quechua people eat?"), "en") is None
+    assert skip_reason("RC", quebec, "en") is None
+    assert skip_reason("RC", make_item(culture="Quechua", prompt="What do Quechua people eat?"), "en") is None
     unofficial = make_item(culture="US")
-    assert "no other is official in its culture" in str(why_not_asked("CL", unofficial, "en"))
-    assert why_not_asked("CL", unofficial, "de") is None
+    assert "no other is official in its culture" in str(skip_reason("CL", unofficial, "en"))
+    assert skip_reason("CL", unofficial, "de") is None
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_an_answer_without_the_texts_is_none(answer: str) -> None:
 def test_no_answer_raises(text: str, probe: Edit) -> None:
     for answer in (text, "{" + text + "}", json.dumps({"prompt": text, "response": text, "responses": [text] * 3})):
         after = read_answer(probe, ITEM, answer)
-        assert after is None or set(broken_rules(probe, ITEM, after, "de" if probe == "CL" else None)) <= {*RULES}
+        assert after is None or set(broken_rules(probe, ITEM, after, "de" if probe == "CL" else None)) <= {*EDIT_RULES}
 
 
 def test_every_probe_has_its_prompt_with_the_texts_of_the_item_as_json() -> None:

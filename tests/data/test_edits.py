@@ -244,7 +244,10 @@ def test_an_item_gets_the_responses_of_the_item_that_asks_the_same_in_another_la
 
 def test_blends_responses_are_in_english_in_every_language(blend_items: list[Item]) -> None:
     assert edits.language_pairs(blend_items) == []
-    assert edits.why_not("CL", blend_items[0]) == "its responses are in English, whatever the language of the prompt"
+    assert (
+        edits.no_edit_reason("CL", blend_items[0])
+        == "its responses are in English, whatever the language of the prompt"
+    )
 
 
 def test_the_other_side_of_a_card_is_read_from_the_card() -> None:

@@ -15,7 +15,7 @@ from data.sections import data_section
 from data.tables import write
 from items import make_item
 
-from think_as_locals.config.checks import load_items, load_recipe
+from think_as_locals.config.checks import load_data_config, load_recipe
 from think_as_locals.config.schema import DataSection, RunConfig
 from think_as_locals.data import load, read
 from think_as_locals.data.load import Candidates, TrainingData, check_leaks, load_training_data, read_candidates
@@ -264,9 +264,9 @@ def test_only_a_runs_own_items_may_share_questions_with_its_training_items(
 def test_rows_of_another_source_are_recognised_where_they_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("prompt,chosen,rejected\n?,Rice.,Bread.\n")
-    config = load_items(["data=jsonl", f"data.path={path}"])
+    config = load_data_config(["data=jsonl", f"data.path={path}"])
     with pytest.raises(DataError, match=r"missing best(?s:.*)\nThe rows look like data=pairs, got data=jsonl$"):
         read(config.data)
     path.write_text("prompt,chosen,rejected\n?,Rice.,Rice.\n")
     with pytest.raises(DataError, match=r"numbers 0 and 1 are the same text$"):
-        read(load_items(["data=pairs", f"data.path={path}"]).data)
+        read(load_data_config(["data=pairs", f"data.path={path}"]).data)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from items import make_item
 
-from think_as_locals.config.checks import load_items
+from think_as_locals.config.checks import load_data_config
 from think_as_locals.config.compose import quoted
 from think_as_locals.data import flip_sets, load, read
 from think_as_locals.data.cards import cultures
@@ -202,11 +202,11 @@ def test_every_source_reads_builds_and_splits_what_the_keys_ask_for(tmp_path: Pa
         write(tmp_path / "rows.jsonl", [_row(source, number) for number in range(40)])
     if not source.endswith("_cards"):
         words.append(f"data.path={quoted(str(tmp_path / 'rows.jsonl'))}")
-    everything = load_items(words).data
+    everything = load_data_config(words).data
     language = next(item.language for item in read(everything) if item.culture in ("DE", None))
     keys = ["data.num_responses=2", f"data.languages=[{language}]", "data.max_groups=12", "data.max_items=20"]
     keys += [] if source == "pairs" else ["data.countries=[DE]"]
-    spec = load_items([*words, *keys]).data
+    spec = load_data_config([*words, *keys]).data
     items = read(spec)
     assert 0 < len(items) <= 20
     assert {len(item.responses) for item in items} == {2}

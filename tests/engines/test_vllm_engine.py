@@ -96,4 +96,4 @@ def test_the_quick_start_runs_with_vllm(small_run: Path, tmp_path: Path) -> None
     assert len(steps) == 2
     # vLLM's log-probabilities and the trainer's agree: TRL logs their difference.
     assert max(line["sampling/sampling_logp_difference/max"] for line in steps) < 1e-3
-    assert all(line["rollout/probe_difference"] < 1e-3 for line in steps)
+    assert all(line["rollout/sync_check_difference"] < 1e-3 for line in steps)

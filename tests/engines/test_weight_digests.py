@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from think_as_locals.engines.weight_digests import Digest, Request, SentTensors, differing, digest, read
+from think_as_locals.engines.weight_digests import Digest, DigestRequest, SentTensors, differing, digest, read
 from think_as_locals.types import TrainingError
 
 ROWS, WIDTH, VOCABULARY = 96, 32, 100  # no tensor is larger than the sample
@@ -62,7 +62,7 @@ def tensors(seed: int = 0) -> dict[str, Tensor]:
 
 
 def ask(engines: list[Any], sync: int = 1, quantization: str | None = None) -> list[dict[str, Digest]]:
-    request: Request = {
+    request: DigestRequest = {
         "shapes": {name: list(shape) for name, shape in SHAPES.items()},
         "dtype": "bfloat16",
         "sync": sync,

@@ -53,7 +53,7 @@ class Hashing:
     def requests(self, item: Item) -> list[Request]:
         return [Request(item, (i,)) for i in range(len(item.responses))]
 
-    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+    def query(self, requests: Sequence[Request], keep: Keep) -> None:
         company = "" if self.chunk_size is None else "".join(r.responses[0] for r in requests)
         for place in reversed(range(len(requests))):
             time.sleep(self.pause)

@@ -178,7 +178,7 @@ def test_words_counted_in_several_processes_are_the_same(monkeypatch: pytest.Mon
 
 def test_tfidf_is_fitted_to_a_part_of_many_responses_and_scores_all(monkeypatch: pytest.MonkeyPatch) -> None:
     items = many("bagofe dikuma sotane")
-    monkeypatch.setattr(baselines, "_MOST_FITTED", sum(len(item.responses) for item in items) // 3)
+    monkeypatch.setattr(baselines, "_MAX_FITTED", sum(len(item.responses) for item in items) // 3)
     assert mean(tfidf(items)) > 0.9
 
 

@@ -17,10 +17,10 @@ from evaluation.answering import ITEMS, Hashing, main
 from think_as_locals.evaluation.journal import (
     AnswerCollector,
     Journal,
-    ask_by_journal,
     by_request,
     by_response,
     content_key,
+    query_with_journal,
 )
 from think_as_locals.reward_models.reward_model import Keep, Request, ScoredItem
 from think_as_locals.types import ConfigError, DataError
@@ -88,8 +88,8 @@ def test_scores_stand_in_the_order_of_the_items_own_responses(tmp_path: Path) ->
 
 def test_a_reward_model_that_leaves_a_request_out_is_found_out(tmp_path: Path) -> None:
     class Forgetful(Hashing):
-        def ask(self, requests: list[Request], keep: Keep) -> None:  # type: ignore[override]
-            super().ask(requests[1:], lambda place, answer: keep(place + 1, answer))
+        def query(self, requests: list[Request], keep: Keep) -> None:  # type: ignore[override]
+            super().query(requests[1:], lambda place, answer: keep(place + 1, answer))
 
     with pytest.raises(RuntimeError, match="1 requests have no answer, such as one of 'item-000'"):
         measured(Forgetful(), tmp_path / "answers.jsonl")
@@ -163,7 +163,7 @@ def test_requests_of_one_key_are_asked_once_and_have_one_answer(tmp_path: Path) 
     rm, path = Hashing(None), tmp_path / "answers.jsonl"
     twins = [replace(item, id=f"twin-{item.id}") for item in ITEMS]
     requests = [Request(item, (0,)) for item in (*ITEMS, *twins)]
-    answers = ask_by_journal(rm, path, rm.identity, requests, silent, key=by_response)
+    answers = query_with_journal(rm, path, rm.identity, requests, silent, key=by_response)
     assert len(rm.asked) == len(ITEMS)
     assert answers[: len(ITEMS)] == answers[len(ITEMS) :]
     with Journal(path, rm.identity, by_response) as journal:

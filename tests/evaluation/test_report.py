@@ -14,7 +14,7 @@ from evaluation.published import published_items
 from html_page import Page
 from items import make_item
 
-from think_as_locals.evaluation.report import FROM_SCRATCH, BeforeAfter, choose, write_report
+from think_as_locals.evaluation.report import FROM_SCRATCH, BeforeAfter, choose_judgements, write_report
 from think_as_locals.judging import shuffle_responses
 from think_as_locals.reward_models.training_items import training_hashes
 from think_as_locals.types import DataError, Item
@@ -237,10 +237,10 @@ def test_choice_gives_every_outcome_and_culture_a_turn() -> None:
         for rights in zip(*[(i % 50 == 0, i % 50 != 0) for i in range(100)], strict=True)
     ]
     pairs = [BeforeAfter(*both) for both in zip(*made, strict=True)]
-    chosen = choose(pairs, limit=8)
+    chosen = choose_judgements(pairs, limit=8)
     assert [pair.outcome for pair in chosen] == ["wrong → right"] * 6 + ["right → wrong"] * 2
     assert [pair.after.item.culture for pair in chosen[:6]].count("JP") == 3
-    assert chosen == choose(list(reversed(pairs)), limit=8)
+    assert chosen == choose_judgements(list(reversed(pairs)), limit=8)
 
 
 def test_a_tie_is_no_parse_failure(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_a_tally_counts_completions_and_the_items_of_which_something_was_kept() 
     tally.keep([ITEMS[1]])
     tally.keep([ITEMS[0]], "hinted")
     assert [item.id for item in tally.left()] == ["2", "3"]
-    assert [tally.place(item.id) for item in ITEMS] == [0, 1, 2, 3]
+    assert [tally.index(item.id) for item in ITEMS] == [0, 1, 2, 3]
     found = tally.summary()
     assert {key: found[key] for key in ("n", "yield", "completions", "right", "wrong", "hinted")} == {
         "n": 4,
@@ -44,4 +44,4 @@ def test_of_no_items_there_is_no_yield() -> None:
 
 def test_an_item_that_is_not_there_has_no_place() -> None:
     with pytest.raises(KeyError):
-        YieldCounter(ITEMS, ()).place("9")
+        YieldCounter(ITEMS, ()).index("9")

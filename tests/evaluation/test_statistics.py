@@ -151,7 +151,7 @@ def test_groups_beyond_those_that_are_drawn_by_themselves_make_the_interval_no_o
 ) -> None:
     scores, groups = clustered(np.random.default_rng(3), 2000)
     alone = accuracy(scores, groups)
-    monkeypatch.setattr(statistics, "_MOST_GROUPS", 200)
+    monkeypatch.setattr(statistics, "_MAX_GROUPS", 200)
     together = accuracy(scores, groups)
     assert together.method == alone.method == "cluster_bootstrap"
     assert half_width(together) == pytest.approx(half_width(alone), rel=0.15)
@@ -686,6 +686,6 @@ def test_groups_are_drawn_once_for_all_parts_of_as_many_groups(monkeypatch: pyte
     drawn.clear()
     first = [accuracy(*each, 200, 7) for each in data]
     assert drawn == [7, 7]
-    monkeypatch.setattr(statistics, "_MAX_KEPT", 0)
+    monkeypatch.setattr(statistics, "_MAX_CACHE_BYTES", 0)
     assert [accuracy(*each, 200, 7) for each in data] == first
     assert [groups for groups, *_ in statistics._draws_kept] == [80]

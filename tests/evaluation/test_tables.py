@@ -6,14 +6,14 @@ import pytest
 from markupsafe import Markup
 from rich.console import Console
 
-from think_as_locals.evaluation.tables import Figure, Label, Table, escape_markdown, figure
+from think_as_locals.evaluation.tables import Figure, Named, Table, escape_markdown, figure
 
 EVIL = "<b>|[red]*x*\x1b[2J\u202e"
 PART = {"n": 40, "accuracy": 0.5, "ci95": [0.25, 0.75], "ci_method": "wilson"}
 TABLE = Table(
     ["rank", "model", "accuracy", "gain", "plot", "n"],
     [
-        ["1–2", Label(EVIL, "●", "may be first"), figure(PART, show_n=True), None, Markup("<svg></svg>"), "40"],
+        ["1–2", Named(EVIL, "●", "may be first"), figure(PART, show_n=True), None, Markup("<svg></svg>"), "40"],
         ["", "plain", figure(PART | {"n": 0}) or "none", [Figure(-1.0, label="A"), Figure(0.0, form="+.1f")], "", "3"],
     ],
     header=1,

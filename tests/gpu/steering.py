@@ -70,7 +70,9 @@ def legs(scale: Scale, report: Report, shape: str) -> None:
     report("legs", len(allocated), shape)
     growth = allocated[-1] - allocated[1]
     report(
-        "flat", 100 * growth / allocated[1], f"{allocated[1]:,.0f} MB before the second leg, {growth:+,.0f} MB since"
+        "flat",
+        100 * growth / allocated[1],
+        f"{allocated[1]:,.0f} MB before the second training, {growth:+,.0f} MB since",
     )
 
 

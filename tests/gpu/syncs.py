@@ -72,7 +72,7 @@ def syncs(scale: Scale, report: Report, way: str) -> None:
     for number in range(scale.pick(5, 50)):
         update(trainer.model, number)
         engine.sync_weights()
-    differences = trainer._metrics["train"]["rollout/probe_difference"]
+    differences = trainer._metrics["train"]["rollout/sync_check_difference"]
     spread = ", ".join(f"{value:.1e}" for value in quantiles(differences, n=10)[::4])
     report("difference", max(differences), f"{len(differences)} syncs; 10 %, median, 90 %: {spread}")
     update(trainer.model, -1)

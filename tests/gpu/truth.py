@@ -137,7 +137,7 @@ def run_one(check: Check, scale: Scale) -> None:
 
         try:
             import_module(f"gpu.{check.module}").RUN[check.name](scale, report)
-        except Exception as error:  # of whatever kind: it is the row's
+        except Exception as error:  # any exception: it is the row's
             traceback.print_exc()
             write(error=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}")
             raise SystemExit(1) from None

@@ -191,7 +191,7 @@ def test_an_evaluation_of_other_weights_is_refused(run: Path, tmp_path: Path) ->
         evaluations=[evaluation, evaluation],
     )
     (run / "model" / "model.safetensors").touch()
-    refused(DataError, "no reward model measured there has the weights of", run, evaluations=[evaluation])
+    refused(DataError, "no reward model evaluated there has the weights of", run, evaluations=[evaluation])
     refused(DataError, "not the configuration of an evaluation", run, evaluations=[run])
 
 

@@ -12,7 +12,7 @@ from hub.small_runs import REPO, refused, write_evaluation
 from safetensors.torch import load_file, save_file
 
 from think_as_locals.hub.files import HubFile
-from think_as_locals.hub.leaks import LeakError, check_leaks, readings
+from think_as_locals.hub.leaks import LeakError, readings, scan_for_leaks
 from think_as_locals.hub.push import prepare
 from think_as_locals.hub.source_run import read_judge_run
 from think_as_locals.types import DataError
@@ -82,7 +82,7 @@ def test_no_disguise_hides_a_key_from_the_scan(run: Path) -> None:
             name: HubFile(f"file {number}", content) for number, (name, content) in enumerate(files[start : start + 8])
         }
         with pytest.raises(LeakError) as found:
-            check_leaks(scanned.values(), settings)
+            scan_for_leaks(scanned.values(), settings)
         missed += [name for name, file in scanned.items() if f"{file.path}: " not in str(found.value)]
     assert not missed
 
@@ -95,7 +95,7 @@ def test_a_key_that_ends_its_line_in_the_sign_of_a_fold_in_mail_is_read_whole() 
 
 @pytest.mark.slow
 def test_a_vocabulary_of_150_000_words_holds_no_key(run: Path) -> None:
-    check_leaks([HubFile("tokenizer.json", vocabulary(150_000))], read_judge_run(run, []))
+    scan_for_leaks([HubFile("tokenizer.json", vocabulary(150_000))], read_judge_run(run, []))
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": []}', "{", '{"weight_map": {"a": [1]}}', "[" * 9000])

@@ -113,7 +113,7 @@ def test_carb_of_an_evaluation_of_these_weights(steered: Path, tmp_path: Path) -
     assert ".eval_results/carb.yaml" not in content  # its data is not on the Hub
     assert "### elsewhere: the culture cards" in content["README.md"].decode()
     other = {"model": "EG/scpo-seed-0", "evaluations": [evaluation]}
-    refused(DataError, "no reward model measured there has the weights of", steered, **other)
+    refused(DataError, "no reward model evaluated there has the weights of", steered, **other)
 
 
 def test_a_run_without_such_a_model_or_its_records_is_refused(steered: Path, run: Path) -> None:

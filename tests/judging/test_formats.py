@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from items import RUBRIC, make_item
 
-from think_as_locals.judging import RULES, label_place, parse, prompt_format, prompt_names, render, write
+from think_as_locals.judging import RULES, label_index, parse, prompt_format, prompt_names, render, write
 from think_as_locals.judging.formats import FORMATS, Brackets, Format, UnknownPromptError
 from think_as_locals.judging.prompt import neutralise
 from think_as_locals.types import GRAMMAR_PROMPTS, LABELS, Convention, Criterion, Judgement, Rubric
@@ -363,7 +363,7 @@ def test_ten_times_the_text_takes_about_ten_times_as_long(piece: str, around: st
     # Time that grows with the square would take a hundred times as long.
     def seconds(count: int) -> float:
         text = GOOD.replace("- 40", piece * count + "- 40") if around else piece * count
-        return cpu_seconds(lambda: [*(form.read(text, 2, "stop") for form in FORMATS.values()), label_place(text)])
+        return cpu_seconds(lambda: [*(form.read(text, 2, "stop") for form in FORMATS.values()), label_index(text)])
 
     assert seconds(30_000) < 30 * max(seconds(3_000), 1e-4)
 
@@ -535,7 +535,7 @@ def test_any_text_is_read(text: str, prompt: str, n: int, convention: Convention
     if judgement.verdict is not None and type(FORMATS[prompt]) is Brackets:
         assert lenient.verdict == judgement.verdict  # strictly, there is no other label to take
     rating(text, finish_reason, convention)
-    place = label_place(text)
+    place = label_index(text)
     assert place is None or text[place] in LABELS
 
 
@@ -543,7 +543,7 @@ def test_any_text_is_read(text: str, prompt: str, n: int, convention: Convention
     ("text", "place"), [("<verdict>B</verdict>", 9), ("[[A]] or [[B]]", 11), ("B", None), ("[[B", None), ("x]]", None)]
 )
 def test_the_place_of_a_label_is_that_of_the_last_verdict(text: str, place: int | None) -> None:
-    assert label_place(text) == place
+    assert label_index(text) == place
 
 
 @given(marked_texts)

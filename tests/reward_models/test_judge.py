@@ -36,7 +36,7 @@ from think_as_locals.judging import render, reorder_responses, score, shuffle_re
 from think_as_locals.reward_models.group import GroupReward
 from think_as_locals.reward_models.judge import Judge, JudgeSettings
 from think_as_locals.reward_models.protocols import LISTWISE, JudgingProtocol
-from think_as_locals.reward_models.reward_model import Answer, Request, ScoredItem, ask_all, identify_weights
+from think_as_locals.reward_models.reward_model import Answer, Request, ScoredItem, identify_weights, query_all
 from think_as_locals.types import (
     LABELS,
     ConfigError,
@@ -91,7 +91,7 @@ def answered(rm: Judge, requests: Sequence[Request]) -> list[Answer]:
     """What an evaluation does: chunks of requests, answers kept as JSON."""
     size, kept = rm.chunk_size or len(requests), list[str]()
     for start in range(0, len(requests), size):
-        (answers,) = ask_all(rm, [requests[start : start + size]])
+        (answers,) = query_all(rm, [requests[start : start + size]])
         kept += map(json.dumps, answers)
     return list(map(json.loads, kept))
 
@@ -311,7 +311,7 @@ def test_a_prompt_that_leaves_no_room_for_a_completion_is_refused(item: Item, tm
     message = r"a prompt of \d+ tokens: the model takes 2048 together with what it writes"
     with pytest.raises(TooLongError, match=message) as caught:
         judge.judge(asked)
-    assert caught.value.places == (1, 3)
+    assert caught.value.indices == (1, 3)
 
 
 def rate(messages: Messages) -> str:

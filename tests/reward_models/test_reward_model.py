@@ -20,12 +20,12 @@ from think_as_locals.reward_models.reward_model import (
     Keep,
     Request,
     ScoredItem,
-    ask_fitting,
+    apply_too_long,
     combine,
     favourite,
     logsumexp,
     margin,
-    settle,
+    query_fitting,
     tie_credit,
 )
 from think_as_locals.types import Item, Judgement, TooLongError
@@ -62,7 +62,7 @@ class Short:
         self.late = late
         self.asked: list[str] = []
 
-    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+    def query(self, requests: Sequence[Request], keep: Keep) -> None:
         places = [i for i, request in enumerate(requests) if int(request.item.id) % 2]
         fitting = [i for i in range(len(requests)) if i not in places]
         for i in fitting if self.late or not places else []:
@@ -79,21 +79,21 @@ class Short:
 def test_what_fits_is_asked_once_and_what_is_too_long_counts_as_asked(late: bool) -> None:
     items, rm = [make_item(id=str(i), best=1) for i in range(5)], Short(late)
     answers: dict[int, Answer] = {}
-    ask_fitting(rm, [Request(item, (0,)) for item in items], answers.__setitem__)  # type: ignore[arg-type]
+    query_fitting(rm, [Request(item, (0,)) for item in items], answers.__setitem__)  # type: ignore[arg-type]
     too_long = {"too_long": "too much"}
     assert answers == {0: {"score": 0.0}, 1: too_long, 2: {"score": 2.0}, 3: too_long, 4: {"score": 4.0}}
     assert rm.asked == ["0", "2", "4"]
     answered = [(item, [answers[i]]) for i, item in enumerate(items)]
     every = list(combine(rm, answered))  # type: ignore[arg-type]
-    left = settle(every, "exclude")
+    left = apply_too_long(every, "exclude")
     assert [(one.item.id, one.credit) for one in left] == [("0", 1.0), ("2", 1.0), ("4", 1.0)]
-    assert list(settle(every, "wrong")) == every
+    assert list(apply_too_long(every, "wrong")) == every
     assert [one.credit for one in every] == [1, 0, 1, 0, 1]
     assert [(one.too_long, one.parse_failure) for one in every[:2]] == [(False, False), (True, False)]
     with pytest.raises(TooLongError, match=r"2 of 5 items are too long: '1', '3'\. too much\. eval\.too_long"):
-        list(settle(every, "error"))
+        list(apply_too_long(every, "error"))
     with pytest.raises(TooLongError, match="1 of 1 items are too long"):
-        list(settle(every[1:2], "wrong"))
+        list(apply_too_long(every[1:2], "wrong"))
 
 
 def test_a_tie_of_k_for_the_most_is_worth_one_in_k_and_has_no_favourite() -> None:

@@ -98,7 +98,7 @@ def bert(folder: Path) -> ScalarRM:
 def test_responses_of_like_length_share_a_batch_the_longest_first(tmp_path: Path) -> None:
     rm, kept = bert(tmp_path), list[int]()
     requests = [request for item in ITEMS for request in rm.requests(item)]
-    rm.ask(requests, lambda place, _: kept.append(place))
+    rm.query(requests, lambda place, _: kept.append(place))
     lengths = [len(rm.rows(requests)[place]["input_ids"]) for place in kept]
     assert lengths == sorted(lengths, reverse=True)
     assert sorted(kept) == list(range(len(requests)))
@@ -240,9 +240,9 @@ def test_what_is_too_long_is_refused_before_anything_is_kept(path: str) -> None:
     rm = ScalarRM.load(path)
     requests = rm.requests(short) + rm.requests(long)
     with pytest.raises(TooLongError, match=r"item 'item-1': response B has \d+ tokens .* takes 256") as caught:
-        rm.ask(requests, lambda place, _: kept.append(place))
+        rm.query(requests, lambda place, _: kept.append(place))
     assert "max_length" in str(caught.value)
-    assert (kept, caught.value.places) == ([], (len(short.responses) + 1,))
+    assert (kept, caught.value.indices) == ([], (len(short.responses) + 1,))
     assert len(ScalarRM.load(path, max_length=128).score([short])) == 1
     with pytest.raises(ModelError, match="256 positions, fewer than the max_length 300"):
         ScalarRM.load(path, max_length=300)

@@ -16,7 +16,7 @@ from think_as_locals.engines.transformers_engine import TransformersEngine
 from think_as_locals.judging import render, write
 from think_as_locals.reward_models.group import PolicyPrompt, item_of
 from think_as_locals.reward_models.judge import JudgeSettings
-from think_as_locals.reward_models.scalar import IGNORED, TokenRow, padded
+from think_as_locals.reward_models.scalar import IGNORED, TokenRow, padded_batch
 from think_as_locals.reward_models.scratch import make_judge
 from think_as_locals.types import Item
 
@@ -54,7 +54,7 @@ def train_judge(
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
     for step in range(60):
-        model(**padded(rows[step % 3 :: 3], pad_id=0, device="cpu")).loss.backward()
+        model(**padded_batch(rows[step % 3 :: 3], pad_id=0, device="cpu")).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(path)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from think_as_locals.runtime.files import append_json, explain, file_fault, probe, read_json, write_json
+from think_as_locals.runtime.files import append_json, check_writable, explain, file_fault, read_json, write_json
 from think_as_locals.types import DataError
 
 
@@ -83,7 +83,7 @@ def test_a_file_that_holds_no_object_is_named(tmp_path: Path, text: str) -> None
 
 
 def test_a_folder_is_probed(tmp_path: Path) -> None:
-    probe(tmp_path)
+    check_writable(tmp_path)
     with file_size_limit(500_000), pytest.raises(OSError, match=f"File too large: .{tmp_path}"):
-        probe(tmp_path)
+        check_writable(tmp_path)
     assert not list(tmp_path.iterdir())

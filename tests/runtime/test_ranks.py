@@ -86,7 +86,7 @@ def test_ranks_that_take_up_a_launch_file_are_told_what_accelerate_would_tell_th
 ) -> None:
     expected = environment_of(file)
     bare.setattr(os, "environ", {"WORLD_SIZE": "8", "ACCELERATE_MIXED_PRECISION": "no"})
-    said = workers.take_up_launch(file.stem)
+    said = workers.apply_launch(file.stem)
     taken = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
     assert taken == {name: expected[name] for name in taken}
     sharded = [name for name in expected if name.startswith(("ACCELERATE_USE_", "FSDP_VERSION")) or "ZERO" in name]
@@ -110,7 +110,7 @@ def test_what_the_launcher_says_itself_wins(
     bare: pytest.MonkeyPatch, environment: dict[str, str], said: str | None
 ) -> None:
     bare.setattr(os, "environ", {**environment})
-    found = workers.take_up_launch("gpu8_zero3")
+    found = workers.apply_launch("gpu8_zero3")
     assert (found is None) if said is None else (found is not None and said in found)
     assert os.environ == environment
 

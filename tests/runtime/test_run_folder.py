@@ -152,7 +152,7 @@ def test_rewinding_drops_later_records_and_half_a_line(tmp_path: Path) -> None:
     lines = [json.dumps({"stage": stage, "step": step}) for stage, step in logged]
     summary = json.dumps({"stage": "grpo", "step": 2, "train_runtime": 1.0})  # of a stage that stopped
     run.metrics.write_text("\n".join([*lines, summary]) + '\n{"stage": "grpo", "st')
-    measured = [run.measured(name, step) for name in ("test", "validation") for step in (0, 3)]
+    measured = [run.evaluation(name, step) for name in ("test", "validation") for step in (0, 3)]
     tables = [path.with_suffix(".parquet") for path in measured]
     for path in (run.completions(2), run.completions(3), *measured, *tables, run.result("carb", "mine")):
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -162,8 +162,8 @@ def test_rewinding_drops_later_records_and_half_a_line(tmp_path: Path) -> None:
     left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*/*") if path.is_file())
     kept = [f"{folder}/step-0.{kind}" for folder in ("carb", "eval/validation") for kind in ("json", "parquet")]
     assert left == sorted([*kept, "carb/mine.json", "completions/step-000002.parquet"])
-    assert (list(run.measured_steps("validation")), list(run.completions_steps())) == ([0], [2])
-    assert run.measured_sets() == ["test", "validation"]
+    assert (list(run.evaluated_steps("validation")), list(run.completions_steps())) == ([0], [2])
+    assert run.evaluated_sets() == ["test", "validation"]
     rewind(run, "sft", 2)
     assert run.metrics.read_text() == "\n".join(lines[1:3]) + "\n"
 
@@ -173,7 +173,7 @@ def test_the_best_step_is_the_last_of_the_most_accurate_on_validation_items(tmp_
     for name, accuracies in (("test", (0.1, 0.2, 0.3, 0.99)), ("validation", (0.5, 0.9, 0.9, 0.8))):
         assert carb.best_step(run) is None
         for step, accuracy in zip((0, 10, 20, 30), accuracies, strict=True):
-            path = run.measured(name, step)
+            path = run.evaluation(name, step)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"step": step, "accuracy": accuracy}))
     assert carb.best_step(run) == 20
@@ -182,7 +182,7 @@ def test_the_best_step_is_the_last_of_the_most_accurate_on_validation_items(tmp_
 def test_what_a_run_found_is_one_document(tmp_path: Path) -> None:
     """The last measurement of a training; of what also measures in between, its own summary."""
     run = RunFolder(tmp_path)
-    found = [run.measured(TEST, step) for step in (2, 10)]
+    found = [run.evaluation(TEST, step) for step in (2, 10)]
     found += [tmp_path / f"{name}.json" for name in ("yield", "leaderboard", "scpo", "sweep", "variants")]
     for path in found:
         path.parent.mkdir(exist_ok=True)

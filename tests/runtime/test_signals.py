@@ -52,9 +52,9 @@ def test_training_is_asked_to_stop_and_says_so(
 ) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     with StopSignals() as signals:
-        assert not signals.asked()
+        assert not signals.stop_requested()
         signal.raise_signal(number)
-        assert signals.asked()
+        assert signals.stop_requested()
         assert handlers() == {signal.SIG_DFL}
     assert capfd.readouterr().err == ("tal: asked to stop: saves at the end of this step; once more ends it at once\n")
 
@@ -69,7 +69,7 @@ def test_a_signal_that_torchrun_forwards_is_no_second_one(
     with StopSignals() as signals:
         signal.raise_signal(number)
         signal.raise_signal(number)  # to the group by the terminal, and by torchrun
-        assert (signals.asked(), ended, signal.getsignal(signal.SIGUSR1)) == (True, [], signal.SIG_DFL)
+        assert (signals.stop_requested(), ended, signal.getsignal(signal.SIGUSR1)) == (True, [], signal.SIG_DFL)
         monkeypatch.setattr(checkpoints, "_FORWARDED_S", -1.0)  # as if later
         signal.raise_signal(number)
         assert (ended, handlers()) == ([number], {signal.SIG_DFL})

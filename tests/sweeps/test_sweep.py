@@ -24,7 +24,7 @@ from think_as_locals.cli import main
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.sweeps.jobs import STATUS
 from think_as_locals.sweeps.settings import load_settings, parse
-from think_as_locals.sweeps.sweep import Sweep, read_rows, sweep, write_summary
+from think_as_locals.sweeps.sweep import Sweep, read_job_results, sweep, write_summary
 from think_as_locals.types import ConfigError
 
 QUICKSTART = "recipes/quickstart.yaml"
@@ -110,7 +110,7 @@ def _jobs(folder: Path, flips: int = 8, sets: Sequence[str] = ("test",)) -> Path
             for strict in (part, of_flips):
                 strict["verdict_only"] = {"n": strict["n"], "accuracy": 0.95}
             part |= {"step": step, "flips": of_flips}
-            path = RunFolder(folder / name).measured(by_set, step)
+            path = RunFolder(folder / name).evaluation(by_set, step)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(part))
         (folder / "jobs" / name).mkdir(parents=True)
@@ -130,7 +130,7 @@ def _jobs(folder: Path, flips: int = 8, sets: Sequence[str] = ("test",)) -> Path
 def test_jobs_are_ranked_by_their_last_step_on_validation_items_and_failed_ones_come_last(
     tmp_path: Path, sets: list[str], flips: int, best: tuple[float, int, int], test: float
 ) -> None:
-    found, rows = read_rows(_jobs(tmp_path, flips, sets), NAMES, stop_requested=False)
+    found, rows = read_job_results(_jobs(tmp_path, flips, sets), NAMES, stop_requested=False)
     assert (found.set, found.flips) == (sets[-1], flips > 0)
     assert rows[0].test is not None
     assert rows[0].test["accuracy"] == pytest.approx(test)
@@ -142,7 +142,7 @@ def test_jobs_are_ranked_by_their_last_step_on_validation_items_and_failed_ones_
 
 
 def test_the_files_and_the_terminal_show_the_same(tmp_path: Path) -> None:
-    metric, rows = read_rows(_jobs(tmp_path), NAMES, stop_requested=True)
+    metric, rows = read_job_results(_jobs(tmp_path), NAMES, stop_requested=True)
     table, caption = write_summary(tmp_path, metric, rows)
     written = json.loads((tmp_path / "sweep.json").read_text())
     assert [job["name"] for job in written["jobs"]] == [row.name for row in rows]
@@ -165,9 +165,9 @@ def test_the_files_and_the_terminal_show_the_same(tmp_path: Path) -> None:
 
 
 def test_a_job_measured_on_its_training_items_is_marked(tmp_path: Path) -> None:
-    last = RunFolder(_jobs(tmp_path) / "low").measured("test", 10)
+    last = RunFolder(_jobs(tmp_path) / "low").evaluation("test", 10)
     last.write_text(json.dumps({**json.loads(last.read_text()), "trained_on": {"items": 3, "n": 16}}))
-    _, caption = write_summary(tmp_path, *read_rows(tmp_path, NAMES, stop_requested=False))
+    _, caption = write_summary(tmp_path, *read_job_results(tmp_path, NAMES, stop_requested=False))
     assert caption.endswith("† The judge was trained on some of these items.")
     assert re.findall(r"seed=\d \| (\S+ % †)", (tmp_path / "sweep.md").read_text()) == ["30.0 % †"]
 
@@ -214,7 +214,7 @@ def test_a_sweep_is_stopped_goes_on_and_ends_in_a_table_though_a_job_fails(tmp_p
         assert job["combination"] == [f"data.groups=[{','.join(frozen['data']['groups'])}]", f"seed={frozen['seed']}"]
         if job["state"] == "done":
             for by_set, key in (("validation", "measured"), ("test", "test")):
-                run = json.loads(RunFolder(folder / job["name"]).measured(by_set, 2).read_text())
+                run = json.loads(RunFolder(folder / job["name"]).evaluation(by_set, 2).read_text())
                 part = run["flips"] if ended["metric"]["flips"] else run
                 keys = ("accuracy", "ci95", "n", "verdict_only")
                 assert job[key] == {"step": 2, "trained_on": False, **{k: part[k] for k in keys}}

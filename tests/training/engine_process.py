@@ -95,7 +95,7 @@ def train(folder: Path, *overrides: str) -> Any:
     trainer = tiny_trainer(folder, *WIDE, *overrides, components=varied)
     trainer.train()
     for log in logs(trainer):
-        assert log["rollout/probe_difference"] < 1e-4
+        assert log["rollout/sync_check_difference"] < 1e-4
         assert log["sampling/sampling_logp_difference/max"] < 1e-4
         assert log["rollout/prefix_cache_hit_rate"] > 0.3  # two rollouts of a prompt at least
     return trainer
@@ -335,7 +335,7 @@ def lose_server(folder: Path, *ports: str) -> None:
         trainer = tiny_trainer(folder, *WIDE, "rollout=vllm_server", "rollout.ahead=1", *where, *long)
         trainer.train()
     assert [log["rollout/staleness"] for log in logs(trainer)] == [0, 1, 1, 1, 1]
-    assert max(log["rollout/probe_difference"] for log in logs(trainer)) < 1e-4
+    assert max(log["rollout/sync_check_difference"] for log in logs(trainer)) < 1e-4
     if trainer.accelerator.is_main_process:
         assert lost == [4]
         assert list(sampled.values()) == [[4, 4, 4, 4, 8, 8], [4, 4]]  # the third batch in two parts
@@ -394,7 +394,7 @@ def check_forgotten_adapter(folder: Path, *where: str) -> None:
     engine = trainer.vllm_generation
     if trainer.accelerator.is_main_process:
         another = VLLMServer(engine._servers.all[0].url, 60)
-        another._ask("POST", "/v1/unload_lora_adapter", json={"lora_name": engine._servers.all[0]._adapter["model"]})
+        another._send("POST", "/v1/unload_lora_adapter", json={"lora_name": engine._servers.all[0]._adapter["model"]})
         load_start(another, str(folder / "model"))
     resampled = engine._sample([engine._check_prompts[0][::-1]], 1, None)[1]
     assert resampled == gather_object(sampled)  # by one rank

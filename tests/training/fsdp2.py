@@ -138,4 +138,8 @@ def synced(folder: Path, *overrides: str) -> list[float]:
         assert isinstance(trainer.vllm_generation, LocalEngine)
         trainer.add_callback(Measuring(trainer.vllm_generation))
         trainer.train()
-    return [log["rollout/probe_difference"] for log in trainer.state.log_history if "rollout/probe_difference" in log]
+    return [
+        log["rollout/sync_check_difference"]
+        for log in trainer.state.log_history
+        if "rollout/sync_check_difference" in log
+    ]

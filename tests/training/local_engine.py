@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from think_as_locals.engines.vllm_server import SampledTokens
-from think_as_locals.engines.weight_digests import Digest, Request, read
+from think_as_locals.engines.weight_digests import Digest, DigestRequest, read
 from think_as_locals.training.rollouts import ColocatedGeneration
 
 
@@ -34,7 +34,7 @@ class LocalEngine(ColocatedGeneration):
         for name, value in weights:
             own[name].copy_(value)
 
-    def _read(self, request: Request) -> dict[str, Digest]:
+    def _read(self, request: DigestRequest) -> dict[str, Digest]:
         model = SimpleNamespace(load_weights=self._load)
         return read(SimpleNamespace(get_model=lambda: model, model_config=SimpleNamespace(quantization=None)), request)
 

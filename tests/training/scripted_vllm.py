@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from think_as_locals.engines.transformers_engine import padded
-from think_as_locals.engines.weight_digests import Digest, Request, digest
+from think_as_locals.engines.weight_digests import Digest, DigestRequest, digest
 from think_as_locals.training.adapters import applied_tensors
 
 
@@ -80,7 +80,7 @@ class ScriptedVLLM:
         now = {"weights": self.weights, "updating": self._updating, "gpu": False}
         return {"success": True, "results": [{**known, **now}]}
 
-    def _read(self, request: Request) -> dict[str, Digest]:
+    def _read(self, request: DigestRequest) -> dict[str, Digest]:
         dtype = getattr(torch, request["dtype"])
         tensors = self._model.state_dict()
         if request["adapter"]:

@@ -89,7 +89,7 @@ def test_a_batch_of_other_prompts_than_the_data_loaders_ends_the_run(
     server: ScriptedVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = made(server, tmp_path, 1)
-    monkeypatch.setattr(sampling_ahead, "_digest", lambda prompts: uuid4().hex)
+    monkeypatch.setattr(sampling_ahead, "_prompts_digest", lambda prompts: uuid4().hex)
     assert "generation batch 1 was sampled for other prompts than those that" in ends_with(trainer.train)
 
 
@@ -252,7 +252,7 @@ def test_the_part_of_a_server_that_dies_is_sampled_by_the_others(
     assert logged(trainer, "rollout/servers") == ([2] * STEPS if adapter else [2] * 5 + [1] * 5)
     assert sum(f"{other.url} failed at /update_weights" in each.getMessage() for each in caplog.records) == 1 - adapter
     assert {weights for weights, _ in other.served} < {weights for weights, _ in server.served}
-    assert max(logged(trainer, "rollout/probe_difference")) < 1e-4
+    assert max(logged(trainer, "rollout/sync_check_difference")) < 1e-4
 
 
 def test_each_of_several_servers_gets_weights_and_is_checked(server: ScriptedVLLM, tmp_path: Path) -> None:

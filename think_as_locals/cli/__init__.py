@@ -26,9 +26,9 @@ _ENVIRONMENT = {
 }
 """Set before torch is imported, unless the environment has them already."""
 
-_PYTHONS = warnings.formatwarning
-_UNREAD = 141  # as a shell says of a program that SIGPIPE ended
-_STOPPED = 75
+_DEFAULT_FORMAT_WARNING = warnings.formatwarning
+_SIGPIPE_STATUS = 141  # 128 + SIGPIPE
+_STOPPED_STATUS = 75
 """Exit status of a run that a signal stopped: try again (EX_TEMPFAIL of sysexits.h)."""
 
 
@@ -52,17 +52,17 @@ def main(recipe: str | None = None) -> None:
             set_output(getattr(arguments, "output", None))
             arguments.command(arguments)
     except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, BrokenPipeError) and _is_unread():
-            raise SystemExit(_UNREAD) from error
-        status, message = _ending(error)
+        if isinstance(error, BrokenPipeError) and _is_pipe_closed():
+            raise SystemExit(_SIGPIPE_STATUS) from error
+        status, message = _status_and_message(error)
         if not message:
             raise
-        print(f"tal: {_on_terminal(message)}", file=sys.stderr)
+        print(f"tal: {_escape_message(message)}", file=sys.stderr)
         raise SystemExit(status) from error
 
 
-def _is_unread() -> bool:
-    """Whether the program that read the output has ended, as `head` does; nothing more is written to it."""
+def _is_pipe_closed() -> bool:
+    """Return whether the reader of the output, such as `head`, has ended; further output is discarded."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if not any(event & select.POLLERR for _, event in poll.poll(0)):
@@ -71,7 +71,7 @@ def _is_unread() -> bool:
     return True
 
 
-def _on_terminal(message: str) -> str:
+def _escape_message(message: str) -> str:
     """Return a message with its control characters escaped: it may contain names from recipes and files."""
     from think_as_locals.data.rows import printable
 
@@ -83,16 +83,16 @@ def _format_warning(
 ) -> str:
     """Format a warning about data or training as one line, without the code that gave it."""
     if issubclass(category, DataWarning | TrainingWarning):
-        return f"tal: warning: {_on_terminal(str(message))}\n"
-    return _PYTHONS(message, category, filename, lineno, line)
+        return f"tal: warning: {_escape_message(str(message))}\n"
+    return _DEFAULT_FORMAT_WARNING(message, category, filename, lineno, line)
 
 
-def _ending(error: BaseException) -> tuple[int, str | None]:
+def _status_and_message(error: BaseException) -> tuple[int, str | None]:
     """Return the exit status and the message of an error; no message if it is a bug."""
     if isinstance(error, RunStoppedError):
         if file := os.environ.get("TAL_STOPPED"):  # for launch/node.sh: accelerate returns 1 for any status
             Path(file).write_text(f"{error}\n", encoding="utf-8")
-        return _STOPPED, str(error)
+        return _STOPPED_STATUS, str(error)
     if isinstance(error, ThinkAsLocalsError):
         return 2, str(error)
     if isinstance(error, ModuleNotFoundError):

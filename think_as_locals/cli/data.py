@@ -14,13 +14,13 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from think_as_locals.cli.run import add_asking
+from think_as_locals.cli.run import add_command
 from think_as_locals.runtime.files import naming, write_text
 from think_as_locals.types import ConfigError, DataError, first_of
 
 _SAMPLE = "pairs.csv"
-_SAMPLED = ["data=quickstart_cards", "data.languages=[own]", "data.num_responses=2", "data.max_items=300"]
-_SHOWN = 6  # cultures and languages that are named
+_SAMPLE_OVERRIDES = ["data=quickstart_cards", "data.languages=[own]", "data.num_responses=2", "data.max_items=300"]
+_MAX_NAMES = 6  # cultures and languages that are named
 _EDITS = "edits"  # the `--source` of rows written by `tal data edit`
 
 
@@ -45,11 +45,11 @@ def add(commands: Any) -> None:
     validate.add_argument("--quarantine", help="new file for rows that cannot be imported, with the reasons")
     validate.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     validate.set_defaults(command=_validate)
-    add_asking(data, "edit", "have a model edit items for the probes (eval.probes); keep edits that follow the rules")
+    add_command(data, "edit", "have a model edit items for the probes (eval.probes); keep edits that follow the rules")
 
 
 def _build(arguments: Namespace) -> None:
-    from think_as_locals.config.checks import load_items
+    from think_as_locals.config.checks import load_data_config
     from think_as_locals.data import read
     from think_as_locals.data.sources import SOURCES, jsonl
     from think_as_locals.data.validate import build, show
@@ -57,7 +57,7 @@ def _build(arguments: Namespace) -> None:
     out = [text for text in arguments.overrides if text.startswith("out=")]
     if len(out) != 1:
         raise ConfigError("give one out=FILE.jsonl, the file to write the items to")
-    config = load_items([text for text in arguments.overrides if text not in out])
+    config = load_data_config([text for text in arguments.overrides if text not in out])
     path = Path(out[0].removeprefix("out="))
     if SOURCES[config.data.source].outcomes is None:  # generated, not read from rows
         print(f"{path}: {jsonl.write(read(config.data, config.seed), path):,} items")
@@ -66,11 +66,11 @@ def _build(arguments: Namespace) -> None:
 
 
 def _validate(arguments: Namespace) -> None:
-    from think_as_locals.config.checks import load_items
+    from think_as_locals.config.checks import load_data_config
     from think_as_locals.config.compose import quoted
     from think_as_locals.data.edits import are_edits
     from think_as_locals.data.sources import SOURCES, recognise
-    from think_as_locals.data.validate import show, validate, validate_edits
+    from think_as_locals.data.validate import show, validate_edits, validate_rows
 
     aside = {"strict": arguments.strict, "quarantine": Path(arguments.quarantine) if arguments.quarantine else None}
     if arguments.source == _EDITS or (arguments.source is None and are_edits(arguments.path)):
@@ -79,8 +79,8 @@ def _validate(arguments: Namespace) -> None:
         source = arguments.source or recognise(arguments.path)
         if source not in (known := [name for name in SOURCES if SOURCES[name].outcomes]):
             raise ConfigError(f"--source {source}: no such format of rows; known: {', '.join([*known, _EDITS])}")
-        config = load_items([f"data={source}", f"data.path={quoted(arguments.path)}"])
-        tally = validate(config.data, seed=config.seed, **aside)
+        config = load_data_config([f"data={source}", f"data.path={quoted(arguments.path)}"])
+        tally = validate_rows(config.data, seed=config.seed, **aside)
     if arguments.json:
         print(json.dumps(tally.as_dict()))
     else:
@@ -103,33 +103,33 @@ def _init(arguments: Namespace) -> None:
         raise DataError(f"{path}: its name has unprintable characters, which a recipe cannot hold: rename it")
     if rows is not None and not rows.is_file():
         raise DataError(f"{rows}: no such file")
-    made = folder.with_name(f".{folder.name}.{os.getpid()}")  # renamed at the end: it appears as a whole, or not at all
-    made.mkdir()
+    temp = folder.with_name(f".{folder.name}.{os.getpid()}")  # renamed at the end: it appears as a whole, or not at all
+    temp.mkdir()
     try:
         if rows is None:
-            _write_sample(made / _SAMPLE)
-        source = recognise(str(rows or made / _SAMPLE))
-        found = _found(source, rows or made / _SAMPLE)
+            _write_sample(temp / _SAMPLE)
+        source = recognise(str(rows or temp / _SAMPLE))
+        summary = _summarise(source, rows or temp / _SAMPLE)
         values = {"path": path, "quoted": json.dumps(literal(path), ensure_ascii=False), "source": source}
         values["in_shell"] = shlex.quote(path)
         for template in files(__package__).joinpath("starter").iterdir():
             text = Template(template.read_text(encoding="utf-8")).substitute(values)
-            write_text(made / template.name.removesuffix(".template"), text)
-        made.rename(folder)
+            write_text(temp / template.name.removesuffix(".template"), text)
+        temp.rename(folder)
     except BaseException:
-        shutil.rmtree(made)
+        shutil.rmtree(temp)
         raise
     written = ", ".join(sorted(file.name for file in folder.iterdir()))
-    print(f"{path}: read as data={source}\n{found}\n{folder} has {written}\n\nNext:\n  cd {shlex.quote(str(folder))}")
+    print(f"{path}: read as data={source}\n{summary}\n{folder} has {written}\n\nNext:\n  cd {shlex.quote(str(folder))}")
     print("  tal run judge.yaml run.name=first  # README.md has the commands in order")
 
 
 def _write_sample(path: Path) -> None:
     """Write pairs about ten countries, each in its own language."""
-    from think_as_locals.config.checks import load_items
+    from think_as_locals.config.checks import load_data_config
     from think_as_locals.data import read
 
-    config = load_items(_SAMPLED)
+    config = load_data_config(_SAMPLE_OVERRIDES)
     with naming(path), path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["prompt", "chosen", "rejected", "culture", "language"])
@@ -138,27 +138,27 @@ def _write_sample(path: Path) -> None:
             rows.writerow([item.prompt, best, other, item.culture, item.language])
 
 
-def _found(source: str, path: Path) -> str:
+def _summarise(source: str, path: Path) -> str:
     """Return a summary of a file: rows and faults, cultures and languages."""
-    from think_as_locals.config.checks import load_items
+    from think_as_locals.config.checks import load_data_config
     from think_as_locals.config.compose import quoted
     from think_as_locals.data.rows import Defect
     from think_as_locals.data.sources import row_outcomes
-    from think_as_locals.data.validate import validate
+    from think_as_locals.data.validate import validate_rows
 
-    data = load_items([f"data={source}", f"data.path={quoted(str(path))}"]).data
-    tally = validate(data, strict=False, quarantine=None)
+    data = load_data_config([f"data={source}", f"data.path={quoted(str(path))}"]).data
+    tally = validate_rows(data, strict=False, quarantine=None)
     if not tally.items:
         raise DataError(f"{path}: no row can be imported:\n" + "\n".join(tally.faults[:3]))
     items = [item for outcome in row_outcomes(data) for item in outcome.items]
     faults = "" if tally.clean else f"\nfaults: {len(tally.faults):,}; tal data validate {path} lists them"
-    cultures = _counted(Counter(item.culture or "none given" for item in items))
+    cultures = _format_counts(Counter(item.culture or "none given" for item in items))
     if Defect.WRONG_LANGUAGE in tally.places:
         faults += "\nsome texts are not in the language of their row (English if it names none): add a column "
         faults += "`language`, or set data.language in the recipe"
-    languages = _counted(Counter(item.language for item in items))
+    languages = _format_counts(Counter(item.language for item in items))
     return f"{tally}{faults}\ncultures: {cultures}\nlanguages: {languages}"
 
 
-def _counted(counts: Counter[str]) -> str:
-    return first_of((f"{name} {count:,}" for name, count in counts.most_common()), _SHOWN)
+def _format_counts(counts: Counter[str]) -> str:
+    return first_of((f"{name} {count:,}" for name, count in counts.most_common()), _MAX_NAMES)

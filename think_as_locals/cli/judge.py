@@ -59,12 +59,12 @@ def _judge(arguments: Namespace) -> None:
 
     items = _items(arguments)
     out = Console(markup=False, highlight=False, emoji=False)
-    beside = out if out.is_terminal else progress_console()
-    shown = len(items) > 1 and beside.is_terminal and not beside.quiet
+    console = out if out.is_terminal else progress_console()
+    show_progress = len(items) > 1 and console.is_terminal and not console.quiet
     with ExitStack() as stack:
         with loading():
-            read = stack.enter_context(_reader(arguments.model, arguments.backend))
-        progress = stack.enter_context(Progress(console=beside, transient=True, disable=not shown))
+            read = stack.enter_context(_loaded_reader(arguments.model, arguments.backend))
+        progress = stack.enter_context(Progress(console=console, transient=True, disable=not show_progress))
         task, failures = progress.add_task("judging", total=len(items)), 0
         for first in range(0, len(items), _CHUNK):
             for view, record in read(items[first : first + _CHUNK]):
@@ -90,7 +90,7 @@ def _items(arguments: Namespace) -> list[Item]:
     one = arguments.prompt is not None or bool(arguments.response)
     if one == (arguments.items is not None):
         raise ConfigError("give a file of items, or --prompt TEXT with --response TEXT, 2 to 8 times")
-    from think_as_locals.config.checks import load_items
+    from think_as_locals.config.checks import load_data_config
     from think_as_locals.config.compose import quoted
     from think_as_locals.data import read
     from think_as_locals.data.languages import culture_fault
@@ -102,14 +102,14 @@ def _items(arguments: Namespace) -> list[Item]:
         raise ConfigError(f"--culture: got {culture!r}, {fault}")
     defaults = {"language": arguments.language, **({"culture": culture} if culture else {})}
     if one:
-        asked = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
-        rows: Iterable[Row] = [Row("your item", 1, asked | defaults, "")]
+        fields = {"id": "your item", "prompt": arguments.prompt, "responses": arguments.response, "culture": None}
+        rows: Iterable[Row] = [Row("your item", 1, fields | defaults, "")]
     elif (source := _source_of(path)) is not None:
-        config = load_items([f"data={source}", f"data.path={quoted(path)}"])
+        config = load_data_config([f"data={source}", f"data.path={quoted(path)}"])
         return [replace(item, culture=item.culture or culture) for item in read(config.data, config.seed)]
     else:
         rows = (replace(row, defaults=defaults) for row in read_rows(path))
-    return list(valid_items(mark_repeats(map(jsonl.asked, rows))))
+    return list(valid_items(mark_repeats(map(jsonl.query_outcome, rows))))
 
 
 def _source_of(path: str) -> str | None:
@@ -128,7 +128,7 @@ def _source_of(path: str) -> str | None:
 
 
 @contextmanager
-def _reader(model: str, backend: Any) -> Iterator[Read]:
+def _loaded_reader(model: str, backend: Any) -> Iterator[Read]:
     """Load a judge or a classifier, and close it; a PreflightError if there is no such model."""
     from think_as_locals.evaluation.tables import judgement_view, scores_view
     from think_as_locals.machine.preflight import model_fault

@@ -72,16 +72,16 @@ def add(commands: Any) -> None:
     copy.add_argument("file", nargs="?", type=Path, help="a new file; default: the recipe's name in this folder")
     copy.set_defaults(command=_copy)
 
-    demonstrate = add_asking(commands, "demonstrate", "have a model write demonstrations for a cold start (sft.data)")
+    demonstrate = add_command(commands, "demonstrate", "have a model write demonstrations for a cold start (sft.data)")
     hint = "retry items that no try got right, with the best response in the prompt (hint=true)"
     demonstrate.add_argument("--hint", action="store_true", help=hint)
-    add_asking(commands, "sample", "sample candidates from a policy for each prompt, and score them (eval.candidates)")
+    add_command(commands, "sample", "sample candidates from a policy for each prompt, and score them (eval.candidates)")
 
 
-def add_asking(commands: Any, name: str, does: str) -> ArgumentParser:
+def add_command(commands: Any, name: str, summary: str) -> ArgumentParser:
     """Add the parser of a command that is configured by conf/NAME.yaml, and return it."""
     again = "To continue a killed run, add run.name=NAME run.resume=auto."
-    parser: ArgumentParser = commands.add_parser(name, help=does, epilog=again)
+    parser: ArgumentParser = commands.add_parser(name, help=summary, epilog=again)
     example = f"key=value of conf/{name}.yaml, e.g. {_EXAMPLES[name]}"
     parser.add_argument("overrides", nargs="*", default=[], help=example)
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
@@ -136,12 +136,12 @@ def _launch(arguments: Namespace) -> None:
     for word in arguments.rest:
         is_override = word.startswith("~") or ("=" in word and not word.startswith("-"))
         (overrides if is_override else options).append(word)
-    for place, word in enumerate(options):
+    for index, word in enumerate(options):
         name, _, value = word.partition("=")
         if name == "--config_file" and value:
-            options[place] = f"{name}={find_launch(value)}"
-        elif name == "--config_file" and place + 1 < len(options):
-            options[place + 1] = str(find_launch(options[place + 1]))
+            options[index] = f"{name}={find_launch(value)}"
+        elif name == "--config_file" and index + 1 < len(options):
+            options[index + 1] = str(find_launch(options[index + 1]))
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # has accelerate
     program = ["--module", "think_as_locals", "run", str(recipe), *overrides]
     os.execvp("bash", ["bash", str(ASSETS / "launch" / "node.sh"), *options, *program])  # noqa: S606, S607
@@ -150,13 +150,13 @@ def _launch(arguments: Namespace) -> None:
 def _doctor(arguments: Namespace) -> None:
     from think_as_locals.config.checks import load_config
     from think_as_locals.config.launch import read_launch
-    from think_as_locals.machine.doctor import ask_model, examine
+    from think_as_locals.machine.doctor import examine, query_model
 
     config = load_config(arguments.recipe, arguments.overrides) if arguments.recipe else None
     launch = read_launch(arguments.launch or (config and config.run.launch) or "single")
     findings = examine(config, launch)
     if arguments.model:
-        findings += ask_model(arguments.model, arguments.backend, arguments.prompt)
+        findings += query_model(arguments.model, arguments.backend, arguments.prompt)
     if arguments.json:
         print(json.dumps({"findings": [asdict(finding) for finding in findings]}))
     else:

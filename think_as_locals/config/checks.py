@@ -22,9 +22,9 @@ from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.config.trl_fields import TRL_SECTIONS, trl_faults
 from think_as_locals.types import ConfigError, cut, first_of, shown
 
-_MOST = 40  # faults in a message
+_MAX_FAULTS = 40  # faults in a message
 
-_OFF = {  # sections that may be null, and what turns them on
+_NULL_SECTIONS = {  # sections that may be null, and what turns them on
     "sft": (
         "this recipe has no cold start (sft is null): choose trainer=demonstrated_grpo (trainer=cold_start_grpo for a "
         "model made from scratch), or drop sft.*"
@@ -34,7 +34,7 @@ _OFF = {  # sections that may be null, and what turns them on
     "model.scratch": "null here (the model is loaded): choose model=quickstart, or drop model.scratch.*",
 }
 
-_FORMS = {  # descriptions of patterns
+_PATTERNS = {  # descriptions of patterns
     "name": "letters, digits, '.', '_' and '-' that do not leave the run directory",
     "own_name": "lower-case letters, digits and '_'",
     "key_variable": (
@@ -44,7 +44,7 @@ _FORMS = {  # descriptions of patterns
     "own": "path/to/file.py:function or package.module:function",
 }
 
-_BY_NAME = {  # sections that hold others by name
+_NAMED_SECTIONS = {  # sections that hold others by name
     "data.mix": "sources by name, each added by data.mix.NAME=SOURCE",
     "rms": "reward models by name, each added by rms.NAME=KIND: judge, server, classifier, implicit, constant",
     "tasks": "tasks by name, each added by tasks.NAME=TASK",
@@ -59,17 +59,17 @@ class _Kind(NamedTuple):
 
     section: str  # which only this kind has ...
     schema: type[Config]
-    does: str
-    unless: str = ""  # ... or one more, together with this section
+    action: str
+    absent_section: str = ""  # ... or one more, together with this section
 
 
 _KINDS = (
-    _Kind("grpo", RunConfig, "trains a judge", unless="rm"),
+    _Kind("grpo", RunConfig, "trains a judge", absent_section="rm"),
     _Kind("rm", PolicyConfig, "trains a policy"),
     _Kind("rms", EvaluationConfig, "evaluates reward models"),
     _Kind("scpo", ScpoConfig, "steers a reward model"),
     _Kind("teacher", DemonstrationConfig, "asks a teacher for demonstrations"),
-    _Kind("sample", SampleConfig, "draws candidates of a policy", unless="rms"),
+    _Kind("sample", SampleConfig, "draws candidates of a policy", absent_section="rms"),
     _Kind("editor", EditConfig, "has a model edit items"),
 )
 
@@ -93,8 +93,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     config = load_config(path, overrides)
     if not isinstance(config, RunConfig):
-        does = next(kind.does for kind in _KINDS if isinstance(config, kind.schema))
-        raise ConfigError(f"{config.recipe} {does} and trains no judge: use `tal run`")
+        action = next(kind.action for kind in _KINDS if isinstance(config, kind.schema))
+        raise ConfigError(f"{config.recipe} {action} and trains no judge: use `tal run`")
     return config
 
 
@@ -103,26 +103,26 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return validate(compose_recipe(path, overrides))
 
 
-def load_items(overrides: Sequence[str]) -> ItemsConfig:
+def load_data_config(overrides: Sequence[str]) -> ItemsConfig:
     """Compose and validate conf/items.yaml: the data section alone, for `tal data`."""
     return validate_as(ItemsConfig, compose_recipe(ASSETS / "conf" / "items.yaml", overrides))
 
 
 def validate(values: Mapping[str, Any]) -> Config:
     """Validate a composed configuration of any kind."""
-    kinds = [kind for kind in _KINDS if kind.section in values and kind.unless not in values]
+    kinds = [kind for kind in _KINDS if kind.section in values and kind.absent_section not in values]
     if "rm" in values and "reward" in values:  # a section of a policy, added to a recipe that trains a judge
         kinds = [_KINDS[0], *kinds]
     if len(kinds) > 1:
-        does = ", ".join(f"{kind.section}.* belongs to a recipe that {kind.does}" for kind in kinds)
+        action = ", ".join(f"{kind.section}.* belongs to a recipe that {kind.action}" for kind in kinds)
         raise ConfigError(
-            f"{values['recipe']}: {does}; a run does one of these: drop the keys that are not this recipe's"
+            f"{values['recipe']}: {action}; a run does one of these: drop the keys that are not this recipe's"
         )
     kind, data = kinds[0] if kinds else _KINDS[0], values.get("data")
     mixed = isinstance(data, Mapping) and data.get("source") == "mix"
     if mixed and kind.schema not in (RunConfig, DemonstrationConfig):
         purpose = "data=mix is for training a judge or demonstrating"
-        raise ConfigError(f"{values['recipe']}: {purpose}; this recipe {kind.does}: choose one source")
+        raise ConfigError(f"{values['recipe']}: {purpose}; this recipe {kind.action}: choose one source")
     return validate_as(kind.schema, values)
 
 
@@ -135,7 +135,7 @@ def validate_as(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
     except ValidationError as error:
         faults += [_describe(dict(fault), schema) for fault in error.errors()]
     if faults:
-        listed = first_of(dict.fromkeys(faults), _MOST, between="\n  - ")
+        listed = first_of(dict.fromkeys(faults), _MAX_FAULTS, between="\n  - ")
         raise ConfigError(f"the configuration is not valid:\n  - {listed}")
     return config
 
@@ -173,8 +173,8 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
             remedy = f"set data.mix.NAME.{loc[1]}, and drop this one (~{place})"
             return f"{place}: each source of a mix has its own: {remedy}"
         return f"{place}: no such key{nearest(place, known)}"
-    if place in _BY_NAME or (parent in ("rms", "tasks") and kind != "missing"):
-        return f"{place}: got {shown(got)}, expected {_BY_NAME.get(place) or _BY_NAME[parent]}"
+    if place in _NAMED_SECTIONS or (parent in ("rms", "tasks") and kind != "missing"):
+        return f"{place}: got {shown(got)}, expected {_NAMED_SECTIONS.get(place) or _NAMED_SECTIONS[parent]}"
     if kind == "union_tag_invalid":
         tags = context["expected_tags"].replace("'", "").split(", ")
         place = f"{place}.{context['discriminator'].strip(chr(39))}"
@@ -186,18 +186,18 @@ def _describe(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     if isinstance(got, bool) and "str" in kind:
         return f"{place}: got the boolean {str(got).lower()}: YAML reads an unquoted NO, ON or YES as one; quote it"
     if loc[-1] == "[key]":
-        form = _FORMS["name" if loc[0] in ("rms", "variants") else "own_name"]
+        form = _PATTERNS["name" if loc[0] in ("rms", "variants") else "own_name"]
         return f"{parent}: got the name {shown(got)}, expected {form}"
-    form = _FORMS.get("own" if loc[:-1] == ["reward", "own"] else loc[-1], str(fault["msg"]))
+    form = _PATTERNS.get("own" if loc[:-1] == ["reward", "own"] else loc[-1], str(fault["msg"]))
     is_key = loc[-1] == "key_variable" and not str(got).isupper()
     value = "a name with lower-case letters, not shown as it may be a key itself" if is_key else shown(got)
     return f"{place}: got {value}, expected {form.removeprefix('Input should be ')}"
 
 
 def _missing(loc: list[str]) -> str:
-    """Return what to say of a missing key."""
-    if (section := ".".join(loc[:-1])) in _OFF:
-        return f"{section}: {_OFF[section]}"
+    """Return the message for a missing key."""
+    if (section := ".".join(loc[:-1])) in _NULL_SECTIONS:
+        return f"{section}: {_NULL_SECTIONS[section]}"
     if loc[:2] == ["eval", "sets"]:
         return f"{'.'.join(loc)}: missing; a set is added by {'.'.join(loc[:3])}=SOURCE"
     return f"{'.'.join(loc)}: missing; the recipe's defaults must begin with one of conf/'s roots"

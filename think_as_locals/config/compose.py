@@ -27,8 +27,8 @@ ASSETS = next(path for path in (Path(__file__).parents[1] / "_assets", Path(__fi
 """The folder of conf/, recipes/ and launch/: beside the package in a checkout, inside it in a wheel."""
 _RESOLVERS = ("now",)  # functions that recipes may call as `${NAME:...}`; others can read the environment
 _MAX_VALUES = 20_000  # values of a recipe with its aliases expanded, long texts counting as several; ours have < 100
-_MAX_REFERRED = 2_000  # values that interpolations expand to, counted alike; ours have 10
-_LONG = 100  # characters
+_MAX_INTERPOLATED = 2_000  # values that interpolations expand to, counted alike; ours have 10
+_LONG_TEXT = 100  # characters
 
 
 def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def compose_recipe(path: str | Path, overrides: Sequence[str] = ()) -> dict[str,
         raise ConfigError(f"{recipe}: {reason(error)}{remedy}") from error
     if unset:
         raise ConfigError(f"{recipe}: no default for {', '.join(unset)}: set it, e.g. {unset[0]}=...")
-    if large := [key for key, value in values.items() if _holds_large(value)]:
+    if large := [key for key, value in values.items() if _contains_large_int(value)]:
         raise ConfigError(f"{recipe}: {large[0]}: a whole number of more than 64 bits, expected a smaller one")
     # The first line of a recipe launches it; to YAML it is a key that starts with "if ".
     return {str(key): value for key, value in values.items() if not str(key).startswith("if ")}
@@ -83,16 +83,16 @@ def _composed(name: str, text: str, given: Sequence[str]) -> DictConfig:
         (values if key and key[1] not in groups else rest).append(override)
     if not any(re.match(r"~|\+\+|\+[^@]*=", override) for override in rest):  # changes of keys, whose order counts
         changed = max(file.stat().st_mtime_ns for file in (*(ASSETS / "conf").rglob("*.yaml"), *recipes()))
-        composed = deepcopy(_by_hydra(ASSETS, name, text, tuple(rest), changed))
+        composed = deepcopy(_compose_with_hydra(ASSETS, name, text, tuple(rest), changed))
         with _plain_interpolations(), suppress(OmegaConfBaseException, ValueError, RecursionError):  # Hydra words it
             for value in map(read_override, values):
                 OmegaConf.update(composed, value.key_or_group, value.value(), merge=True, force_add=True)
             return composed
-    return _by_hydra.__wrapped__(ASSETS, name, text, given)
+    return _compose_with_hydra.__wrapped__(ASSETS, name, text, given)
 
 
 @lru_cache(maxsize=32)
-def _by_hydra(assets: Path, name: str, text: str, overrides: Sequence[str], changed: int = 0) -> DictConfig:
+def _compose_with_hydra(assets: Path, name: str, text: str, overrides: Sequence[str], changed: int = 0) -> DictConfig:
     from hydra import compose, initialize_config_dir
 
     ours = [f"hydra.searchpath=[{quoted(f'file://{assets}/conf')}]", f"recipe={quoted(name)}"]
@@ -196,7 +196,7 @@ def quoted(text: str) -> str:
 
 @contextmanager
 def _plain_interpolations() -> Iterator[None]:
-    """Let interpolations refer to other values, up to `_MAX_REFERRED`, and call `_RESOLVERS`; else ConfigError."""
+    """Let interpolations refer to other values, up to `_MAX_INTERPOLATED`, and call `_RESOLVERS`; else ConfigError."""
     from omegaconf import Container, Node, OmegaConf
     from omegaconf.basecontainer import BaseContainer
 
@@ -212,9 +212,11 @@ def _plain_interpolations() -> Iterator[None]:
     def count(node: Any) -> None:
         nonlocal referred
         content = node._content if isinstance(node, Container) else node._value()
-        referred += 1 + (len(content) // _LONG if isinstance(content, str) else 0)
-        if referred > _MAX_REFERRED:
-            raise ConfigError(f"interpolations expand to more than {_MAX_REFERRED:,} values: write out those you need")
+        referred += 1 + (len(content) // _LONG_TEXT if isinstance(content, str) else 0)
+        if referred > _MAX_INTERPOLATED:
+            raise ConfigError(
+                f"interpolations expand to more than {_MAX_INTERPOLATED:,} values: write out those you need"
+            )
         if isinstance(content, dict | list):
             for inner in content.values() if isinstance(content, dict) else content:
                 count(inner)
@@ -243,7 +245,7 @@ def _check_document(text: str) -> None:
             sizes[id(node)] = _MAX_VALUES + 1  # until it is known: a node that contains itself is infinite
             parts = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else ()
             inner = chain.from_iterable(part if isinstance(part, tuple) else (part,) for part in parts)
-            text = len(node.value) // _LONG if isinstance(node, yaml.ScalarNode) else 0
+            text = len(node.value) // _LONG_TEXT if isinstance(node, yaml.ScalarNode) else 0
             sizes[id(node)] = min(1 + text + sum(map(size, inner)), _MAX_VALUES + 1)
         return sizes[id(node)]
 
@@ -256,10 +258,10 @@ def _check_document(text: str) -> None:
         raise ConfigError("Hydra's own keys (hydra, hydra/..., @package) have no effect in a recipe: drop them")
 
 
-def _holds_large(value: Any) -> bool:
+def _contains_large_int(value: Any) -> bool:
     """Return whether a value is or contains an integer of more than 64 bits, which Python may be unable to print."""
     if isinstance(value, dict | list):
-        return any(map(_holds_large, value.values() if isinstance(value, dict) else value))
+        return any(map(_contains_large_int, value.values() if isinstance(value, dict) else value))
     return isinstance(value, int) and value.bit_length() > 63
 
 
@@ -273,5 +275,5 @@ def reason(error: Exception) -> str:
 
 def nearest(name: object, known: Sequence[str]) -> str:
     """Return a suggestion for an unknown name: "; did you mean ...?", or nothing where no known name is similar."""
-    near = get_close_matches(name, known, n=1) if isinstance(name, str) and len(name) <= _LONG else ()
+    near = get_close_matches(name, known, n=1) if isinstance(name, str) and len(name) <= _LONG_TEXT else ()
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -10,10 +10,10 @@ from think_as_locals.config.schema import (
     AnyData,
     DataSection,
     Dtype,
+    EvaluationSizeSection,
     GrpoSection,
     KeyVariable,
     LoraSection,
-    MeasureSection,
     ModelPath,
     ModelSection,
     Name,
@@ -33,7 +33,7 @@ from think_as_locals.config.schema import (
 from think_as_locals.types import Convention, CultureShown, ProtocolKind, RubricLanguage, TooLong
 
 
-class AskedSection(Section):
+class QuerySection(Section):
     """How a generative reward model is queried."""
 
     protocol: ProtocolKind
@@ -71,7 +71,7 @@ class LocalModelSection(Section):
         return {key: value for key, value in given.items() if (key, value) != ("tensor_parallel_size", 1)}
 
 
-class JudgeSection(AskedSection, LocalModelSection):
+class JudgeSection(QuerySection, LocalModelSection):
     """A generative reward model in this process."""
 
     kind: Literal["judge"]
@@ -100,7 +100,7 @@ class PolicyServerSection(Section):
         return self.model
 
 
-class ServerSection(AskedSection, PolicyServerSection):
+class ServerSection(QuerySection, PolicyServerSection):
     """A generative reward model behind an OpenAI-compatible server."""
 
     prompt: str
@@ -221,7 +221,7 @@ class SampleConfig(Recipe):
 # The training of a policy with a reward model.
 
 
-class PolicyEvalSection(MeasureSection):
+class PolicyEvalSection(EvaluationSizeSection):
     every_steps: PositiveInt
     batch_size: PositiveInt
     leaks: Literal["refuse", "report"]
@@ -245,7 +245,7 @@ GrpoConfig = RunConfig | PolicyConfig
 """A training by GRPO: of a judge, or of a policy."""
 
 
-class BenchmarkSection(MeasureSection):
+class BenchmarkSection(EvaluationSizeSection):
     items: Literal["all", "test"]
     probes: bool | str
     consistency_k: PositiveFloat

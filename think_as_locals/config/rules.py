@@ -51,11 +51,11 @@ _SOURCE_KEYS = {  # keys of `data` that only some sources read
     "sets_per_group": ("culture_cards", "blend", "care"),
     "min_share_gap": ("globalopinionqa",),
 }
-_MEASURED = "items that are measured are all kept"
-_UNTRAINED: dict[type[BaseModel], str] = {  # why `data.max_prompt_tokens` has no effect there
+_NOT_TRAINING_ITEMS = "evaluation items are all kept"
+_NO_PROMPT_LIMIT: dict[type[BaseModel], str] = {  # why `data.max_prompt_tokens` has no effect there
     ItemsConfig: "no tokenizer is here",
     DemonstrationConfig: "a run's own data.max_prompt_tokens applies to its training items",
-    PolicyConfig: "the prompts of a policy are all asked",
+    PolicyConfig: "all prompts of a policy are used",
     ScpoConfig: "scpo.max_length is the limit of SCPO",
 }
 
@@ -69,7 +69,11 @@ def rule_faults(config: BaseModel) -> list[str]:
                 faults += rule(place, section)
         if isinstance(section, DataSection):
             trains = isinstance(config, RunConfig) and place.startswith("data")
-            reason = _UNTRAINED.get(type(config), _MEASURED) if place.startswith("data") else _MEASURED
+            reason = (
+                _NO_PROMPT_LIMIT.get(type(config), _NOT_TRAINING_ITEMS)
+                if place.startswith("data")
+                else _NOT_TRAINING_ITEMS
+            )
             faults += _data_faults(place, section, None if trains else reason)
     for whole, kind in _RECIPE_RULES.items():
         if isinstance(config, kind):
@@ -94,11 +98,11 @@ def _model_faults(place: str, model: ModelSection) -> Iterator[str]:
         yield f"{place}: got {got} of model.path and model.scratch, expected one of them"
 
 
-def _data_faults(place: str, data: DataSection, untrained: str | None) -> Iterator[str]:
-    """Check keys that a source does not read; `untrained` says why the length of prompts has no limit there."""
-    if untrained and data.max_prompt_tokens is not None:
+def _data_faults(place: str, data: DataSection, no_limit_reason: str | None) -> Iterator[str]:
+    """Check keys that a source does not read; `no_limit_reason` says why the length of prompts has no limit there."""
+    if no_limit_reason and data.max_prompt_tokens is not None:
         got = f"{place}.max_prompt_tokens: got {data.max_prompt_tokens}"
-        yield f"{got}, which is for a judge's training items: set it to null ({untrained})"
+        yield f"{got}, which is for a judge's training items: set it to null ({no_limit_reason})"
     if data.path is not None and data.source.endswith("_cards"):
         remedy = f"choose {place}=jsonl, or the source of these rows, or set {place}.path=null"
         yield f"{place}.path: got {shown(data.path)}, but {data.source} is embedded: {remedy}"
@@ -125,7 +129,7 @@ def prompt_faults(place: str, name: str | None) -> list[str]:
     return [f"{place}: no {shown(name)}{nearest(name, known)}; available: {', '.join(known)}"]
 
 
-def _asked_faults(place: str, section: PromptSection | JudgeSection | ServerSection) -> Iterator[str]:
+def _query_faults(place: str, section: PromptSection | JudgeSection | ServerSection) -> Iterator[str]:
     """Check that a prompt exists, and that it has a place for the culture and the language that are set."""
     key, prompt = ("template", section.template) if isinstance(section, PromptSection) else ("prompt", section.prompt)
     faults = prompt_faults(f"{place}.{key}", prompt)
@@ -140,9 +144,9 @@ def _asked_faults(place: str, section: PromptSection | JudgeSection | ServerSect
         yield f"{place}.culture: {got}"
 
 
-def _orders_faults(place: str, asked: EvalSetSection | JudgeSection | ServerSection) -> Iterator[str]:
-    if asked.orders > (most := MAX_ORDERS[asked.protocol]):
-        yield f"{place}.orders: got {asked.orders}, expected at most {most} with protocol {asked.protocol}"
+def _orders_faults(place: str, query: EvalSetSection | JudgeSection | ServerSection) -> Iterator[str]:
+    if query.orders > (most := MAX_ORDERS[query.protocol]):
+        yield f"{place}.orders: got {query.orders}, expected at most {most} with protocol {query.protocol}"
 
 
 def _local_faults(place: str, section: LocalModelSection) -> Iterator[str]:
@@ -169,7 +173,7 @@ def _task_faults(place: str, section: TaskSection) -> Iterator[str]:
 _SECTION_RULES: dict[Callable[[str, Any], Iterator[str]], Any] = {
     _run_faults: RunSection,
     _model_faults: ModelSection,
-    _asked_faults: PromptSection | JudgeSection | ServerSection,
+    _query_faults: PromptSection | JudgeSection | ServerSection,
     _orders_faults: EvalSetSection | JudgeSection | ServerSection,
     _side_faults: DemonstrationConfig | EditConfig | EvalSetSection | TaskSection,
     _local_faults: LocalModelSection,
@@ -233,7 +237,7 @@ def _ahead_faults(config: GrpoConfig) -> Iterator[str]:
 
 
 def _names_faults(config: RunConfig) -> Iterator[str]:
-    """Check the names of what is mixed and of what is measured."""
+    """Check the names of what is mixed and of evaluation sets."""
     mix = config.data if isinstance(config.data, MixSection) else None
     if mix and mix.weights is not None and mix.weights.keys() != mix.mix.keys():
         yield f"data.weights: got {', '.join(mix.weights)}, expected one of each: {', '.join(mix.mix)}"

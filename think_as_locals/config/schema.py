@@ -23,7 +23,7 @@ from think_as_locals.types import CultureShown, DataSource, RubricLanguage, TooL
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,49}$")]
-Reference = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_]*$")]
+FunctionPath = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_]*$")]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")]
 KEY_VENDORS = (
     *("ANTHROPIC", "AZURE_OPENAI", "CEREBRAS", "COHERE", "DASHSCOPE", "DEEPSEEK", "FIREWORKS", "GEMINI", "GROQ"),
@@ -141,13 +141,13 @@ class Recipe(Section):
     seed: Seed
 
     @property
-    def unread(self) -> dict[str, str]:
+    def unused_keys(self) -> dict[str, str]:
         """Keys without effect, by the setting that would use them."""
         return {}
 
     def to_yaml(self) -> str:
         """Return all settings as YAML, after comments that name keys without effect."""
-        notes = [f"# Not read without {setting}: {keys}\n" for setting, keys in self.unread.items()]
+        notes = [f"# Not read without {setting}: {keys}\n" for setting, keys in self.unused_keys.items()]
         return "".join(notes) + yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
 
 
@@ -192,7 +192,7 @@ class LengthSection(Section):
 
 class RewardSection(Section):
     weights: Annotated[dict[str, NonNegativeFloat], Field(min_length=1)]
-    own: dict[OwnName, Reference]
+    own: dict[OwnName, FunctionPath]
     both_orders: bool
     timeout_s: PositiveFloat
     max_fault_share: Annotated[float, Field(ge=0, lt=1)]
@@ -304,7 +304,7 @@ class LoraSection(Section):
     target_modules: str | Annotated[list[str], Field(min_length=1)]
 
 
-class MeasureSection(Section):
+class EvaluationSizeSection(Section):
     """The number of items to evaluate on, and of bootstrap samples for intervals."""
 
     max_items: PositiveInt | None
@@ -320,7 +320,7 @@ class EvalSetSection(Section):
     orders: Orders
 
 
-class EvalSection(MeasureSection):
+class EvalSection(EvaluationSizeSection):
     every_steps: PositiveInt
     batch_size: PositiveInt
     too_long: TooLong
@@ -344,7 +344,7 @@ class RunConfig(Recipe):
     variants: dict[Name, list[str]]
 
     @property
-    def unread(self) -> dict[str, str]:
+    def unused_keys(self) -> dict[str, str]:
         """Keys without effect, by the setting that would use them."""
         weights = self.reward.weighted()
         keys = {

@@ -8,8 +8,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from think_as_locals.config.schema import (
     DataSection,
+    EvaluationSizeSection,
     LoraSection,
-    MeasureSection,
     ModelSection,
     Recipe,
     RunSection,
@@ -105,7 +105,7 @@ class ScpoConfig(Recipe):
     global_rm: GlobalRMSection | None
     scpo: ScpoSection
     lora: LoraSection | None
-    eval: MeasureSection
+    eval: EvaluationSizeSection
 
     @property
     def sources(self) -> dict[str, DataSection]:

@@ -79,7 +79,7 @@ TRL_SECTIONS: dict[str, tuple[type[TrlSection], dict[str, str]]] = {
 }
 """Sections with fields of TRL, and the keys that decide some of these instead."""
 
-_REFUSED = {  # fields of TRL that this package does not use
+_UNSUPPORTED = {  # fields of TRL that this package does not use
     **dict.fromkeys(
         ("push_to_hub", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision", "log_completions_hub_repo"),
         "TRL would upload its whole folder, for all to see; `tal push` sends what is on a list, when the run is done",
@@ -126,8 +126,8 @@ def trl_faults(section: str, values: Mapping[str, Any]) -> list[str]:
     for key, value in extra.items():
         if key in elsewhere:
             fault = f"set {elsewhere[key]} instead"
-        elif key in _REFUSED:
-            fault = f"drop it: {_REFUSED[key]}"
+        elif key in _UNSUPPORTED:
+            fault = f"drop it: {_UNSUPPORTED[key]}"
         elif key not in types:
             fault = f"no such field of TRL's {known.__name__}{nearest(key, [*ours.model_fields, *types])}"
         else:

@@ -146,8 +146,8 @@ def _chosen_cards(groups: Sequence[str] | None) -> list[Card]:
     return [card for card in cards() if groups is None or card.group in groups]
 
 
-def _check_known(what: str, asked: Sequence[str], known: set[str]) -> None:
-    if unknown := sorted(set(asked) - known):
+def _check_known(what: str, requested: Sequence[str], known: set[str]) -> None:
+    if unknown := sorted(set(requested) - known):
         names = ", ".join(map(repr, unknown))
         raise DataError(f"no {what} {names} in the culture cards; known: {', '.join(sorted(known))}")
 
@@ -157,7 +157,7 @@ def _check_known(what: str, asked: Sequence[str], known: set[str]) -> None:
 PEOPLE = 40  # of each country
 PAIRS = 24  # compared by each person
 OWN_SHARE = 0.5  # of pairs with a custom of the person's own country
-POPULARITY, OWN = 1.5, 2.0  # worth in log-odds: the factor of a standard normal draw, the bonus for one's own country
+POPULARITY, OWN = 1.5, 2.0  # utility in log-odds: the factor of a standard normal draw, the bonus for one's own country
 
 
 def read_opinion_cards(data: DataSection, seed: int) -> Iterator[Item]:
@@ -173,7 +173,7 @@ def read_opinion_cards(data: DataSection, seed: int) -> Iterator[Item]:
                 first, second = culture, rng.choice(others)
             else:
                 first, second = rng.sample(others, 2)
-            ahead = _worth(card, first, culture, seed) - _worth(card, second, culture, seed)
+            ahead = _utility(card, first, culture, seed) - _utility(card, second, culture, seed)
             if rng.random() >= 1 / (1 + math.exp(-ahead)):
                 first, second = second, first
             yield Item(
@@ -190,6 +190,6 @@ def read_opinion_cards(data: DataSection, seed: int) -> Iterator[Item]:
             )
 
 
-def _worth(card: Card, custom: str, culture: str, seed: int) -> float:
+def _utility(card: Card, custom: str, culture: str, seed: int) -> float:
     popular = random.Random(f"{seed}:{card.name}/{custom}").gauss(0, 1)
     return POPULARITY * popular + (OWN if custom == culture else 0)

@@ -29,7 +29,7 @@ from think_as_locals.data.languages import count_names, countries_named, in_scri
 from think_as_locals.data.sources import response_language
 from think_as_locals.types import Item, is_text
 
-RULES = {
+EDIT_RULES = {
     "complete": "the answer is complete, not cut off",
     "format": "it is one JSON object with the requested texts",
     "changed": "the edited texts have changed",
@@ -75,7 +75,7 @@ def target_language(item: Item, language: str) -> str | None:
     return next((tag for tag in official if tag != spoken), None)
 
 
-def why_not_asked(probe: Edit, item: Item, language: str) -> str | None:
+def skip_reason(probe: Edit, item: Item, language: str) -> str | None:
     """Return why a probe does not apply to an item, or `None`; `language` is the one in the settings."""
     if probe in ("CC", "RC") and item.culture is None:
         return "it has no culture"
@@ -129,14 +129,14 @@ def broken_rules(probe: Edit, item: Item, after: Texts, language: str | None) ->
         "changed": _is_changed(probe, item, after),
         "distinct": len(set(after.responses)) == len(after.responses),
         "name_removed": probe != "RC" or not any(count_names(b, item.language, str(item.culture)) for _, b in pairs),
-        "rest_kept": all(_rest_kept(probe, item, *pair) for pair in edited),
+        "rest_kept": all(_changes_few_words(probe, item, *pair) for pair in edited),
         "language": all(_in_language(item, *pair, language) for pair in (pairs[1:] if probe == "CL" else edited)),
         "numbers": probe == "CC" or all(_numbers(a) == _numbers(b) for a, b in edited),
-        "places": probe == "RC" or all(_same_places(item, a, b, language or item.language) for a, b in edited),
+        "places": probe == "RC" or all(_same_countries(item, a, b, language or item.language) for a, b in edited),
         "structure": all(_structure(a) == _structure(b) for a, b in edited),
         "length": all(_similar_length(a, b, _FACTOR.get(probe, _SAME_LANGUAGE)) for a, b in edited),
     }
-    return [rule for rule in RULES if not held.get(rule, True)]
+    return [rule for rule in EDIT_RULES if not held.get(rule, True)]
 
 
 def _texts(item: Item) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ def _is_changed(probe: Edit, item: Item, after: Texts) -> bool:
     return all(_words(a) != _words(b) for a, b in [(item.prompt, after.prompt), *long_ones])
 
 
-def _rest_kept(probe: Edit, item: Item, before: str, after: str) -> bool:
+def _changes_few_words(probe: Edit, item: Item, before: str, after: str) -> bool:
     """Whether CC and RC change few enough words of a text."""
     if probe == "CC":
         most = max(_CONCEPT_WORDS, _CONCEPT_SHARE * _count(_words(before)))
@@ -161,10 +161,10 @@ def _rest_kept(probe: Edit, item: Item, before: str, after: str) -> bool:
         most = _PER_NAME * count_names(before, item.language, str(item.culture))
     else:
         return True
-    return _moved(before, after) <= most
+    return _num_changed_words(before, after) <= most
 
 
-def _moved(before: str, after: str) -> float:
+def _num_changed_words(before: str, after: str) -> float:
     """Return the number of words removed or added, whichever is more."""
     gone, come = list[str](), list[str]()
     for old, new in _lines(before, after):
@@ -205,7 +205,7 @@ def _numbers(text: str) -> Counter[int]:
     return Counter(int(digits) for digits in re.findall(r"\d{1,1000}", _SEPARATED.sub("", text)))
 
 
-def _same_places(item: Item, before: str, after: str, language: str) -> bool:
+def _same_countries(item: Item, before: str, after: str, language: str) -> bool:
     """Whether two texts can name the same countries and, in one language, both or neither name the item's culture."""
     sides = [(before, item.language), (after, language)]
     for (one, spoken), (other, tongue) in (sides, sides[::-1]):

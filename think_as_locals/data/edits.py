@@ -70,7 +70,7 @@ def other_concepts(items: Sequence[Item]) -> Concepts:
     for item in items:
         for origin, response in zip(item.origins, item.responses, strict=False):  # none where there are no origins
             if origin != item.origins[item.best]:
-                found[_asked(item)].setdefault(origin, response)
+                found[_question_key(item)].setdefault(origin, response)
     return found
 
 
@@ -78,7 +78,7 @@ def change_concept(item: Item, concepts: Concepts) -> Item | None:
     """CC: replace the best response by the answer of another culture that is known to be wrong."""
     others = {
         culture: text
-        for culture, text in concepts.get(_asked(item), {}).items()
+        for culture, text in concepts.get(_question_key(item), {}).items()
         if culture not in item.origins and text not in item.responses
     }
     if not others or not item.origins:
@@ -149,7 +149,7 @@ def language_pairs(items: Sequence[Item]) -> list[EditedPair]:
     return pairs
 
 
-def why_not(edit: Edit, item: Item) -> str:
+def no_edit_reason(edit: Edit, item: Item) -> str:
     """Return why an edit does not apply to an item."""
     if edit == "CC":
         return "no other culture's answer is known to be wrong" if item.origins else "its responses name no cultures"
@@ -162,7 +162,7 @@ def why_not(edit: Edit, item: Item) -> str:
     return "no item asks the same in another language"
 
 
-def _asked(item: Item) -> tuple[str, ...]:
+def _question_key(item: Item) -> tuple[str, ...]:
     return item.source, item.group, item.language, item.culture or ""
 
 

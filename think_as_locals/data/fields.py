@@ -149,7 +149,7 @@ class RowModel(BaseModel):
     EXACT: ClassVar[bool] = False
     """Whether unknown fields are a fault instead of ignored, and missing ones are named in one fault."""
     DEFAULTS: ClassVar[tuple[str, ...]] = ()  # fields that `data.culture`, `data.language`, `data.domain` can fill in
-    UNREAD: ClassVar[tuple[str, ...] | None] = None  # columns ignored on purpose; if set, others are named in a warning
+    IGNORED_COLUMNS: ClassVar[tuple[str, ...] | None] = None  # if set, all other columns are named in a warning
 
     _row: Row = PrivateAttr()
     _values: Mapping[str, Any] = PrivateAttr()
@@ -202,7 +202,7 @@ class RowModel(BaseModel):
     @classmethod
     def columns(cls) -> set[str]:
         """Return the columns that are read, and those ignored on purpose."""
-        return {*chain.from_iterable(cls._choices().values()), *(cls.UNREAD or ())}
+        return {*chain.from_iterable(cls._choices().values()), *(cls.IGNORED_COLUMNS or ())}
 
     @classmethod
     @cache

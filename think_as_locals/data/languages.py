@@ -245,21 +245,21 @@ _LANGUAGES = frozenset({*_LATIN_LANGUAGES, *_SCRIPTS})  # texts in other languag
 
 _SAMPLE = 300  # characters to examine
 _SCREEN = 60  # first characters; the rest is examined only if these look foreign
-_FEWEST = 20  # letters needed to check a text; fewer in a foreign script
-_FEWEST_FOREIGN = 15
-_OWN = 0.2  # share of letters in the language's script from which a text is in that language
-_QUOTED = 0.05  # share of letters that may be a quoted word
-_SURE = 0.95  # required probability, relative to all languages of the data sets
-_SURE_OF_MUCH = 0.9  # the same for a text with at least `_MUCH` letters
-_MUCH = 80
-_KNOWN = 0.5  # required probability of all languages of the data sets together
-_HAN_ALONE = 50  # letters (each counts twice) without kana from which a text is not Japanese
+_MIN_LETTERS = 20  # letters needed to check a text; fewer in a foreign script
+_MIN_FOREIGN_LETTERS = 15
+_MIN_OWN = 0.2  # share of letters in the language's script from which a text is in that language
+_MAX_QUOTED = 0.05  # share of letters that may be a quoted word
+_MIN_SURE = 0.95  # required probability, relative to all languages of the data sets
+_MIN_SURE_LONG = 0.9  # the same for a text with at least `_LONG` letters
+_LONG = 80
+_MIN_KNOWN = 0.5  # required probability of all languages of the data sets together
+_MAX_HAN = 50  # letters (each counts twice) without kana from which a text is not Japanese
 _NOT_TEXT = re.compile(r"```.*?(?:```|\Z)|`[^`]*`|https?://\S+", re.DOTALL)
 _LETTERS = {language: re.compile(f"[{script}]") for language, script in _SCRIPTS.items()}
 _DENSE = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
 _LATIN_LETTER = re.compile("[a-zA-Z\u00c0-\u024f\u1e00-\u1eff]")
 _VIETNAMESE = re.compile("[ăđơưạ-ỹ]")  # letters of none of the other languages
-_MARKED = 6  # Vietnamese letters in the screen that prove the language
+_MIN_MARKED = 6  # Vietnamese letters in the screen that prove the language
 _KANA = re.compile("[\u3040-\u30ff]")
 
 
@@ -273,20 +273,20 @@ def other_language(text: str, language: str) -> str | None:
     beginning = sample[:_SCREEN]
     # Most texts begin in the right language, and need no further examination.
     if named not in _LETTERS:
-        if named == "vi" and len(_VIETNAMESE.findall(beginning)) >= _MARKED:
+        if named == "vi" and len(_VIETNAMESE.findall(beginning)) >= _MIN_MARKED:
             return None
-        if _count_letters(beginning) < _FEWEST or _identifier().detect(beginning)[0]["lang"] == named:
+        if _count_letters(beginning) < _MIN_LETTERS or _identifier().detect(beginning)[0]["lang"] == named:
             return None
         return _identify(sample, named) or (None if _LATIN_LETTER.search(sample) else "und")
-    own_script = len(_LETTERS[named].findall(beginning)) >= _OWN * 2 * _SCREEN
+    own_script = len(_LETTERS[named].findall(beginning)) >= _MIN_OWN * 2 * _SCREEN
     if own_script and (named not in ("ja", "zh") or bool(_KANA.search(beginning)) == (named == "ja")):
         return None
     letters, own = _count_letters(sample), len(_LETTERS[named].findall(sample))
-    if named == "zh" and letters and len(_KANA.findall(sample)) >= _OWN / 2 * letters:  # Japanese has few kana
+    if named == "zh" and letters and len(_KANA.findall(sample)) >= _MIN_OWN / 2 * letters:  # Japanese has few kana
         return "ja"
-    if own >= _OWN * letters:  # only kana, in a long enough text, tell Japanese from Chinese
-        return "zh" if named == "ja" and not _KANA.search(sample) and letters >= _HAN_ALONE else None
-    if letters < _FEWEST_FOREIGN or own > _QUOTED * letters:
+    if own >= _MIN_OWN * letters:  # only kana, in a long enough text, tell Japanese from Chinese
+        return "zh" if named == "ja" and not _KANA.search(sample) and letters >= _MAX_HAN else None
+    if letters < _MIN_FOREIGN_LETTERS or own > _MAX_QUOTED * letters:
         return None
     return _identify(sample, named) or (None if own else "und")
 
@@ -306,13 +306,13 @@ def _count_letters(sample: str) -> int:
 
 def _identify(sample: str, named: str) -> str | None:
     """Return the language that fastText is sure of, unless it is the named one."""
-    beside = "zh" if _KANA.search(sample) else "ja"  # ruled out by kana
+    excluded = "zh" if _KANA.search(sample) else "ja"  # ruled out by kana
     guesses = {guess["lang"]: guess["score"] for guess in _identifier().detect(sample, k=8)}
-    found = {language: score for language, score in guesses.items() if language in _LANGUAGES and language != beside}
+    found = {language: score for language, score in guesses.items() if language in _LANGUAGES and language != excluded}
     total = sum(found.values())
     best = max(found, key=found.__getitem__, default=named)
-    sure = _SURE if _count_letters(sample) < _MUCH else _SURE_OF_MUCH
-    return best if best != named and total >= _KNOWN and found[best] >= sure * total else None
+    sure = _MIN_SURE if _count_letters(sample) < _LONG else _MIN_SURE_LONG
+    return best if best != named and total >= _MIN_KNOWN and found[best] >= sure * total else None
 
 
 @cache

@@ -140,9 +140,9 @@ def check_leaks(config: RunConfig, data: TrainingData) -> None:
 
     own = {VALIDATION, TEST, *config.sources}
     by_pairing = {name for name, each in data.sets.items() if name in own and "pairing" in each.split}
-    measured = {name: each.items for name, each in data.sets.items()}
+    evaluated = {name: each.items for name, each in data.sets.items()}
     train = [*data.train, *(demonstration.item for demonstration in data.demonstrations)]
-    overlaps = find_overlaps(list(dict.fromkeys(train)), measured, pairing=by_pairing)
+    overlaps = find_overlaps(list(dict.fromkeys(train)), evaluated, pairing=by_pairing)
     if message := check_overlaps(overlaps, refuse=config.eval.leaks == "refuse"):
         warnings.warn(message, DataWarning, stacklevel=2)
 

@@ -44,7 +44,7 @@ _TEMPLATE = 2  # prompts on one side: a shingle that more of them have counts fo
 _RARE = 30  # prompts on one side: a shingle that more of them have finds no candidates
 _BANDS, _ROWS = 42, 3  # of the MinHash index: it misses 4 in 1,000 pairs of similarity 0.5, none of 0.8
 _UNRELATED = 0.2  # similarity of prompts below which the same numeric id is a coincidence
-_KEPT = 2**14  # cached texts: many items share some
+_CACHE_SIZE = 2**14  # cached texts: many items share some
 _CHUNK, _BLOCK = 2**13, 2**22  # prompts and shingles processed at once
 _SHOWN = 5  # pairs in a message
 
@@ -80,11 +80,11 @@ def find_overlaps(
     """
     if not any(sets.values()):
         return []
-    words = lru_cache(_KEPT)(normalise)
-    measured = {name: [_Text.of(item, words) for item in items] for name, items in sets.items()}
-    index = _Index(train, [text for texts in measured.values() for text in texts], words)
+    words = lru_cache(_CACHE_SIZE)(normalise)
+    evaluated = {name: [_Text.of(item, words) for item in items] for name, items in sets.items()}
+    index = _Index(train, [text for texts in evaluated.values() for text in texts], words)
     found = []
-    for name, texts in measured.items():
+    for name, texts in evaluated.items():
         for text in texts:
             for kind, match in index.matches(text, by_group=name not in pairing):
                 by_design = name in pairing and match.item.source == text.item.source
@@ -194,18 +194,18 @@ class _Text:
         mine, theirs = ((i.prompt, i.culture, frozenset(i.responses)) for i in (self.item, other.item))
         return mine == theirs
 
-    def may_ask(self, other: _Text) -> bool:
+    def compatible(self, other: _Text) -> bool:
         """Return whether cultures and numbers allow that both items ask the same question."""
         cultures = {self.item.culture, other.item.culture} - {None}
         return len(cultures) < 2 and (self.numbers <= other.numbers or other.numbers <= self.numbers)
 
-    def asks_alike(self, other: _Text) -> bool:
+    def contains_question(self, other: _Text) -> bool:
         """Return whether the longer prompt has most of the shorter one, and the responses identify the question."""
         shared = len(self.words & other.words)
-        telling = {word for response in self.responses for word in response.split()}
-        return shared >= _CONTAINED * min(len(self.words), len(other.words)) and len(telling) >= _FEW
+        identifying = {word for response in self.responses for word in response.split()}
+        return shared >= _CONTAINED * min(len(self.words), len(other.words)) and len(identifying) >= _FEW
 
-    def answers_as(self, other: _Text) -> bool:
+    def same_answers(self, other: _Text) -> bool:
         """Return whether both have the same best response and share half of the other responses."""
         wrong, others = self.responses - {self.best}, other.responses - {other.best}
         return self.best == other.best and 2 * len(wrong & others) >= min(len(wrong), len(others))
@@ -214,36 +214,36 @@ class _Text:
 class _Index:
     """The training items that may be the question of a test item, by their keys."""
 
-    def __init__(self, train: Sequence[Item], measured: Sequence[_Text], words: Callable[[str], str]) -> None:
-        wanted, bests = {key for text in measured for key in text.keys.values()}, {text.best for text in measured}
+    def __init__(self, train: Sequence[Item], evaluated: Sequence[_Text], words: Callable[[str], str]) -> None:
+        wanted, bests = {key for text in evaluated for key in text.keys.values()}, {text.best for text in evaluated}
         groups: tuple[dict[_Key, set[str]], ...] = (defaultdict(set), defaultdict(set))  # by key, of both sides
-        texts: dict[int, _Text] = {}  # of training items, by their places
+        texts: dict[int, _Text] = {}  # of training items, by index
         numbers: dict[str, int] = {}  # of distinct prompts
         prompts = np.empty(len(train), dtype=np.int64)  # the number of each item's
-        for place, item in enumerate(train):
+        for index, item in enumerate(train):
             prompt = words(item.prompt)
-            prompts[place] = numbers.setdefault(prompt, len(numbers))
+            prompts[index] = numbers.setdefault(prompt, len(numbers))
             named = ("id", item.source, item.id), ("group", item.source, item.group), ("prompt", prompt)
-            # The other responses of most need not be read: a key with them has a measured prompt or best response too.
+            # The other responses of most need not be read: a key with them has a test prompt or best response too.
             if wanted.isdisjoint(named) and words(item.responses[item.best]) not in bests:
                 continue
             text = _Text.of(item, words)
             if found := wanted.intersection(text.keys.values()):
-                texts[place] = text
+                texts[index] = text
                 for key in found:
                     groups[0][key].add(f"{item.source}/{item.group}")
-        for text in measured:
+        for text in evaluated:
             for key in text.keys.values():
                 groups[1][key].add(f"{text.item.source}/{text.item.group}")
         self._common = {key for side in groups for key, of_key in side.items() if len(of_key) > _COMMON}
-        self.prompts = _Prompts(numbers, dict.fromkeys(text.prompt for text in measured))
+        self.prompts = _Prompts(numbers, dict.fromkeys(text.prompt for text in evaluated))
         near = np.flatnonzero(np.isin(prompts, self.prompts.candidates)).tolist()
-        texts |= {place: _Text.of(train[place], words) for place in near if place not in texts}
+        texts |= {index: _Text.of(train[index], words) for index in near if index not in texts}
         self._training: dict[_Key, list[_Text]] = defaultdict(list)
         for _, text in sorted(texts.items()):
             for key in text.keys.values():
                 self._training[key].append(text)
-        self._near = self.prompts.near_index(dict.fromkeys(texts[place].prompt for place in near))
+        self._near = self.prompts.near_index(dict.fromkeys(texts[index].prompt for index in near))
 
     def matches(self, text: _Text, *, by_group: bool) -> Iterator[tuple[Kind, _Text]]:
         """Yield the training items that are the same question, the most certain first; those of its group if asked."""
@@ -254,16 +254,16 @@ class _Index:
                 by_chance = numbered and match.item.language == text.item.language
                 if not by_chance or self.prompts.jaccard(text.prompt, match.prompt) >= _UNRELATED:
                     yield kind, match
-        telling = {name: self._training.get(key, ()) for name, key in text.keys.items() if key not in self._common}
+        identifying = {name: self._training.get(key, ()) for name, key in text.keys.items() if key not in self._common}
         yield from (("text", match) for match in self._training.get(text.keys["content"], ()))
-        yield from (("text", match) for match in telling.get("prompt", ()) if match.may_ask(text))
-        for match in telling.get("answers", ()):
-            if match.may_ask(text) and match.asks_alike(text):
+        yield from (("text", match) for match in identifying.get("prompt", ()) if match.compatible(text))
+        for match in identifying.get("answers", ()):
+            if match.compatible(text) and match.contains_question(text):
                 yield "text", match
         for prompt, similarity in self._near(text.prompt):
             for match in self._training["prompt", prompt]:
                 alone = NEAR if match.is_long and text.is_long else NEAR_ALONE
-                if match.may_ask(text) and (similarity >= alone or match.answers_as(text)):
+                if match.compatible(text) and (similarity >= alone or match.same_answers(text)):
                     yield "text", match
 
 
@@ -273,7 +273,7 @@ class _Prompts:
     `candidates` are the training prompts that share enough shingles with a test prompt for a closer look.
     """
 
-    def __init__(self, training: Mapping[str, int], measured: Collection[str]) -> None:
+    def __init__(self, training: Mapping[str, int], evaluated: Collection[str]) -> None:
         """Take the distinct prompts of both sides, those of the training side with numbers from 0."""
         words: dict[str, int] = defaultdict(lambda: len(words) + 1)
         rest = iter(training)
@@ -283,8 +283,8 @@ class _Prompts:
         self._numbers = training
         self._flat = np.concatenate([_NONE, *(shingles for shingles, _ in parts)])
         self._ends = np.cumsum(np.concatenate([np.zeros(0, dtype=np.int64), *(lengths for _, lengths in parts)]))
-        shingles, lengths = _shingles(_numbers(measured, words))
-        self._measured = dict(zip(measured, np.split(shingles, np.cumsum(lengths)[:-1]), strict=True))
+        shingles, lengths = _shingles(_numbers(evaluated, words))
+        self._evaluated = dict(zip(evaluated, np.split(shingles, np.cumsum(lengths)[:-1]), strict=True))
         self._known, self._counts = self._count(shingles)
         self.candidates = np.flatnonzero(self._may_be_near())
         self._known, self._counts = self._count(
@@ -295,9 +295,9 @@ class _Prompts:
         """Return which training prompts share a rare shingle, and enough of them for `NEAR`, with test prompts."""
         shared, rare = (np.zeros(len(self._ends), dtype=np.int64) for _ in range(2))
         for start, block in zip(range(0, len(self._flat), _BLOCK), _blocks(self._flat), strict=True):
-            places, found = _among(self._known, block)
+            positions, found = _positions_among(self._known, block)
             owners = np.searchsorted(self._ends, start + np.flatnonzero(found), side="right")
-            is_rare = self._counts[places[found]] <= _RARE
+            is_rare = self._counts[positions[found]] <= _RARE
             for counts, of in ((shared, owners), (rare, owners[is_rare])):
                 counts += np.bincount(of, minlength=len(counts))
         # Of two prompts with a and b shingles, s of them shared, the similarity is at most s / (a + b - s).
@@ -307,21 +307,21 @@ class _Prompts:
     def _count(self, shingles: _Shingles) -> tuple[_Shingles, NDArray[np.int64]]:
         """Return the distinct shingles, sorted, and how many prompts of one side have each, whichever side has more."""
         known = np.unique(shingles)
-        of_measured, of_training = np.zeros(len(known), dtype=np.int64), np.zeros(len(known), dtype=np.int64)
-        for each in self._measured.values():
-            places, found = _among(known, each)
-            of_measured[places[found]] += 1  # each is there once
+        of_evaluated, of_training = np.zeros(len(known), dtype=np.int64), np.zeros(len(known), dtype=np.int64)
+        for each in self._evaluated.values():
+            positions, found = _positions_among(known, each)
+            of_evaluated[positions[found]] += 1  # each is there once
         for block in _blocks(self._flat):
-            places, found = _among(known, block)
-            of_training += np.bincount(places[found], minlength=len(known))
-        return known, np.maximum(of_measured, of_training)
+            positions, found = _positions_among(known, block)
+            of_training += np.bincount(positions[found], minlength=len(known))
+        return known, np.maximum(of_evaluated, of_training)
 
     def _of_number(self, number: int) -> _Shingles:
         found: _Shingles = self._flat[self._ends[number - 1] if number else 0 : self._ends[number]]
         return found
 
     def _of(self, prompt: str) -> _Shingles:
-        found = self._measured.get(prompt)
+        found = self._evaluated.get(prompt)
         return self._of_number(self._numbers[prompt]) if found is None else found
 
     def jaccard(self, a: str, b: str) -> float:
@@ -339,7 +339,7 @@ class _Prompts:
         def near(prompt: str) -> list[tuple[str, float]]:
             sketch = self._sketch(prompt)
             candidates = sorted({*index.query(sketch)} - {prompt}) if sketch is not None else []
-            found = [(other, self._telling(prompt, other)) for other in candidates]
+            found = [(other, self._weighted_similarity(prompt, other)) for other in candidates]
             return sorted((pair for pair in found if pair[1] >= NEAR), key=lambda pair: -pair[1])
 
         return near
@@ -354,7 +354,7 @@ class _Prompts:
         sketch.update_batch(rare)
         return sketch
 
-    def _telling(self, a: str, b: str) -> float:
+    def _weighted_similarity(self, a: str, b: str) -> float:
         """Return the similarity of two prompts, with less weight for shared shingles that many prompts have."""
         shared = self._shared(a, b)
         weight = float(np.minimum(1, _TEMPLATE / self._count_of(shared)).sum())
@@ -403,9 +403,9 @@ def _blocks(shingles: _Shingles) -> Iterator[_Shingles]:
     return (shingles[start : start + _BLOCK] for start in range(0, len(shingles), _BLOCK))
 
 
-def _among(known: _Shingles, shingles: _Shingles) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+def _positions_among(known: _Shingles, shingles: _Shingles) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """Return the positions of shingles among sorted ones, and which of them are there."""
     if not len(known):
         return np.zeros(len(shingles), dtype=np.intp), np.zeros(len(shingles), dtype=bool)
-    places = np.minimum(np.searchsorted(known, shingles), len(known) - 1)
-    return places, known[places] == shingles
+    positions = np.minimum(np.searchsorted(known, shingles), len(known) - 1)
+    return positions, known[positions] == shingles

@@ -70,7 +70,7 @@ class Defect(Enum):
     NO_QUESTION = "skipped", "the row has no question"
     NO_RESPONSE = "skipped", "the model's response is empty"
     NO_COUNTRY = "skipped", "the row names no country, or none that CLDR knows"
-    UNREAD_FILE = "skipped", "a file in the folder that does not belong to the data set"
+    IGNORED_FILE = "skipped", "a file in the folder that does not belong to the data set"
     INVISIBLE_TEXT = "warning", "a text consists of invisible characters: zero-width, control or direction marks"
     WRONG_LANGUAGE = "warning", "a text is not in the language of its row or data.language (English if neither has one)"
     RUN_ON_TURN = "warning", "a response continues into another turn (it holds a chat template's role or token)"
@@ -212,8 +212,8 @@ _LINES = (".jsonl", ".ndjson", "")
 _TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 SUFFIXES = (*_TEXTS, *(f"{kind}.gz" for kind in _TEXTS), ".parquet")
 _SAVED = ("state.json", "dataset_dict.json")  # in a folder written by `save_to_disk` of datasets
-_NO_ROWS = ("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json")  # metadata of data sets
-_MAX_UNREAD = 3  # file names in a warning
+_METADATA = ("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json")  # metadata of data sets
+_MAX_IGNORED_FILES = 3  # file names in a warning
 _HUB_ID = re.compile(
     r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[^:]+))?(?::(?P<split>[^:]+))?"
 )
@@ -238,10 +238,10 @@ def _all_rows(path: str) -> Iterator[Row]:
     elif local.is_dir():
         found = (file for file in sorted(local.rglob("*")) if file.is_file())
         files = [file for file in found if not any(part.startswith(".") for part in file.relative_to(local).parts)]
-        files = [file for file in files if (name := file.name.lower()).endswith(SUFFIXES) and name not in _NO_ROWS]
+        files = [file for file in files if (name := file.name.lower()).endswith(SUFFIXES) and name not in _METADATA]
         if not files:
             raise DataError(f"{local}: a folder without files of rows ({', '.join(SUFFIXES)})")
-        warn_unread(local, files, f"rows are in {', '.join(SUFFIXES)}, neither hidden nor metadata")
+        warn_ignored(local, files, f"rows are in {', '.join(SUFFIXES)}, neither hidden nor metadata")
         for file in files:
             yield from (replace(row, folder=str(local)) for row in _file_rows(file))
     elif hub := hub_id(path):
@@ -250,11 +250,11 @@ def _all_rows(path: str) -> Iterator[Row]:
         yield from _file_rows(local)
 
 
-def warn_unread(folder: Path, files: Iterable[Path], expected: str) -> None:
+def warn_ignored(folder: Path, files: Iterable[Path], expected: str) -> None:
     """Warn about the files in a folder that are not among those read."""
     others = sorted({file for file in folder.rglob("*") if file.is_file()}.difference(files))
     if others:
-        named = first_of((file.relative_to(folder).as_posix() for file in others), _MAX_UNREAD)
+        named = first_of((file.relative_to(folder).as_posix() for file in others), _MAX_IGNORED_FILES)
         warnings.warn(f"{folder}: not read: {named} ({expected})", DataWarning, stacklevel=2)
 
 
@@ -461,8 +461,8 @@ def _is_compressed(path: Path) -> bool:
     def follow(content: bytes, table: int, number: int) -> int:
         """Return where a field of a flatbuffer's table points to; 0 if it is not there."""
         fields = table - unpack_from("<i", content, table)[0]
-        place, size = 4 + 2 * number, unpack_from("<H", content, fields)[0]
-        offset = table + unpack_from("<H", content, fields + place)[0] if place < size else table
+        entry, size = 4 + 2 * number, unpack_from("<H", content, fields)[0]
+        offset = table + unpack_from("<H", content, fields + entry)[0] if entry < size else table
         return offset + unpack_from("<I", content, offset)[0] if offset > table else 0
 
     for message in pyarrow.ipc.MessageReader.open_stream(pyarrow.memory_map(str(path))):

@@ -57,14 +57,14 @@ def split_items(items: Sequence[Item], split: Split, test_share: float, validati
         if split == "pairing":
             facts[unit].add((item.group, item.culture, item.responses[item.best], "best"))
             facts[unit].update((item.group, *known) for known in zip(item.origins, item.responses, strict=False))
-    shown = Counter(fact for of_unit in facts.values() for fact in of_unit)  # number of training units that show it
+    counts = Counter(fact for of_unit in facts.values() for fact in of_unit)  # number of training units that show it
     test: set[str] = set()
     validation: set[str] = set()
 
     def take(side: set[str], ordered: Iterable[str], count: int) -> None:
         for unit in ordered:
-            if count > 0 and (unit in side or all(shown[fact] > 1 for fact in facts[unit])):
-                shown.subtract(facts[unit] if unit not in side else ())
+            if count > 0 and (unit in side or all(counts[fact] > 1 for fact in facts[unit])):
+                counts.subtract(facts[unit] if unit not in side else ())
                 side.add(unit)
                 count -= 1
 
@@ -117,11 +117,11 @@ def flip_set_combinations(
         if not any(b in also.get(a, ()) for a in chosen for b in chosen)
     ]
     if answers and len(set(answers.values())) < len(answers):
-        random.Random(_digest(key)).shuffle(sets)
+        random.Random(_key_digest(key)).shuffle(sets)
         sets = list({frozenset(answers[c] for c in chosen): chosen for chosen in sets}.values())
     if limit is None or len(sets) <= limit:
         return sets
-    random.Random(_digest(key)).shuffle(sets)
+    random.Random(_key_digest(key)).shuffle(sets)
     used: Counter[str] = Counter()
     picked = []
     for _ in range(limit):
@@ -136,16 +136,16 @@ def flip_set_combinations(
 def flip_sets(items: Sequence[Item]) -> list[list[Item]]:
     """Return the complete flip sets among items: each response is the best of exactly one item."""
     groups: dict[str, list[tuple[int, Item]]] = defaultdict(list)
-    for place, item in enumerate(items):
-        groups[item.group].append((place, item))
+    for index, item in enumerate(items):
+        groups[item.group].append((index, item))
     found = []
     for of_group in groups.values():  # one at a time, since the sets of texts take memory
         shared: dict[tuple[frozenset[str], frozenset[str]], list[tuple[int, Item]]] = defaultdict(list)
         best = {item.responses[item.best] for _, item in of_group}
-        for place, item in of_group:
+        for index, item in of_group:
             if best.issuperset(item.responses):
                 # Two cultures may have the same answer: the origins distinguish their sets.
-                shared[frozenset(item.responses), frozenset(item.origins)].append((place, item))
+                shared[frozenset(item.responses), frozenset(item.origins)].append((index, item))
         for members in shared.values():
             if len(members) < len(members[0][1].responses):
                 continue
@@ -153,8 +153,8 @@ def flip_sets(items: Sequence[Item]) -> list[list[Item]]:
             for _, item in members:
                 by_language[item.language].append(item)
             # A set is asked in one language, or about each culture in its own.
-            whole = [asked for asked in by_language.values() if _is_whole(asked)]
-            rest = [item for asked in by_language.values() if not _is_whole(asked) for item in asked]
+            whole = [part for part in by_language.values() if _is_whole(part)]
+            rest = [item for part in by_language.values() if not _is_whole(part) for item in part]
             found.append((members[0][0], whole + ([rest] if _is_whole(rest) else [])))
     return [members for _, sets in sorted(found, key=lambda each: each[0]) for members in sets]
 
@@ -166,10 +166,10 @@ def _is_whole(members: Sequence[Item]) -> bool:
 
 def hash_fraction(key: str, seed: int = 0) -> float:
     """Return a number in [0, 1) that depends only on `key` and `seed`."""
-    return _digest(f"{seed}:{key}") / 2**64
+    return _key_digest(f"{seed}:{key}") / 2**64
 
 
-def _digest(key: str) -> int:
+def _key_digest(key: str) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
 
 
@@ -223,8 +223,8 @@ def _draw_evenly(
     """Draw whole sets of items, each time one whose cells have the fewest items `taken`; a hash decides ties."""
     queues: dict[tuple[str, ...], list[tuple[float, list[Item]]]] = defaultdict(list)
     hashed = [(hash_fraction(members[0].id), members) for members in sets]
-    for place, members in sorted(hashed, key=lambda each: -each[0]):
-        queues[tuple(sorted(map(cell, members)))].append((place, members))
+    for rank, members in sorted(hashed, key=lambda each: -each[0]):
+        queues[tuple(sorted(map(cell, members)))].append((rank, members))
     chosen: list[Item] = []
     while queues and len(chosen) < limit:
         cells = min(queues, key=lambda cells: (sum(taken[c] for c in cells) / len(cells), queues[cells][-1][0]))

@@ -77,13 +77,13 @@ class Tally:
         return f"{self.rows:,} rows = {self.imported:,} imported ({self.items:,} items) + {aside:,} set aside{chosen}"
 
 
-def validate(data: DataSection, *, strict: bool, quarantine: Path | None, seed: int = 0) -> Tally:
+def validate_rows(data: DataSection, *, strict: bool, quarantine: Path | None, seed: int = 0) -> Tally:
     """Tally the faults of all rows (`strict`: up to the first faulty one); write bad rows to `quarantine`."""
     return _examined(_item_outcomes(data, seed), strict=strict, quarantine=quarantine)
 
 
 def validate_edits(path: str, *, strict: bool, quarantine: Path | None) -> Tally:
-    """As `validate`, for a file of edits (`eval.probes`); whether its items exist is checked when it is used."""
+    """As `validate_rows`, for a file of edits (`eval.probes`); whether its items exist is checked when it is used."""
     return _examined(edit_outcomes(path, None), strict=strict, quarantine=quarantine)
 
 

@@ -13,7 +13,7 @@ from threading import Lock, Thread
 from think_as_locals.engines.engine import Deliver, Engine, Messages, Sampling, sample_all
 from think_as_locals.types import DataError, ModelError, Rollout
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class MicroBatches:
             if self._closed:
                 raise ModelError("the engine is closed: the server is stopping")
             self._jobs.put(job)
-        for place, rollout in enumerate(job.rollouts.result()):
-            deliver(place, rollout)
+        for index, rollout in enumerate(job.rollouts.result()):
+            deliver(index, rollout)
 
     def close(self) -> None:
         """Close the engine and end the worker thread; waiting calls get an error."""
@@ -91,7 +91,7 @@ class MicroBatches:
             rollouts = iter(sample_all(self._engine, conversations, sampling))
         except Exception as error:
             # It concerns the callers of this batch alone: the thread goes on for all others.
-            _log.exception("%d conversations of %d calls failed", len(conversations), len(jobs))
+            _logger.exception("%d conversations of %d calls failed", len(conversations), len(jobs))
             if len(jobs) > 1 and not self._closed:
                 for job in jobs:
                     self._answer([job], sampling)

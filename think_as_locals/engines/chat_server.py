@@ -30,8 +30,8 @@ _READ_HEADERS = ("retry-after", "location")
 _TOO_LONG = re.compile(
     r"context.(length|window|size)|maximum model length|prompt is too long|exceeds the maximum number of tokens", re.I
 )
-"""What vLLM, SGLang, llama.cpp and hosted models say of a prompt that is too long for them."""
-_NOBODY = "nothing answers there: start the server, or correct the url"
+"""Error texts of vLLM, SGLang, llama.cpp and hosted models for a prompt that is too long."""
+_UNREACHABLE_REMEDY = "nothing answers there: start the server, or correct the url"
 _NO_TLS = (
     "it speaks no TLS (then the url begins with http://), or its certificate is not known here: "
     "SSL_CERT_FILE may name a file that holds it"
@@ -69,9 +69,9 @@ class ChatServer:
         except httpx.InvalidURL:
             url = httpx.URL()
         if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query:
-            shown = self.url.rpartition("@")[2].partition("?")[0]  # either side may hold a key
+            visible_url = self.url.rpartition("@")[2].partition("?")[0]  # either side may hold a key
             raise ServerError(
-                f"not the url of a server: {shown!r}; expected one such as http://127.0.0.1:8000/v1, "
+                f"not the url of a server: {visible_url!r}; expected one such as http://127.0.0.1:8000/v1, "
                 "without /chat/completions, and without a key, which belongs in an environment variable"
             )
         self.key()
@@ -132,7 +132,7 @@ class _Requests:
         self._key = server.key()
         self._route = f"{server.url.rstrip('/')}/chat/completions"
         self._silence: asyncio.Timeout  # ends all, unless an answer comes
-        self._too_long: dict[int, httpx.Response] = {}  # by place of the conversation
+        self._too_long: dict[int, httpx.Response] = {}  # by index of the conversation
 
     async def send_all(self, conversations: Sequence[Messages]) -> None:
         """Send all requests; the first error cancels the rest."""
@@ -160,32 +160,32 @@ class _Requests:
                 first = first.exceptions[0]
             raise first from None  # the others are from the same server at the same time
         if self._too_long:
-            places = sorted(self._too_long)
-            got = self._quote(self._too_long[places[0]])
-            raise TooLongError(f"the server at {self._route} takes no prompt of this length: {got}", places)
+            indices = sorted(self._too_long)
+            got = self._quote(self._too_long[indices[0]])
+            raise TooLongError(f"the server at {self._route} takes no prompt of this length: {got}", indices)
 
     async def _work(self, client: httpx.AsyncClient, left: Iterator[tuple[int, Messages]]) -> None:
-        for place, messages in left:
-            response = await self._post(client, place, self._server.body(messages, self._sampling))
+        for index, messages in left:
+            response = await self._post(client, index, self._server.body(messages, self._sampling))
             if not response.is_success:
-                self._too_long[place] = response
+                self._too_long[index] = response
                 continue
             try:
                 rollout = _rollout(response.json(), self._sampling.label_opening)
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
                 got = f"{self._quote(response)} ({type(error).__name__}: {error})"
                 raise self._error(got, "is the url that of an OpenAI-compatible server?") from None
-            self._deliver(place, rollout)
+            self._deliver(index, rollout)
 
     def _allow_silence(self, seconds: float) -> None:
         ends = asyncio.get_running_loop().time() + seconds + self._server.timeout_s
         if not self._silence.expired():
             self._silence.reschedule(max(ends, self._silence.when() or 0.0))
 
-    async def _post(self, client: httpx.AsyncClient, place: int, body: Mapping[str, Any]) -> httpx.Response:
+    async def _post(self, client: httpx.AsyncClient, index: int, body: Mapping[str, Any]) -> httpx.Response:
         """Return the server's answer: a success, or that the prompt is too long."""
         ends = time.monotonic() + self._server.deadline_s
-        jitter = random.Random(f"{self._sampling.seed}-{place}")
+        jitter = random.Random(f"{self._sampling.seed}-{index}")
         got, tries, pause = "no answer", 0, _FIRST_PAUSE
         while True:
             wait = pause * jitter.uniform(0.5, 1)  # so that not all come back at once
@@ -197,7 +197,7 @@ class _Requests:
             except httpx.RequestError as error:
                 got = f"{type(error).__name__}: {error}"
                 if isinstance(error, httpx.ConnectError) and not self._server.reached:
-                    raise self._error(got, _NO_TLS if "SSL" in got else _NOBODY) from None
+                    raise self._error(got, _NO_TLS if "SSL" in got else _UNREACHABLE_REMEDY) from None
             else:
                 self._server.reached.add(self._route)
                 if response.is_success or (response.is_client_error and _TOO_LONG.search(response.text)):
@@ -216,7 +216,7 @@ class _Requests:
                 break
             await asyncio.sleep(wait)
         raise self._error(
-            f"{got}; {tries} tries for conversation {place}, which has {self._server.deadline_s:g} s",
+            f"{got}; {tries} tries for conversation {index}, which has {self._server.deadline_s:g} s",
             "raise deadline_s, or lower concurrency where the server has too much to do",
         )
 
@@ -247,11 +247,11 @@ class _Requests:
 
 def _retry_after(response: httpx.Response) -> float:
     """Return how many seconds a server asks to wait, as a number or a date (RFC 9110, section 10.2.3); else 0."""
-    asked = response.headers.get("retry-after", "")
+    header = response.headers.get("retry-after", "")
     with suppress(ValueError):
-        return max(0.0, float(asked))
+        return max(0.0, float(header))
     with suppress(ValueError):
-        when = parsedate_to_datetime(asked)
+        when = parsedate_to_datetime(header)
         return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
     return 0.0
 

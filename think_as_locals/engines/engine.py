@@ -14,13 +14,13 @@ from typing import Any, Literal, Protocol
 
 from jinja2 import TemplateError
 
-from think_as_locals.judging import label_place, neutralise
+from think_as_locals.judging import label_index, neutralise
 from think_as_locals.judging.prompt import RESERVED_OPENING, culture_name
 from think_as_locals.runtime.files import read_json
 from think_as_locals.runtime.model_files import model_file, reading_model
 from think_as_locals.types import LABELS, ConfigError, DataError, Item, ModelError, Rollout, TooLongError
 
-_CHECKED = 2000  # texts that are tokenised at once to be checked: an encoding has a hundred bytes for each token
+_CHECK_CHUNK = 2000  # texts that are tokenised at once to be checked: an encoding has a hundred bytes for each token
 
 Messages = list[dict[str, str]]
 Deliver = Callable[[int, Rollout], None]  # takes the index of a conversation and its rollout
@@ -32,7 +32,7 @@ class Sampling:
     """How to sample: greedily at temperature 0.
 
     `label_opening` is the text right before the verdict's label (`Format.label_opening`). If it is given, rollouts have
-    the log-probabilities of all labels at that place.
+    the log-probabilities of all labels at that position.
     """
 
     max_completion_length: int
@@ -62,7 +62,7 @@ def sample_all(engine: Engine, conversations: Sequence[Messages], sampling: Samp
     """Return one rollout for each conversation, in their order."""
     rollouts: dict[int, Rollout] = {}
     engine.sample(conversations, sampling, rollouts.__setitem__)
-    return [rollouts[place] for place in range(len(conversations))]
+    return [rollouts[index] for index in range(len(conversations))]
 
 
 def load_engine(
@@ -128,8 +128,8 @@ class TokenEngine(ABC):
         if sampling.label_opening:
             found = label_log_probs(self, prompts, rollouts)
             rollouts = [replace(one, label_log_probs=labels) for one, labels in zip(rollouts, found, strict=True)]
-        for place, rollout in zip(order, rollouts, strict=True):
-            deliver(place, rollout)
+        for index, rollout in zip(order, rollouts, strict=True):
+            deliver(index, rollout)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Chat:
         names = {text: item.id for item in items for text in (item.prompt, culture_name(item.culture), *item.responses)}
         rest = iter(names.items())
         normalizer = self.tokenizer.backend_tokenizer.normalizer if self.tokenizer.is_fast else None
-        while some := list(islice(rest, _CHECKED)):
+        while some := list(islice(rest, _CHECK_CHUNK)):
             texts = [neutralise(text, self.special_tokens) for text, _ in some]
             encoded = self.tokenizer(texts, add_special_tokens=False)
             for (text, name), safe, ids in zip(some, texts, encoded["input_ids"], strict=True):
@@ -235,12 +235,12 @@ class Chat:
             return []
         texts = [self.text(messages, add_generation_prompt=True) for messages in conversations]
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        places = [i for i, prompt in enumerate(ids) if self.positions is not None and len(prompt) >= self.positions]
-        if places:
+        indices = [i for i, prompt in enumerate(ids) if self.positions is not None and len(prompt) >= self.positions]
+        if indices:
             raise TooLongError(
                 f"a prompt of {max(map(len, ids))} tokens: the model takes {self.positions} together with what it "
                 "writes; nothing is cut off: leave such items out, or take a model that reads more",
-                places,
+                indices,
             )
         return ids
 
@@ -279,16 +279,16 @@ def control_marks(added: Iterable[tuple[str, bool]], template: str) -> set[str]:
 def label_log_probs(
     engine: TokenEngine, prompts: Sequence[list[int]], rollouts: Sequence[Rollout]
 ) -> list[dict[str, float]]:
-    """Return label -> log-probability at the place of the verdict's label, given the tokens before it.
+    """Return label -> log-probability at the position of the verdict's label, given the tokens before it.
 
     Empty without a verdict, or if its label is not a token of its own.
     """
     found: list[dict[str, float]] = [{} for _ in rollouts]
-    places = {i: place for i, rollout in enumerate(rollouts) if (place := label_tokens(engine.chat.tokenizer, rollout))}
-    if places:
-        contexts = [[*prompts[i], *rollouts[i].token_ids[:index]] for i, (index, _) in places.items()]
-        log_probs = engine.next_log_probs(contexts, [list(tokens.values()) for _, tokens in places.values()])
-        for (i, (_, tokens)), values in zip(places.items(), log_probs, strict=True):
+    labels = {i: label for i, rollout in enumerate(rollouts) if (label := label_tokens(engine.chat.tokenizer, rollout))}
+    if labels:
+        contexts = [[*prompts[i], *rollouts[i].token_ids[:index]] for i, (index, _) in labels.items()]
+        log_probs = engine.next_log_probs(contexts, [list(tokens.values()) for _, tokens in labels.values()])
+        for (i, (_, tokens)), values in zip(labels.items(), log_probs, strict=True):
             found[i] = dict(zip(tokens, values, strict=True))
     return found
 
@@ -298,17 +298,17 @@ def label_tokens(tokenizer: Any, rollout: Rollout) -> tuple[int, dict[str, int]]
 
     `None` without a verdict, or if the tokenizer joins the label to its neighbours.
     """
-    ids, place = list(rollout.token_ids), label_place(rollout.text)
-    if place is None:
+    ids, start = list(rollout.token_ids), label_index(rollout.text)
+    if start is None:
         return None
 
     def written(through: int) -> str:
         return str(tokenizer.decode(ids[: through + 1], skip_special_tokens=True))
 
-    index = bisect_right(range(len(ids)), place, key=lambda i: len(written(i)))
-    if index == len(ids) or written(index - 1) != rollout.text[:place] or written(index) != rollout.text[: place + 1]:
+    index = bisect_right(range(len(ids)), start, key=lambda i: len(written(i)))
+    if index == len(ids) or written(index - 1) != rollout.text[:start] or written(index) != rollout.text[: start + 1]:
         return None
-    label, form = rollout.text[place], tokenizer.convert_ids_to_tokens(ids[index])
+    label, form = rollout.text[start], tokenizer.convert_ids_to_tokens(ids[index])
     if form.count(label) != 1:  # spelt in bytes
         return None
     others = {other: form.replace(label, other) for other in LABELS}

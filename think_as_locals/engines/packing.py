@@ -46,7 +46,7 @@ PROMPTS = "shared_prompts"
 _SCORE_TOLERANCE = 1e-4  # of scores in full precision, relative to the largest
 # In half precision, in which the mere shape of a batch changes results (log-probabilities of a 7B by .04 nats), this is
 # how many times the mean error of separate rows, compared with float32, that of packed rows may be.
-_FURTHER = 2.0
+_MAX_ERROR_RATIO = 2.0
 _NEGLIGIBLE = 1e-6
 
 
@@ -83,7 +83,7 @@ class PackedCompletions(Packed):
 
     labels: Tensor  # the predicted tokens, (1, L')
     rows: Tensor  # the row of each label ...
-    columns: Tensor  # ... and its place in the completion
+    columns: Tensor  # ... and its index in the completion
 
 
 def no_mask(tokens: Tensor) -> Tensor:
@@ -122,13 +122,13 @@ def pack_rows(groups: Sequence[Sequence[list[int]]], device: torch.device) -> Pa
         shared = len(list(common))
         branches = [torch.tensor(row[shared:], device=device) for row in rows]
         parts.append((torch.tensor(rows[0][:shared], dtype=torch.long, device=device), branches))
-    tokens, positions, placed = _lay_out(parts)
+    tokens, positions, packed_groups = _lay_out(parts)
     ends = [
         group.branches.start + sum(map(len, branches[: i + 1])) - 1
-        for group, (_, branches) in zip(placed, parts, strict=True)
+        for group, (_, branches) in zip(packed_groups, parts, strict=True)
         for i in range(len(branches))
     ]
-    return Packed(tokens=tokens, positions=positions, scored=torch.tensor(ends, device=device), groups=placed)
+    return Packed(tokens=tokens, positions=positions, scored=torch.tensor(ends, device=device), groups=packed_groups)
 
 
 def _lay_out(parts: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> tuple[Tensor, Tensor, tuple[Group, ...]]:
@@ -142,14 +142,14 @@ def _lay_out(parts: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> tuple[Tensor, 
         start, longest = groups[-1].branches.stop if groups else 0, max(lengths)
         tokens += [prefix, *branches]
         positions += [torch.arange(trunk), *(torch.arange(trunk, trunk + length) for length in lengths)]
-        places = [torch.arange(i * longest, i * longest + length) for i, length in enumerate(lengths)]
+        indices = [torch.arange(i * longest, i * longest + length) for i, length in enumerate(lengths)]
         groups.append(
             Group(
                 trunk=slice(start, start + trunk),
                 branches=slice(start + trunk, start + trunk + sum(lengths)),
                 num_branches=len(lengths),
                 longest=longest,
-                scatter=None if min(lengths) == longest else torch.cat(places).to(device),
+                scatter=None if min(lengths) == longest else torch.cat(indices).to(device),
             )
         )
     return torch.cat(tokens)[None], torch.cat(positions).to(device)[None], tuple(groups)
@@ -291,11 +291,11 @@ def scores_differ(model: nn.Module, pad_id: int | None, device: torch.device, *,
 
 def worse_than_separate(results: str, ours: float, theirs: float) -> str | None:
     """Return how much greater the mean error of packed rows is, if by more than rounding, or `None`."""
-    if ours <= _FURTHER * theirs + _NEGLIGIBLE:
+    if ours <= _MAX_ERROR_RATIO * theirs + _NEGLIGIBLE:
         return None
     return (
         f"{results} differ by {ours:.1e} from float32's in the mean, those of separate rows by {theirs:.1e}: "
-        f"more than {_FURTHER:g} times as much"
+        f"more than {_MAX_ERROR_RATIO:g} times as much"
     )
 
 

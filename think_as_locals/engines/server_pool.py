@@ -87,21 +87,21 @@ class VLLMServers:
         Raises OtherWeightsError if no server is left that has them.
         """
 
-        def sample(places: dict[VLLMServer, list[int]], server: VLLMServer) -> list[SampledTokens]:
-            own = [prompts[place] for place in places[server]]
+        def sample(indices: dict[VLLMServer, list[int]], server: VLLMServer) -> list[SampledTokens]:
+            own = [prompts[index] for index in indices[server]]
             return server.complete(own, weights, **parameters) if own else []
 
         found: dict[int, SampledTokens] = {}
-        while left := [place for place in range(len(prompts)) if place not in found]:
+        while left := [index for index in range(len(prompts)) if index not in found]:
             if not self.ready:
                 raise OtherWeightsError(f"no vLLM server is left that holds {weights}")
-            parts = share([prompts[place] for place in left], len(self.ready), parameters.get("max_tokens", 0))
-            places = {server: [left[i] for i in part] for server, part in zip(self.ready, parts, strict=True)}
+            parts = share([prompts[index] for index in left], len(self.ready), parameters.get("max_tokens", 0))
+            indices = {server: [left[i] for i in part] for server, part in zip(self.ready, parts, strict=True)}
             limit = self.ready[0].left_s / 2 if len(self.ready) > 1 else math.inf
-            sampled, _ = self._each(partial(sample, places), limit)
+            sampled, _ = self._each(partial(sample, indices), limit)
             for server, completions in sampled.items():
-                found |= zip(places[server], completions, strict=True)
-        return [found[place] for place in range(len(prompts))]
+                found |= zip(indices[server], completions, strict=True)
+        return [found[index] for index in range(len(prompts))]
 
     def prefix_cache(self) -> tuple[float, float]:
         """Return hits and queries of the prefix caches of all ready servers, in prompt tokens."""
@@ -145,9 +145,9 @@ def share(prompts: Sequence[list[int]], count: int, max_tokens: int) -> list[lis
         [[1, 0], [2, 3]]
     """
     groups: dict[tuple[int, ...], list[int]] = {}
-    for place, prompt in enumerate(prompts):
-        groups.setdefault(tuple(prompt), []).append(place)
-    tokens = {prompt: len(prompt) + max_tokens * len(places) for prompt, places in groups.items()}
+    for index, prompt in enumerate(prompts):
+        groups.setdefault(tuple(prompt), []).append(index)
+    tokens = {prompt: len(prompt) + max_tokens * len(indices) for prompt, indices in groups.items()}
     parts: list[list[int]] = [[] for _ in range(count)]
     loads = [(0, number) for number in range(count)]
     for group in sorted(groups, key=lambda each: -tokens[each]):

@@ -133,13 +133,15 @@ class VLLMEngine(TokenEngine):
             SamplingParams(temperature=0.0, max_tokens=1, logprob_token_ids=list(ids), detokenize=False)
             for ids in candidates
         ]
-        places = [output.logprobs[0] for output in self._generate(contexts, params)]
-        return [[place[token].logprob for token in ids] for place, ids in zip(places, candidates, strict=True)]
+        first_logprobs = [output.logprobs[0] for output in self._generate(contexts, params)]
+        return [
+            [logprobs[token].logprob for token in ids] for logprobs, ids in zip(first_logprobs, candidates, strict=True)
+        ]
 
     def _generate(self, prompts: Sequence[Sequence[int]], params: Any) -> list[Any]:
         """Return one completion for each prompt; a ModelError if vLLM was stopped before they were complete."""
-        asked = [{"prompt_token_ids": list(ids)} for ids in prompts]
-        outputs = [output.outputs[0] for output in self.llm.generate(asked, params, use_tqdm=False)]
+        inputs = [{"prompt_token_ids": list(ids)} for ids in prompts]
+        outputs = [output.outputs[0] for output in self.llm.generate(inputs, params, use_tqdm=False)]
         if any(output.finish_reason == "abort" for output in outputs):
             raise ModelError("vLLM was stopped, by a signal or by close(), before its completions were whole")
         return outputs

@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 
 from think_as_locals.engines.engine import Chat, Sampling, TokenEngine
-from think_as_locals.engines.weight_digests import Digest, Request
+from think_as_locals.engines.weight_digests import Digest, DigestRequest
 from think_as_locals.types import ServerError
 
-KEY_VARIABLE = "VLLM_API_KEY"
-START = "launch/vllm_server.sh MODEL --dtype DTYPE"
+VLLM_KEY_VARIABLE = "VLLM_API_KEY"
+START_COMMAND = "launch/vllm_server.sh MODEL --dtype DTYPE"
 _CONNECT = 5.0  # seconds: a living server accepts a connection within this time
 _PAUSE = 1.0  # seconds before the next try
 _IMPATIENT_TRIES = 2  # a connection that was kept open may just have been closed
@@ -46,8 +46,10 @@ class VLLMServer:
     """
 
     def __init__(self, url: str, timeout_s: float, *, patient: bool = True) -> None:
-        if not (key := os.environ.get(KEY_VARIABLE)):
-            raise ServerError(f"{KEY_VARIABLE} is not set: put the key there that the server at {url} was started with")
+        if not (key := os.environ.get(VLLM_KEY_VARIABLE)):
+            raise ServerError(
+                f"{VLLM_KEY_VARIABLE} is not set: put the key there that the server at {url} was started with"
+            )
         self.url = url
         self._client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, trust_env=False)
         self._timeout = timeout_s
@@ -76,17 +78,17 @@ class VLLMServer:
         Before every try and at the end the server must hold `weights`, else an OtherWeightsError is raised: one that
         was restarted is not asked for completions that would be discarded.
         """
-        asked = {"prompt": prompts, "logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
-        route, content = "/v1/completions", {**asked, **self._adapter, **parameters}
+        fields = {"prompt": prompts, "logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        route, content = "/v1/completions", {**fields, **self._adapter, **parameters}
 
-        choices = self._ask("POST", route, before=lambda: self._check_weights(weights), json=content).json()["choices"]
+        choices = self._send("POST", route, before=lambda: self._check_weights(weights), json=content).json()["choices"]
         self._check_weights(weights)
         return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
 
-    def read(self, request: Request, weights: str) -> list[dict[str, Digest]]:
+    def read(self, request: DigestRequest, weights: str) -> list[dict[str, Digest]]:
         """Return each worker's digests for a request; an OtherWeightsError as in `complete`."""
         question = {"method": "tal_read", "kwargs": {"request": request}}
-        workers = self._ask("POST", "/collective_rpc", json=question).json()["results"]
+        workers = self._send("POST", "/collective_rpc", json=question).json()["results"]
         self._check_weights(weights)
         return [{name: (count, total) for name, (count, total) in worker.items()} for worker in workers]
 
@@ -102,29 +104,29 @@ class VLLMServer:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Have its workers join a group from which they receive weights; see `training/nccl_transfer.py`."""
-        self._ask("POST", "/init_weight_transfer_engine", json={"init_info": init_info})
+        self._send("POST", "/init_weight_transfer_engine", json={"init_info": init_info})
 
     def start_weight_update(self) -> None:
         """Begin an update of weights, after ending one that a trainer left half done."""
         if self.state()["updating"]:
-            self._ask("POST", "/finish_weight_update")
-        self._ask("POST", "/start_weight_update")
+            self._send("POST", "/finish_weight_update")
+        self._send("POST", "/start_weight_update")
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Have every worker load some of the weights, from a `file` or as vLLM's NCCL transfer describes them."""
         content = {"json": {"update_info": update_info}}
-        self._ask("POST", "/update_weights", before=self._check_updating, tries_with_answer=1, **content)
+        self._send("POST", "/update_weights", before=self._check_updating, tries_with_answer=1, **content)
 
     def finish_weight_update(self, name: str) -> None:
         """End an update, and reset the prefix cache."""
-        self._ask("POST", "/finish_weight_update", before=self._check_updating, json={"weight_version": name})
-        if not self._ask("POST", "/reset_prefix_cache").json()["success"]:
+        self._send("POST", "/finish_weight_update", before=self._check_updating, json={"weight_version": name})
+        if not self._send("POST", "/reset_prefix_cache").json()["success"]:
             raise ServerError(f"the vLLM server at {self.url} did not empty its prefix cache: is it shared?")
         self._adapter = {}
 
     def world_size(self) -> int:
         """Return how many workers it has."""
-        return int(self._ask("GET", "/get_world_size").json()["world_size"])
+        return int(self._send("GET", "/get_world_size").json()["world_size"])
 
     def _check_weights(self, name: str) -> None:
         if (holds := self.state()["weights"]) != name:
@@ -139,19 +141,19 @@ class VLLMServer:
 
         The prefix cache is keyed by that name, so that nothing computed with another adapter is found.
         """
-        self._ask("POST", "/v1/load_lora_adapter", json={"lora_name": folder, "lora_path": folder})
+        self._send("POST", "/v1/load_lora_adapter", json={"lora_name": folder, "lora_path": folder})
         self._adapter = {"model": folder}
 
     def state(self) -> dict[str, Any]:
         """Return the state of all workers, which must agree; see `vllm_worker.WorkerExtension.tal_state`."""
-        answer = self._ask("POST", "/collective_rpc", json={"method": "tal_state"})
+        answer = self._send("POST", "/collective_rpc", json={"method": "tal_state"})
         try:
             workers = answer.json()["results"]
             state: dict[str, Any] = dict(workers[0])
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             got = f"it answers {answer.content[:100]!r}"
             raise ServerError(
-                f"{self.url} is no vLLM server that {START} started ({got}): correct rollout.urls"
+                f"{self.url} is no vLLM server that {START_COMMAND} started ({got}): correct rollout.urls"
             ) from error
         if any(worker != state for worker in workers):
             raise ServerError(f"the workers of the vLLM server at {self.url} differ: {workers}")
@@ -159,14 +161,14 @@ class VLLMServer:
 
     def prefix_cache(self) -> tuple[float, float]:
         """Return the hits and queries of its prefix cache since it started, in prompt tokens."""
-        lines = [line.split() for line in self._ask("GET", "/metrics").text.splitlines()]
+        lines = [line.split() for line in self._send("GET", "/metrics").text.splitlines()]
 
         def total(name: str) -> float:
             return sum(float(line[-1]) for line in lines if line and line[0].startswith(f"vllm:prefix_cache_{name}"))
 
         return total("hits_total"), total("queries_total")
 
-    def _ask(
+    def _send(
         self,
         method: str,
         path: str,
@@ -199,7 +201,7 @@ class VLLMServer:
         raise ServerError(
             f"the vLLM server at {self.url} failed at {path} ({what}); {tries} tries in "
             f"{time.monotonic() - started:.0f} s; rollout.timeout_s is {self._timeout:g}. "
-            f"Start it with {START} and its key in {KEY_VARIABLE}; rollout.urls says where it listens, "
+            f"Start it with {START_COMMAND} and its key in {VLLM_KEY_VARIABLE}; rollout.urls says where it listens, "
             "rollout.weights_dir through which folder, seen by both, it gets weights"
         )
 
@@ -225,7 +227,7 @@ class ServerEngine(TokenEngine):
 def _completion(choice: dict[str, Any]) -> SampledTokens:
     found = choice["logprobs"]
     likeliest = [
-        {int(token.removeprefix("token_id:")): value for token, value in place.items()}
-        for place in found["top_logprobs"]
+        {int(token.removeprefix("token_id:")): value for token, value in position.items()}
+        for position in found["top_logprobs"]
     ]
     return SampledTokens(choice["token_ids"], found["token_logprobs"], likeliest)

@@ -36,7 +36,7 @@ Digest = tuple[int, int]
 """How many of the sampled elements were found, and the sum of their hashes: digests of parts add up."""
 
 
-class Request(TypedDict):
+class DigestRequest(TypedDict):
     """The tensors whose digests are requested: their shapes, the type they were sent in, the number of the sync."""
 
     shapes: dict[str, list[int]]
@@ -47,12 +47,12 @@ class Request(TypedDict):
 
 def digest(tensor: Tensor, sync: int) -> Digest:
     """Return the digest of a tensor."""
-    places = _places(tensor.numel(), sync)
+    positions = _sampled_positions(tensor.numel(), sync)
     flat = tensor.detach().reshape(-1)
-    return _digest(flat[torch.from_numpy(places).to(flat.device)], places)
+    return _elements_digest(flat[torch.from_numpy(positions).to(flat.device)], positions)
 
 
-def read(model_runner: Any, request: Request) -> dict[str, Digest]:
+def read(model_runner: Any, request: DigestRequest) -> dict[str, Digest]:
     """Return the digests of a vLLM worker's part of the weights, or of the adapter that it applied last.
 
     A tensor that cannot be read, for example a quantised one, has (0, 0); without an adapter there are none of it.
@@ -60,15 +60,15 @@ def read(model_runner: Any, request: Request) -> dict[str, Digest]:
     reader = _Reader(request)
     with torch.no_grad(), reader:
         if request["adapter"]:
-            _load_adapter(model_runner.lora_manager._adapter_manager, reader)
+            _read_adapter(model_runner.lora_manager._adapter_manager, reader)
         elif model_runner.model_config.quantization is None:
-            _load(model_runner.get_model().load_weights, reader)
+            _read_through_loader(model_runner.get_model().load_weights, reader)
         else:  # a quantised layer's loader may do anything
-            _load(_by_name(model_runner.get_model()), reader)
+            _read_through_loader(_by_name(model_runner.get_model()), reader)
     return reader.found
 
 
-def _places(count: int, sync: int) -> NDArray[np.int64]:
+def _sampled_positions(count: int, sync: int) -> NDArray[np.int64]:
     """Return which of so many elements are compared."""
     if count <= SAMPLED:
         return np.arange(count)
@@ -76,9 +76,9 @@ def _places(count: int, sync: int) -> NDArray[np.int64]:
     return (_hash(numbers) % np.uint64(count)).astype(np.int64)
 
 
-def _digest(elements: Tensor, places: NDArray[np.int64]) -> Digest:
+def _elements_digest(elements: Tensor, positions: NDArray[np.int64]) -> Digest:
     bits = elements.cpu().view(_INTEGERS[elements.element_size()]).numpy().astype(np.uint64)
-    return len(places), int(_hash(bits ^ _hash(places.astype(np.uint64))).sum(dtype=np.uint64))
+    return len(positions), int(_hash(bits ^ _hash(positions.astype(np.uint64))).sum(dtype=np.uint64))
 
 
 def _hash(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -90,26 +90,26 @@ def _hash(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class _Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode in which a copy from a probe reads the weight at its destination, and no tensor is written."""
+    """A mode in which a copy from a placeholder reads the weight at its destination, and no tensor is written."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: DigestRequest) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._request = request
         self._dtype = getattr(torch, request["dtype"])
-        self._probes: dict[int, tuple[str, Tensor]] = {}  # by their storage, which views share
+        self._placeholders: dict[int, tuple[str, Tensor]] = {}  # by their storage, which views share
         self.found: dict[str, Digest] = dict.fromkeys(request["shapes"], (0, 0))
 
-    def probes(self) -> Iterator[tuple[str, Tensor | None]]:
-        """Yield a probe for every tensor, with its name."""
-        return ((name, self.probe(name)) for name in self._request["shapes"])
+    def placeholders(self) -> Iterator[tuple[str, Tensor | None]]:
+        """Yield a placeholder for every tensor, with its name."""
+        return ((name, self.placeholder(name)) for name in self._request["shapes"])
 
-    def probe(self, name: str) -> Tensor | None:
+    def placeholder(self, name: str) -> Tensor | None:
         """Return a tensor without data in place of one that the request names, or `None`."""
         if (shape := self._request["shapes"].get(name)) is None:
             return None
-        probe = torch.empty(shape, dtype=self._dtype, device="meta")
-        self._probes[probe.untyped_storage()._cdata] = name, probe
-        return probe
+        placeholder = torch.empty(shape, dtype=self._dtype, device="meta")
+        self._placeholders[placeholder.untyped_storage()._cdata] = name, placeholder
+        return placeholder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.copy_.default:
@@ -119,21 +119,21 @@ class _Reader(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return args[0]
 
     def _read(self, weight: Tensor, view: Tensor) -> None:
-        name, probe = self._probes.get(view.untyped_storage()._cdata, ("", None))
-        if probe is None or weight.shape != view.shape or weight.dtype not in _COMPARABLE:
+        name, placeholder = self._placeholders.get(view.untyped_storage()._cdata, ("", None))
+        if placeholder is None or weight.shape != view.shape or weight.dtype not in _COMPARABLE:
             return
-        places = _places(probe.numel(), self._request["sync"])
-        inside, indices = _indices(view, places)
+        positions = _sampled_positions(placeholder.numel(), self._request["sync"])
+        inside, indices = _indices(view, positions)
         elements = weight[tuple(torch.from_numpy(each).to(weight.device) for each in indices)].to(self._dtype)
         count, total = self.found[name]
-        more, digest = _digest(elements.reshape(-1), places[inside])
+        more, digest = _elements_digest(elements.reshape(-1), positions[inside])
         self.found[name] = count + more, (total + digest) % _MODULUS
 
 
-def _indices(view: Tensor, places: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[NDArray[np.int64]]]:
-    """Return which places of a storage lie in a view, and their indices in each of its dimensions."""
-    rest = places - int(view.storage_offset())
-    inside, indices = rest >= 0, [np.zeros_like(places)] * view.dim()
+def _indices(view: Tensor, positions: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[NDArray[np.int64]]]:
+    """Return which positions of a storage lie in a view, and their indices in each of its dimensions."""
+    rest = positions - int(view.storage_offset())
+    inside, indices = rest >= 0, [np.zeros_like(positions)] * view.dim()
     for dim in sorted(range(view.dim()), key=view.stride, reverse=True):
         if view.shape[dim] > 1:
             indices[dim], rest = np.divmod(rest, max(1, view.stride(dim)))
@@ -142,12 +142,12 @@ def _indices(view: Tensor, places: NDArray[np.int64]) -> tuple[NDArray[np.bool_]
     return inside, [each[inside] for each in indices]
 
 
-def _load(load_weights: Any, reader: _Reader) -> None:
-    """Pass all probes to a loader; a probe at which it fails stays unread."""
-    probes = reader.probes()
+def _read_through_loader(load_weights: Any, reader: _Reader) -> None:
+    """Pass all placeholders to a loader; one at which it fails stays (0, 0)."""
+    placeholders = reader.placeholders()
     for _ in range(len(reader.found) + 1):
-        with suppress(Exception):  # of whatever kind: layers that are packed or quantised have no place for it
-            load_weights(each for each in probes)
+        with suppress(Exception):  # any exception: layers that are packed or quantised have no place for it
+            load_weights(each for each in placeholders)
             return
 
 
@@ -163,16 +163,16 @@ def _by_name(model: nn.Module) -> Any:
     return load_weights
 
 
-def _load_adapter(manager: Any, reader: _Reader) -> None:
-    """Pass probes to every layer of vLLM's LoRA manager, in the slot of the adapter that was loaded last."""
+def _read_adapter(manager: Any, reader: _Reader) -> None:
+    """Pass placeholders to every layer of vLLM's LoRA manager, in the slot of the adapter that was loaded last."""
     slot, active = max(enumerate(manager.lora_index_to_id), key=lambda each: each[1] or 0)
     if not active:
         reader.found = {}
         return
     for name, layer in manager.modules.items():
         parts = manager.packed_modules.get(name, [name])
-        sides = [[reader.probe(f"{ADAPTER_PREFIX}{part}.lora_{side}.weight") for part in parts] for side in "AB"]
-        if any(probe is not None for probe in sides[0]):
+        sides = [[reader.placeholder(f"{ADAPTER_PREFIX}{part}.lora_{side}.weight") for part in parts] for side in "AB"]
+        if any(placeholder is not None for placeholder in sides[0]):
             layer.set_lora(slot, *(sides if len(parts) > 1 else (side[0] for side in sides)))
 
 
@@ -181,7 +181,7 @@ def differing(expected: Mapping[str, Digest], workers: Sequence[Mapping[str, Dig
 
     Each worker has a part of a tensor, and several may have the same: together each element is there equally often.
     """
-    different, unread = [], []
+    different, unreadable = [], []
     for name, (count, total) in expected.items():
         parts = [worker.get(name) for worker in workers]
         read = sum(part[0] for part in parts if part)
@@ -189,8 +189,8 @@ def differing(expected: Mapping[str, Digest], workers: Sequence[Mapping[str, Dig
         if None in parts or remainder or (sum(part[1] for part in parts if part) - copies * total) % _MODULUS:
             different.append(name)
         elif not read:
-            unread.append(name)
-    return different, unread
+            unreadable.append(name)
+    return different, unreadable
 
 
 class SentTensors:
@@ -200,7 +200,7 @@ class SentTensors:
     """
 
     def __init__(self, dtype: str, sync: int, *, adapter: bool = False) -> None:
-        self.request: Request = {"shapes": {}, "dtype": dtype, "sync": sync, "adapter": adapter}
+        self.request: DigestRequest = {"shapes": {}, "dtype": dtype, "sync": sync, "adapter": adapter}
         self.expected: dict[str, Digest] = {}
         self._dtype = getattr(torch, dtype)
 
@@ -215,15 +215,15 @@ class SentTensors:
 
         A TrainingError is raised if one differs from what was sent, or if none can be read: its loader takes nothing.
         """
-        different, unread = differing(self.expected, workers)
-        if different or len(unread) == len(self.expected):
-            named = ", ".join((different or unread)[:3]) or "none was sent"
+        different, unreadable = differing(self.expected, workers)
+        if different or len(unreadable) == len(self.expected):
+            named = ", ".join((different or unreadable)[:3]) or "none was sent"
             kind, how = "adapter" if self.request["adapter"] else "weights", "differ from"
-            if unread and not different:
+            if unreadable and not different:
                 how = "cannot be compared with"
             raise TrainingError(
-                f"after a weight sync {len(different or unread)} of {len(self.expected)} tensors of the {kind} in "
+                f"after a weight sync {len(different or unreadable)} of {len(self.expected)} tensors of the {kind} in "
                 f"{where} {how} the policy's ({named}), expected the same {self.request['dtype']} bits in all: "
                 "the sync did not arrive, in part or as a whole. Nothing was sampled with them"
             )
-        return unread
+        return unreadable

@@ -26,7 +26,7 @@ Trait = Callable[[Item, str], float]
 
 _FOLDS = 5
 _CHUNK = 50_000  # texts whose words a process counts, and that a model scores, at once
-_MOST_FITTED = 200_000  # responses that a model of words is fitted to; a sample of more
+_MAX_FITTED = 200_000  # responses that a model of words is fitted to; a sample of more
 _WORDS = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+|[^\w\s]"
 """A character of a script without spaces between words (Thai to Khmer, kana, Han), a word, or punctuation."""
 
@@ -97,8 +97,8 @@ def tfidf(items: Sequence[Item]) -> list[float]:
     counts = _WordCounts(text for item in ordered for text in sorted(item.responses))
     scores, rng, parts = np.empty(len(right)), np.random.default_rng(0), []
     for train, test in GroupKFold(folds).split(right, groups=groups):
-        few = len(train) <= _MOST_FITTED
-        parts.append((train if few else np.sort(rng.choice(train, _MOST_FITTED, replace=False)), test))
+        few = len(train) <= _MAX_FITTED
+        parts.append((train if few else np.sort(rng.choice(train, _MAX_FITTED, replace=False)), test))
 
     def score(chosen: NDArray[np.intp], test: NDArray[np.intp]) -> None:
         # A word that occurs only in the tested group has no weight.
@@ -110,8 +110,8 @@ def tfidf(items: Sequence[Item]) -> list[float]:
 
     with ThreadPoolExecutor(cores()) as threads:  # scipy and scikit-learn release the GIL
         list(threads.map(score, *zip(*parts, strict=True)))
-    worth = dict(zip((item.id for item in ordered), _tie_credits(scores, right, ordered), strict=True))
-    return [worth[item.id] for item in items]
+    credit_of = dict(zip((item.id for item in ordered), _tie_credits(scores, right, ordered), strict=True))
+    return [credit_of[item.id] for item in items]
 
 
 def _credit_of(items: Sequence[Item], scores: Iterable[float]) -> list[float]:
@@ -145,20 +145,20 @@ class _WordCounts:
         self._column = np.empty(len(numbers), np.int32)  # of each word: they stand in alphabetical order
         self._column[[numbers[word] for word in sorted(numbers)]] = np.arange(len(numbers))
 
-    def of(self, places: NDArray[np.intp]) -> csr_matrix:
+    def of(self, indices: NDArray[np.intp]) -> csr_matrix:
         """Return the counts of some of the texts, a row each."""
-        starts, ends = self._ends[places], self._ends[places + 1]
+        starts, ends = self._ends[indices], self._ends[indices + 1]
         rows = np.concatenate([[0], np.cumsum(ends - starts)])
         taken = np.arange(rows[-1])
         taken += np.repeat(starts - rows[:-1], ends - starts)
-        shape = len(places), len(self._column)
+        shape = len(indices), len(self._column)
         counts = csr_matrix((np.ones(len(taken)), self._column[self._words[taken]], rows), shape)
         counts.sum_duplicates()
         return counts
 
 
 def _numbered(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int32], list[int]]:
-    """Return the distinct words of texts, the place among them of each word, and the number of words of each text.
+    """Return the distinct words of texts, the index among them of each word, and the number of words of each text.
 
     Words are found in what stands between spaces, of which few are distinct: a third of the time for whole texts.
     """
@@ -170,10 +170,10 @@ def _numbered(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int32], list[
     parts = list(map(re.compile(_WORDS).findall, encoded.dictionary.to_pylist()))
     numbers: dict[str, int] = defaultdict(lambda: len(numbers))
     words = np.fromiter(map(numbers.__getitem__, chain.from_iterable(parts)), np.int32)
-    places, sizes = encoded.indices.to_numpy(), np.fromiter(map(len, parts), np.int64, len(parts))
-    starts, of_places = (np.cumsum(sizes) - sizes)[places], sizes[places]
-    ends = np.concatenate([[0], np.cumsum(of_places)])
-    found = words[np.arange(ends[-1]) + np.repeat(starts - ends[:-1], of_places)]
+    indices, sizes = encoded.indices.to_numpy(), np.fromiter(map(len, parts), np.int64, len(parts))
+    starts, counts = (np.cumsum(sizes) - sizes)[indices], sizes[indices]
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    found = words[np.arange(ends[-1]) + np.repeat(starts - ends[:-1], counts)]
     return list(numbers), found, np.diff(ends[split.offsets]).tolist()
 
 

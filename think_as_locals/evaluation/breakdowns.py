@@ -26,7 +26,7 @@ from think_as_locals.types import DataError, Item, first_of
 UNKNOWN = "unknown"
 
 
-class Language(NamedTuple):
+class LanguageProperties(NamedTuple):
     """Resource class of Joshi et al. 2020 (`0` to `5`), top-level family and ISO 15924 script, or `unknown`."""
 
     resource_class: str
@@ -56,13 +56,13 @@ _BY_TAG = {tag: known for known, tags in _LANGUAGES.items() for tag in tags.spli
 
 
 @lru_cache
-def describe(tag: str) -> Language:
+def describe(tag: str) -> LanguageProperties:
     """Return resource class, family and script of a BCP-47 tag, e.g. `3`, `Tai-Kadai`, `Thai` of `th`."""
     try:
         written = script(tag)
     except DataError:
         written = UNKNOWN
-    return Language(*_BY_TAG.get(tag.split("-")[0].lower(), (UNKNOWN, UNKNOWN)), written)
+    return LanguageProperties(*_BY_TAG.get(tag.split("-")[0].lower(), (UNKNOWN, UNKNOWN)), written)
 
 
 @lru_cache

@@ -84,21 +84,21 @@ const card = i => {
       element("b", { class: outcome === "right" ? "good" : outcome === "tie" ? "" : "bad", text: outcome }),
       ...about.map(text => element("bdi", { text }))),
     element("h3", { class: "text", dir: "auto", lang: items.language[item], text: items.prompt[item] }),
-    element("ol", { class: "responses" }, ...judgements.order[i].map((_, place) => response(i, place))),
+    element("ol", { class: "responses" }, ...judgements.order[i].map((_, index) => response(i, index))),
     ...completion(i));
 };
 
-const response = (i, place) => {
-  const best = place === judgements.best[i];
+const response = (i, index) => {
+  const best = index === judgements.best[i];
   const scores = judgements.scores[i];
   const tags = [];
   if (best) tags.push(element("bdi", { class: "is-best", text: "✓ best" }));
-  if (place === judgements.verdict[i]) tags.push(element("bdi", { text: "chosen" }));
-  if (scores) tags.push(element("bdi", { text: `score ${Number(scores[place].toPrecision(4))}` }));
+  if (index === judgements.verdict[i]) tags.push(element("bdi", { text: "chosen" }));
+  if (scores) tags.push(element("bdi", { text: `score ${Number(scores[index].toPrecision(4))}` }));
   return element("li", { dir: "auto", ...(best && { class: "best" }) },
-    element("bdi", { class: "label", text: "ABCDEFGH"[place] }),
+    element("bdi", { class: "label", text: "ABCDEFGH"[index] }),
     element("div", {},
-      element("div", { class: "text", text: items.responses[judgements.item[i]][judgements.order[i][place]] }),
+      element("div", { class: "text", text: items.responses[judgements.item[i]][judgements.order[i][index]] }),
       element("div", { class: "tags" }, ...tags)));
 };
 

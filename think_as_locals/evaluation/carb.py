@@ -22,7 +22,7 @@ from think_as_locals.evaluation.statistics import (
     accuracies,
     accuracy,
     calibration,
-    places_by_name,
+    indices_by_name,
 )
 from think_as_locals.evaluation.tables import escape_terminal
 from think_as_locals.reward_models.reward_model import ScoredItem
@@ -58,12 +58,12 @@ def summarise(
     bootstrap_samples: int,
     protocol: str = "listwise, greedy, one order for each item",
     training: frozenset[str] | None = None,
-    asked: Sequence[Item] = (),
+    queried: Sequence[Item] = (),
 ) -> dict[str, Any]:
     """Return the contents of a CARB file: each accuracy, strict and verdict-only, with its n, interval and baselines.
 
     `scored` has a judgement for each item, or for each order of its responses; parse failures count as wrong.
-    `training` has the hashes of the model's training items, if they are known. Items that were `asked` about and have
+    `training` has the hashes of the model's training items, if they are known. Items that were `queried` about and have
     no judgement are too long and left out; those that count as wrong are in `scored`.
     """
     judged = scored if isinstance(scored, Judgements) else Judgements(scored)
@@ -88,18 +88,18 @@ def summarise(
         "parse_failure": failures.value,
         "parse_failure_ci95": list(failures.ci95),
         "too_long": {
-            "exclude": sorted({item.id for item in asked}.difference(item.id for item in items)),
-            "wrong": [items[place].id for place in rows["item"][rows["too_long"]]],
+            "exclude": sorted({item.id for item in queried}.difference(item.id for item in items)),
+            "wrong": [items[index].id for index in rows["item"][rows["too_long"]]],
         },
         "micro": {key: value for key, value in every.items() if key != "baselines"},
         "macro": {**_both(*over_cells), **macro_cells(items)},
         **{
-            f"by_{key}": {name: measure(part, credit[part], tagged[part]) for name, part in places_by_name(of_items)}
+            f"by_{key}": {name: measure(part, credit[part], tagged[part]) for name, part in indices_by_name(of_items)}
             for key, of_items in names.items()
         },
         "by_position": {
             LABELS[slot]: measure(*(presented[name][part] for name in ("item", "credit", "verdict_only")))
-            for slot, part in places_by_name(presented["best"].tolist())
+            for slot, part in indices_by_name(presented["best"].tolist())
         },
         "slot_bias": slot_bias(judged, **drawn),
         "order_consistency": order_consistency(judged, **drawn),
@@ -109,7 +109,7 @@ def summarise(
 
 
 def _measure(
-    places: Codes,
+    indices: Codes,
     credit: Floats,
     tagged: Floats,
     *,
@@ -118,10 +118,10 @@ def _measure(
     samples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Return the accuracy on the items at some places, strict and verdict-only, and those of the baselines."""
-    columns = [credit, tagged, *(column[places] for column in baselines.values())]
-    strict, lenient, *beside = accuracies(columns, group[places], samples, seed)
-    named = zip(baselines, beside, strict=True)
+    """Return the accuracy on the items at some indices, strict and verdict-only, and those of the baselines."""
+    columns = [credit, tagged, *(column[indices] for column in baselines.values())]
+    strict, lenient, *of_baselines = accuracies(columns, group[indices], samples, seed)
+    named = zip(baselines, of_baselines, strict=True)
     return {**_both(strict, lenient), "baselines": {name: estimate.as_dict() for name, estimate in named}}
 
 
@@ -144,8 +144,8 @@ def _flips(
     found = flip_sets(judged.items)
     if not found:
         return {"n": 0, "sets": 0}
-    place = {item.id: number for number, item in enumerate(judged.items)}
-    sets = [np.array([place[item.id] for item in members]) for members in found]
+    index_of = {item.id: number for number, item in enumerate(judged.items)}
+    sets = [np.array([index_of[item.id] for item in members]) for members in found]
     all_right = [float((credit[members] == 1).all()) for members in sets]
     by_set = accuracy(all_right, judged.group[[members[0] for members in sets]], **drawn)
     every = np.concatenate(sets)
@@ -162,8 +162,8 @@ def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
     low, high = summary["ci95"]
     accuracy = f"{summary['accuracy']:.1%} [{low:.1%}, {high:.1%}] on n={summary['n']}"
     lenient = f"verdict-only {summary['verdict_only']['accuracy']:.1%}"
-    shown = f"{name}: {accuracy}, {lenient}, parse failures {summary['parse_failure']:.1%}"
-    return [shown, *(f"warning: {warning}" for warning in warnings(name, summary))]
+    headline = f"{name}: {accuracy}, {lenient}, parse failures {summary['parse_failure']:.1%}"
+    return [headline, *(f"warning: {warning}" for warning in warnings(name, summary))]
 
 
 def warnings(name: str, summary: Mapping[str, Any]) -> list[str]:
@@ -201,7 +201,7 @@ def record(
     scored: Iterable[ScoredItem], items: Sequence[Item], path: Path, title: str, console: Console, **about: Any
 ) -> dict[str, Any]:
     """Write, show and return the CARB file of the judgements of items, which `about` describes."""
-    summary = save(scored, path, asked=items, **about)
+    summary = save(scored, path, queried=items, **about)
     for line in lines(title, summary):
         console.print(escape_terminal(line))
     return summary
@@ -220,7 +220,7 @@ def read(path: Path) -> dict[str, Any]:
 def steps(run: RunFolder) -> dict[int, Path]:
     """Return the CARB files of a training run by step; not those of an evaluation with a model called `step-N`."""
     found = {}
-    for step, path in run.measured_steps().items():
+    for step, path in run.evaluated_steps().items():
         summary = read(path)
         if summary["step"] == step and summary["model"] != path.stem:
             found[step] = path
@@ -229,8 +229,8 @@ def steps(run: RunFolder) -> dict[int, Path]:
 
 def best_step(run: RunFolder) -> int | None:
     """Return the step with the highest accuracy on validation items; `None` without validation items."""
-    measured = {step: read_json(path)["accuracy"] for step, path in run.measured_steps(VALIDATION).items()}
-    return max(measured, key=lambda step: (measured[step], step), default=None)
+    by_step = {step: read_json(path)["accuracy"] for step, path in run.evaluated_steps(VALIDATION).items()}
+    return max(by_step, key=lambda step: (by_step[step], step), default=None)
 
 
 def metrics(name: str, summary: dict[str, Any]) -> dict[str, float]:

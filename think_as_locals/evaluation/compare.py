@@ -23,8 +23,8 @@ from think_as_locals.evaluation.statistics import (
     codes,
     difference,
     holm,
+    indices_by_name,
     mcnemar,
-    places_by_name,
     smallest_difference,
 )
 from think_as_locals.evaluation.tables import Figure, Table, figure
@@ -66,19 +66,19 @@ def compare(a: Judgements, b: Judgements, by: str) -> list[Comparison]:
         raise ConfigError(f"no breakdown by {by!r}; available: {', '.join(BREAKDOWNS)}")
     _check_same_items(a.items, b.items)
     strict, lenient = ((a.by_item(name), b.by_item(name)) for name in ("credit", "verdict_only"))
-    measured = partial(_compare, group=a.group, lenient=lenient, baselines=baseline_credits(a.items))
+    compare_part = partial(_compare, group=a.group, lenient=lenient, baselines=baseline_credits(a.items))
     every, flips, macro = np.arange(len(a.items)), a.flip_sets(), macro_cells(a.items)
-    overall = [measured(_ALL, every, strict, 1)]
+    overall = [compare_part(_ALL, every, strict, 1)]
     if any((tagged != credit).any() for tagged, credit in zip(lenient, strict, strict=True)):
-        overall.append(measured(_VERDICT_ONLY, every, lenient, 1))
+        overall.append(compare_part(_VERDICT_ONLY, every, lenient, 1))
     if len(flips):
-        overall.append(measured(_FLIPS, flips, strict, 1))
+        overall.append(compare_part(_FLIPS, flips, strict, 1))
     if macro["of"] > 1:
         of = f" of {macro['of']}" if macro["missing"] else ""
         cells = codes(list(map(BREAKDOWNS["cell"], a.items)))
-        overall.append(measured(f"{_MACRO}, {macro['cells']}{of} cells", every, strict, None, cells=cells))
-    parts = dict(places_by_name(list(map(BREAKDOWNS[by], a.items))))
-    found = [measured(name, places, strict, len(parts)) for name, places in parts.items()]
+        overall.append(compare_part(f"{_MACRO}, {macro['cells']}{of} cells", every, strict, None, cells=cells))
+    parts = dict(indices_by_name(list(map(BREAKDOWNS[by], a.items))))
+    found = [compare_part(name, indices, strict, len(parts)) for name, indices in parts.items()]
     adjusted = holm([c.difference.p for c in found]), holm([c.p_mcnemar for c in found if c.p_mcnemar is not None])
     return overall + [
         replace(c, difference=replace(c.difference, p=by_group), p_mcnemar=by_item)
@@ -88,7 +88,7 @@ def compare(a: Judgements, b: Judgements, by: str) -> list[Comparison]:
 
 def _compare(
     name: str,
-    places: Codes,
+    indices: Codes,
     columns: tuple[Floats, Floats],
     tests: int | None,
     *,
@@ -97,9 +97,9 @@ def _compare(
     baselines: Mapping[str, Floats],
     cells: Codes | None = None,
 ) -> Comparison:
-    """Compare the credits of two runs on the items at some places, as one of several tests; of cells without tests."""
-    groups, (a, b) = group[places], (column[places] for column in columns)
-    every = [a, b, *(column[places] for column in (*lenient, *baselines.values()))]
+    """Compare the credits of two runs on the items at some indices, as one of several tests; of cells without tests."""
+    groups, (a, b) = group[indices], (column[indices] for column in columns)
+    every = [a, b, *(column[indices] for column in (*lenient, *baselines.values()))]
     first, second, *tagged = accuracies(every, groups, cells=cells)
     return Comparison(
         name=name,
@@ -147,7 +147,7 @@ def _last(run: Path) -> Path:
 
 
 def trained_on_notes(runs: Mapping[str, Path]) -> dict[str, str]:
-    """Return a warning for each run whose model was trained on some of the items that it was measured on."""
+    """Return a warning for each run whose model was trained on some of the items that it was evaluated on."""
     files = {name: _last(run).with_suffix(".json") for name, run in runs.items()}
     notes = {name: carb.trained_on_note(read_json(file)) for name, file in files.items() if file.is_file()}
     return {name: f"Warning: {name} was {note}" for name, note in notes.items() if note}

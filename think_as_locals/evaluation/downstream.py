@@ -36,7 +36,7 @@ from think_as_locals.types import LABELS, ConfigError, DataError, Item
 
 _MIN_RMS = 3  # with fewer reward models every correlation is perfect, or undefined
 _FEW_RMS = 10  # with fewer the result carries a warning
-_LINE = 20  # between the names beside the plot
+_NAME_HEIGHT = 20  # between the names beside the plot
 _NOT_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # however it is escaped
 
 
@@ -125,7 +125,7 @@ def _part_scores(
     rows: Sequence[Candidates], parts: Sequence[tuple[int, list[int]]], scorer: Scorer, stage: str
 ) -> list[list[float]]:
     """Return the scores of parts of rows (by number): -inf for a parse failure, 0 for a candidate alone."""
-    asked = [(rows[number], part) for number, part in parts if len(part) > 1]
+    compared = [(rows[number], part) for number, part in parts if len(part) > 1]
     items = [
         Item(
             id=f"{row.id}#{stage}{i}",
@@ -138,7 +138,7 @@ def _part_scores(
             group=row.question_group,
             source="candidates",
         )
-        for i, (row, part) in enumerate(asked)
+        for i, (row, part) in enumerate(compared)
     ]
     answers = iter(scored(items, scorer))
     return [
@@ -154,8 +154,8 @@ class Result:
     name: str
     accuracy: float
     downstream: float
-    warning: str = ""  # of cells that its accuracy lacks, and of training items among those it was measured on
-    benchmark: str = ""  # what it was measured on
+    warning: str = ""  # missing cells, and items it was trained on
+    benchmark: str = ""  # what it was evaluated on
     trained_on: bool = False  # some of those items
 
 
@@ -265,22 +265,22 @@ def _correlation(part: Mapping[str, Any], key: str, n: int) -> Figure:
 def plot(results: Sequence[Result], found: dict[str, Any]) -> str:
     """Return an SVG of the reward models as points, with the line of least squares, n and r2, from `validity`."""
     ordered = sorted(results, key=lambda result: -result.downstream)
-    foot = max(350, 40 + _LINE * len(results))
+    foot = max(350, 40 + _NAME_HEIGHT * len(results))
     ends = min(r.accuracy for r in results), max(r.accuracy for r in results)
     fitted = [found["line"]["intercept"] + found["line"]["slope"] * end for end in ends]
     heights = [*fitted, *(r.downstream for r in results)]
     shorts = [_short(result) for result in ordered]
     right = min(600, 725 - 7 * max(map(cell_len, shorts)))  # names stand beside the plot, 7 to a column
     x, y = axis(*ends, 70, right, ticks=4), axis(min(heights), max(heights), foot, 40)
-    places = spread([y.at(r.downstream) for r in ordered], _LINE, 40, foot)
+    positions = spread([y.at(r.downstream) for r in ordered], _NAME_HEIGHT, 40, foot)
     svg = (
         templates()
         .get_template("validity.svg.jinja")
         .render(
             results=results,
             found=found,
-            named=list(zip(ordered, places, shorts, strict=True)),
-            measured=f"accuracy on {on.pop()}" if len(on := {r.benchmark for r in results} - {""}) == 1 else "accuracy",
+            named=list(zip(ordered, positions, shorts, strict=True)),
+            metric=f"accuracy on {on.pop()}" if len(on := {r.benchmark for r in results} - {""}) == 1 else "accuracy",
             foot=foot,
             right=right,
             ends=ends,

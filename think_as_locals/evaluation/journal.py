@@ -17,15 +17,15 @@ from typing import Any
 from think_as_locals.reward_models.reward_model import (
     TOO_LONG,
     Answer,
-    Asker,
+    Queryable,
     Request,
     RewardModel,
     ScoredItem,
-    ask_fitting,
+    apply_too_long,
     check_lengths,
     combine,
-    settle,
-    why_too_long,
+    query_fitting,
+    too_long_reason,
 )
 from think_as_locals.runtime.files import naming
 from think_as_locals.runtime.processes import without_collection
@@ -60,10 +60,10 @@ def by_response(request: Request) -> str:
 
 def content_key(prompt: str, response: str) -> str:
     """Return the key of a response to a prompt."""
-    return _digest(prompt, response)
+    return _content_digest(prompt, response)
 
 
-def _digest(*content: Any) -> str:
+def _content_digest(*content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
@@ -178,7 +178,7 @@ def _read(path: Path, line: bytes, number: int, content: Callable[[dict[str, Any
 
 @dataclass(frozen=True, slots=True)
 class AnswerCollector:
-    """Asks a reward model about items, and keeps its answers in a journal."""
+    """Queries a reward model about items, and keeps its answers in a journal."""
 
     rm: RewardModel
     journal: Journal
@@ -188,13 +188,13 @@ class AnswerCollector:
 
     def predictions(self, items: Sequence[Item]) -> Iterator[ScoredItem]:
         """Yield judgements in the order of the items: one for each item, or for each order of its responses."""
-        return settle(combine(self.rm, self._answers(items, self.rm.requests)), self.too_long)
+        return apply_too_long(combine(self.rm, self._answers(items, self.rm.requests)), self.too_long)
 
     def scores(self, items: Sequence[Item]) -> list[tuple[float, ...]]:
-        """Return the scores of each item's responses, in its own order; NaN if unparsable or too long."""
+        """Return the scores of each item's responses, in its own order; NaN for a parse failure or if too long."""
         scores, reasons = list[tuple[float, ...]](), dict[str, str]()
         for item, answers in self._answers(items, self.rm.score_requests):
-            if why := why_too_long(answers):
+            if why := too_long_reason(answers):
                 reasons[item.id] = why
             scores.append(self.rm.scores(item, answers))
         check_lengths(reasons, len(scores), self.too_long)
@@ -216,7 +216,7 @@ class AnswerCollector:
 
 
 def collect(
-    asker: Asker,
+    queryable: Queryable,
     journal: Journal,
     advance: Advance,
     requests: Sequence[Request],
@@ -231,14 +231,14 @@ def collect(
     """
     keys = list(map(journal.key, requests))
     by_key = dict(zip(keys, requests, strict=True))
-    # By the model's key, then item, then order; sorted thrice, since tuples of all three would take gigabytes.
+    # By the model's key, then item, then order; three stable sorts, as tuples of all three keys would take gigabytes.
     wanted = sorted(by_key, key=lambda key: by_key[key].order)
     wanted.sort(key=lambda key: by_key[key].item.id)
-    wanted.sort(key=lambda key: asker.sort_key(by_key[key]))
+    wanted.sort(key=lambda key: queryable.sort_key(by_key[key]))
     progress = _Progress(advance, len(wanted))
     progress.add(sum(map(journal.has, wanted)))
     progress.show()
-    size = asker.chunk_size
+    size = queryable.chunk_size
 
     def is_open(key: bytes) -> bool:
         """Return whether to send a request: no answer yet, or a server (whose limit may change) called it too long."""
@@ -246,8 +246,8 @@ def collect(
             return True
         return too_long == "error" and size is None and TOO_LONG in journal.answer(key)
 
-    def keep(chunk: Sequence[bytes], place: int, answer: Answer) -> None:
-        progress.add(journal.add(chunk[place], answer))
+    def keep(chunk: Sequence[bytes], index: int, answer: Answer) -> None:
+        progress.add(journal.add(chunk[index], answer))
 
     if size is None:
         wanted = [key for key in wanted if is_open(key)]
@@ -257,7 +257,7 @@ def collect(
     for chunk in mine:
         if not any(map(is_open, chunk)):
             continue
-        ask_fitting(asker, [by_key[key] for key in chunk], partial(keep, chunk))
+        query_fitting(queryable, [by_key[key] for key in chunk], partial(keep, chunk))
         progress.show()
         if missing := [by_key[key].item.id for key in chunk if not journal.has(key)]:
             raise RuntimeError(f"{len(missing)} requests have no answer, such as one of {missing[0]!r}")
@@ -266,8 +266,8 @@ def collect(
     return keys
 
 
-def ask_by_journal(
-    asker: Asker,
+def query_with_journal(
+    queryable: Queryable,
     path: Path,
     identity: dict[str, Any],
     requests: Sequence[Request],
@@ -280,7 +280,7 @@ def ask_by_journal(
     """Return the answers to requests, asking only for those that the journal at `path` lacks."""
     with Journal(path, identity, key, peers) as journal:
         peers.exchange(None)  # all have read what there is before anyone writes
-        return [journal.answer(key) for key in collect(asker, journal, advance, requests, too_long, peers)]
+        return [journal.answer(key) for key in collect(queryable, journal, advance, requests, too_long, peers)]
 
 
 class _Progress:

@@ -33,7 +33,7 @@ from think_as_locals.evaluation.statistics import (
     paired,
     smallest_difference,
 )
-from think_as_locals.evaluation.tables import Cell, Figure, Label, Table, escape_markdown, figure
+from think_as_locals.evaluation.tables import Cell, Figure, Named, Table, escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.reward_models.reward_model import ScoredItem
 from think_as_locals.runtime.files import read_json, write_json, write_text
@@ -46,7 +46,7 @@ MAX_CHARACTERS = 24_000_000
 LONGEST_TEXT = 20_000
 """Characters of a text that are shown, so that one endless completion does not displace all others."""
 
-_OF_SUMMARY = ("model", "protocol", "seed", "step", "macro", "micro", "slot_bias", "order_consistency", "calibration")
+_SUMMARY_KEYS = ("model", "protocol", "seed", "step", "macro", "micro", "slot_bias", "order_consistency", "calibration")
 _NOTE = (
     "Per cent with 95 % intervals by question group. Macro: the mean over all cells of culture and domain (an item "
     "without a culture, and every item of CARB, counts under its language). Ranks "
@@ -81,12 +81,12 @@ class LeaderboardEntry:
 
     @property
     def run(self) -> Path:
-        """The folder of the run that measured it."""
+        """The folder of the run that evaluated it."""
         return self.path.parents[1]
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The items that it was measured on."""
+        """The items that it was evaluated on."""
         return self.judged.items
 
 
@@ -197,7 +197,7 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
                 "ranks": [first, last],
                 "may_be_first": first == 1,
                 "trained_on": summary.get("trained_on"),
-                **{key: summary[key] for key in _OF_SUMMARY},
+                **{key: summary[key] for key in _SUMMARY_KEYS},
                 "flips": {key: summary["flips"].get(key) for key in ("n", "sets", "accuracy", "ci95", "ci_method")},
                 "verdict_only": summary["verdict_only"],
                 "parse_failure": failures,
@@ -221,12 +221,12 @@ def board(entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
 
 def _baselines(items: tuple[Item, ...], group: Codes, flips: Codes, cells: Codes) -> dict[str, dict[str, Any]]:
     """Return the accuracies of the baselines: over cells, over items and on complete flip sets."""
-    worth, every = baseline_credits(items), np.arange(len(items))
-    found: dict[str, dict[str, Any]] = {name: {} for name in worth}
-    for kind, places, of_cells in (("macro", every, cells), ("micro", every, None), ("flips", flips, None)):
-        columns = [column[places] for column in worth.values()]
-        estimates = accuracies(columns, group[places], cells=of_cells) if len(places) else []
-        for name, estimate in zip_longest(worth, estimates):
+    credit, every = baseline_credits(items), np.arange(len(items))
+    found: dict[str, dict[str, Any]] = {name: {} for name in credit}
+    for kind, indices, of_cells in (("macro", every, cells), ("micro", every, None), ("flips", flips, None)):
+        columns = [column[indices] for column in credit.values()]
+        estimates = accuracies(columns, group[indices], cells=of_cells) if len(indices) else []
+        for name, estimate in zip_longest(credit, estimates):
             found[name][kind] = estimate.as_dict() if estimate else {"n": 0}
     return found
 
@@ -255,10 +255,10 @@ def _differences(
     return [{"difference": gain.as_dict(), "p_holm": p, "smallest": least} for (gain, p), least in columns]
 
 
-def _name(model: Mapping[str, Any]) -> Label:
+def _name(model: Mapping[str, Any]) -> Named:
     """Return a model's name, with a mark if it was trained on some of the items."""
     note = carb.trained_on_note(model)
-    return Label(model["name"], "†" if note else "", note)
+    return Named(model["name"], "†" if note else "", note)
 
 
 def _models_table(board: dict[str, Any]) -> Table:
@@ -269,7 +269,7 @@ def _models_table(board: dict[str, Any]) -> Table:
         rows.append(
             [
                 "–".join(map(str, dict.fromkeys(model["ranks"]))),
-                Label(model["name"], mark, "may be first: none is significantly better", f"† {note}" if note else ""),
+                Named(model["name"], mark, "may be first: none is significantly better", f"† {note}" if note else ""),
                 figure(model["macro"]),
                 strip(model["macro"], None, chance),
                 figure(model["micro"], show_n=True),
@@ -281,7 +281,7 @@ def _models_table(board: dict[str, Any]) -> Table:
             ]
         )
     for name, on in board["baselines"].items():
-        label = Label(NAMES[name], note="best baseline" if name == board["best_baseline"] else "")
+        label = Named(NAMES[name], note="best baseline" if name == board["best_baseline"] else "")
         flips = figure(on["flips"], show_n=True) or "none"
         plot = strip(None, on["macro"], chance)
         rows.append(["", label, figure(on["macro"]), plot, figure(on["micro"], show_n=True), flips, "", "", "", ""])
@@ -306,9 +306,9 @@ def _pairs_table(board: dict[str, Any]) -> Table:
                 gain = figure(paired["difference"], "difference", "+.1f", strong=p < ALPHA)
                 gains[kind] = [gain, Figure(p, form="p", strong=False)]
         smallest = pair["items"]["smallest"]
-        shown = "none" if smallest is None else f"{100 * smallest:.1f}"
+        text = "none" if smallest is None else f"{100 * smallest:.1f}"
         rows.append(
-            [names[pair["better"]], names[pair["worse"]], *gains["macro"], *gains["items"], shown, *gains["flips"]]
+            [names[pair["better"]], names[pair["worse"]], *gains["macro"], *gains["items"], text, *gains["flips"]]
         )
     headings = ("higher-ranked", "lower-ranked", "macro", "p", "by items", "p", "smallest", "flip sets", "p")
     return Table(headings, rows)
@@ -454,7 +454,7 @@ def browsable(entries: Sequence[LeaderboardEntry], limit: int) -> dict[str, Any]
 
 
 def _judgements(entries: Sequence[LeaderboardEntry], some: Container[Item]) -> dict[Item, list[tuple[int, ScoredItem]]]:
-    """Read all judgements of some items, each with the place of its entry."""
+    """Read all judgements of some items, each with the index of its entry."""
     found = list[tuple[int, ScoredItem]]()
     for number, entry in enumerate(entries):
         items = {item.id: item for item in entry.items if item in some}

@@ -45,13 +45,13 @@ class Axis:
         return [round(self.low + i * self.step, 10) for i in range(round((self.high - self.low) / self.step) + 1)]
 
 
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move ascending places so that they are `gap` apart and, as far as possible, between `low` and `high`."""
+def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move ascending positions so that they are `gap` apart and, as far as possible, between `low` and `high`."""
     apart: list[float] = []
-    for place in places:
-        apart.append(max(place, apart[-1] + gap if apart else low))
+    for position in positions:
+        apart.append(max(position, apart[-1] + gap if apart else low))
     most = high - gap * (len(apart) - 1)
-    return [round(min(place, most + gap * number), 1) for number, place in enumerate(apart)]
+    return [round(min(position, most + gap * number), 1) for number, position in enumerate(apart)]
 
 
 def templates(*folders: Path) -> Environment:

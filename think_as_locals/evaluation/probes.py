@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from think_as_locals.data.edits import Edit, Edits, why_not
+from think_as_locals.data.edits import Edit, Edits, no_edit_reason
 from think_as_locals.evaluation.breakdowns import BREAKDOWNS
 from think_as_locals.evaluation.scored import grouped
 from think_as_locals.evaluation.statistics import Estimate, estimate_mean
@@ -60,7 +60,7 @@ def probe(
     k: float,
     samples: int,
     seed: int,
-    reason: Callable[[Edit, Item], str] = why_not,
+    reason: Callable[[Edit, Item], str] = no_edit_reason,
 ) -> dict[str, Any]:
     """Score items before and after their edits, all in one call, and return the changes of scores by probe.
 
@@ -157,6 +157,6 @@ def _margin(scores: Sequence[float], best: int) -> float:
 def _spread(scores: Sequence[tuple[float, ...]]) -> float:
     squares: list[float] = [0.0]
     for of_item in (each for each in scores if not any(map(math.isnan, each))):
-        beside = [score - of_item[0] for score in of_item]  # exactly 0 where all are the same, as in _margin
-        squares += [(value - math.fsum(beside) / len(beside)) ** 2 for value in beside]
+        differences = [score - of_item[0] for score in of_item]  # exactly 0 where all are the same, as in _margin
+        squares += [(value - math.fsum(differences) / len(differences)) ** 2 for value in differences]
     return math.sqrt(math.fsum(squares) / max(1, len(squares) - 1))

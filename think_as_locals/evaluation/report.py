@@ -58,13 +58,13 @@ class BeforeAfter:
 def write_report(run_dir: Path) -> Path:
     """Write `report.html` into a run's folder, which must have a CARB file; the page names other missing files."""
     run = RunFolder(run_dir)
-    summaries = [carb.read(path) for path in run.measured_steps().values()]
+    summaries = [carb.read(path) for path in run.evaluated_steps().values()]
     if not summaries:
         raise DataError(f"{run.carb_dir}: no step-N.json; a report needs at least one CARB measurement")
     first, last = summaries[0], summaries[-1]
-    sets = {name: run.measured_steps(name) for name in run.measured_sets()}
+    sets = {name: run.evaluated_steps(name) for name in run.evaluated_sets()}
     before = first if first["step"] == 0 and len(summaries) > 1 else None
-    tables = [run.measured(TEST, step["step"]).with_suffix(".parquet") if step else None for step in (before, last)]
+    tables = [run.evaluation(TEST, step["step"]).with_suffix(".parquet") if step else None for step in (before, last)]
     pairs = _pairs(*(read_scored(table) if table and table.is_file() else None for table in tables))
     outcomes = Counter(pair.outcome for pair in pairs or ())
     names = PAIRED if pairs and pairs[0].before else SINGLE
@@ -80,14 +80,14 @@ def write_report(run_dir: Path) -> Path:
         sets_before={name: carb.read(steps[0]) for name, steps in sets.items() if 0 in steps} if before else None,
         best_step=carb.best_step(run),
         warnings=[*carb.warnings("this judge", last), *warned[-1:]],
-        purpose=FROM_SCRATCH if made_from_scratch(run) else None,
+        purpose=FROM_SCRATCH if is_randomly_initialised(run) else None,
         next_steps=next_steps(run),
         flips_before=_flip_rows(before),
         flips_last=_flip_rows(last),
         curves={name: (points, _moving_mean(points)) for name, points in curves.items()},
         skipped_lines=skipped_lines,
         x_high=max(1, last["step"], *(step for step, _ in curves.get(_TOTALS["reward"], ()))),
-        pairs=None if pairs is None else choose(pairs),
+        pairs=None if pairs is None else choose_judgements(pairs),
         outcomes=outcomes,
         outcome_names=[name for name in names if name not in ("tie", "too long") or outcomes[name]],
         **read_settings(run_dir),
@@ -102,7 +102,7 @@ FROM_SCRATCH = (
 )
 
 
-def made_from_scratch(run: RunFolder) -> bool:
+def is_randomly_initialised(run: RunFolder) -> bool:
     """Return whether a run's model was randomly initialised, by its configuration."""
     try:
         return bool(yaml.safe_load(run.config.read_text(encoding="utf-8"))["model"]["scratch"])
@@ -112,19 +112,19 @@ def made_from_scratch(run: RunFolder) -> bool:
 
 def next_steps(run: RunFolder) -> list[tuple[str, str]]:
     """Return commands to continue with after a training run, each with its purpose."""
-    tables = [path.with_suffix(".parquet") for path in run.measured_steps().values()]
+    tables = [path.with_suffix(".parquet") for path in run.evaluated_steps().values()]
     steps: list[tuple[tuple[object, ...], str]] = []
     if run.examples.is_file():
         steps.append((("tal", "judge", run.model, run.examples), "judges a few of its test items"))
     if len(tables) > 1:
         steps.append((("tal", "compare", tables[0], tables[-1], "--by", "culture"), "what GRPO changed"))
-    if made_from_scratch(run):
+    if is_randomly_initialised(run):
         steps.append((("tal", "init", "mine"), "a recipe for your own pairs: --from FILE, or a sample"))
     steps.append((("tal", "serve", run.model), "the judge behind HTTP"))
     return [(shlex.join(map(str, words)), why) for words, why in steps]
 
 
-def choose(pairs: Iterable[BeforeAfter], limit: int = MAX_JUDGEMENTS) -> list[BeforeAfter]:
+def choose_judgements(pairs: Iterable[BeforeAfter], limit: int = MAX_JUDGEMENTS) -> list[BeforeAfter]:
     """Return the pairs to show, most informative outcomes first, evenly from outcomes and from their cells."""
     by_outcome: dict[str, dict[Any, list[BeforeAfter]]] = {name: defaultdict(list) for name in (*PAIRED, *SINGLE)}
     for pair in sorted(pairs, key=lambda pair: hash_fraction(pair.after.item.id)):

@@ -31,11 +31,11 @@ class Sampler:
     conversation: Callable[[Request], Messages]
     sort_key: Callable[[Request], str]
 
-    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+    def query(self, requests: Sequence[Request], keep: Keep) -> None:
         """Sample a completion for each request, and pass its answer to `keep`."""
 
-        def deliver(place: int, rollout: Rollout) -> None:
-            keep(place, {"text": rollout.text, "finish_reason": rollout.finish_reason})
+        def deliver(index: int, rollout: Rollout) -> None:
+            keep(index, {"text": rollout.text, "finish_reason": rollout.finish_reason})
 
         self.engine.sample([self.conversation(request) for request in requests], self.sampling, deliver)
 
@@ -71,15 +71,15 @@ class YieldCounter:
 
     def __init__(self, items: Sequence[Item], outcomes: Sequence[str], marks: Sequence[str] = ()) -> None:
         self._items = {item.id: item for item in items}
-        self._places = {name: place for place, name in enumerate(self._items)}
+        self._index_of = {name: index for index, name in enumerate(self._items)}
         self._outcomes, self._marks = tuple(outcomes), tuple(marks)
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in self._items}
         self._kept: dict[str, str | None] = {}
         self.issues: Counter[str] = Counter()
 
-    def place(self, name: str) -> int:
-        """Return the place of an item among the others, given its id."""
-        return self._places[name]
+    def index(self, name: str) -> int:
+        """Return an item's index, given its id."""
+        return self._index_of[name]
 
     def left(self) -> list[Item]:
         """Return the items about which nothing has been kept yet."""

@@ -25,19 +25,19 @@ from think_as_locals.types import LABELS, DataError, Item, Judgement, first_of
 if TYPE_CHECKING:
     import pyarrow
 
-Outcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
+JudgementOutcome = Literal["right", "tie", "wrong", "parse failure", "too long"]
 """The outcome of a judgement; in a tie the best response shares the highest score with others."""
 
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+OUTCOMES: tuple[JudgementOutcome, ...] = get_args(JudgementOutcome)
 
 _ITEM = tuple(field.name for field in fields(Item))
 _FIELDS = ("prompt", "culture", "language", "domain", "group", "source")
 _COLUMNS = (*(*_ITEM, "verdict", "order", "credit", "verdict_only_credit", "scores", "margin", "issues", "completion"),)
 
-_JUDGEMENT = np.dtype(
+_ROW_TYPE = np.dtype(
     [
-        ("item", np.int64),  # its place in `Judgements.items`
-        ("order", np.int32),  # its place in `Judgements.orders`
+        ("item", np.int64),  # its index in `Judgements.items`
+        ("order", np.int32),  # its index in `Judgements.orders`
         ("size", np.int8),  # number of responses
         ("best", np.int8),  # index among the responses as presented
         ("verdict", np.int8),  # likewise; -1 without one
@@ -71,7 +71,7 @@ class Judgements:
             kind = s.scores is not None, s.parse_failure, s.too_long
             return (place, order, *slots, s.credit, s.verdict_only_credit, margin, *kind)
 
-        rows = np.fromiter(map(row, scored), _JUDGEMENT)
+        rows = np.fromiter(map(row, scored), _ROW_TYPE)
         by_id = [items[name] for name in sorted(items)]
         self.items = tuple(item for _, item in by_id)
         self.group = codes([item.group for item in self.items])  # of each item
@@ -100,9 +100,9 @@ class Judgements:
         return found
 
     def flip_sets(self) -> Codes:
-        """Return the places of the items of complete flip sets, set by set; an item is there once for each set."""
-        places = {item.id: place for place, item in enumerate(self.items)}
-        return np.array([places[item.id] for members in flip_sets(self.items) for item in members], np.intp)
+        """Return the indices of the items of complete flip sets, set by set; an item is there once for each set."""
+        index_of = {item.id: index for index, item in enumerate(self.items)}
+        return np.array([index_of[item.id] for members in flip_sets(self.items) for item in members], np.intp)
 
     def _presented(self, row: Any) -> tuple[str, ...]:
         responses = self.items[row["item"]].responses
@@ -144,7 +144,7 @@ def _batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
 
 
 def written(path: Path, scored: Iterable[ScoredItem]) -> Iterator[ScoredItem]:
-    """Yield judgements, and write them as the table that `read_scored` loads, which is there when all are taken."""
+    """Yield the judgements while writing them; the file appears once all are consumed."""
     import pyarrow as pa
 
     def table(some: list[ScoredItem]) -> pa.Table:
@@ -187,10 +187,10 @@ def _scored_item(row: dict[str, Any], known: dict[str, Item]) -> ScoredItem:
         item = in_text_order(Item(**{name: row[name] for name in _ITEM}))
         known.setdefault(item.id, item)
     order, verdict, credit = row["order"], row["verdict"], row["credit"]
-    if sorted(order) != (places := list(range(len(item.responses)))):
-        raise DataError(f"item {item.id!r}: order must have each of {places} once, got {order}")
-    if verdict is not None and verdict not in places:
-        raise DataError(f"item {item.id!r}: verdict must be one of {places} or none, got {verdict!r}")
+    if sorted(order) != (indices := list(range(len(item.responses)))):
+        raise DataError(f"item {item.id!r}: order must have each of {indices} once, got {order}")
+    if verdict is not None and verdict not in indices:
+        raise DataError(f"item {item.id!r}: verdict must be one of {indices} or none, got {verdict!r}")
     scored = ScoredItem(
         item=item,
         presented=reorder_responses(item, [item.responses.index(row["responses"][i]) for i in order]),
@@ -219,12 +219,12 @@ def _is_row_of(item: Item, row: dict[str, Any]) -> bool:
     there, origins = row["responses"] or [], row["origins"] or []
     if sorted(item.responses) != sorted(there) or any(getattr(item, name) != row[name] for name in _FIELDS):
         return False
-    places = [there.index(response) for response in item.responses]
-    moved = [origins[i] for i in places] if len(origins) == len(there) else origins
-    return places[item.best] == row["best"] and list(item.origins) == moved
+    indices = [there.index(response) for response in item.responses]
+    moved = [origins[i] for i in indices] if len(origins) == len(there) else origins
+    return indices[item.best] == row["best"] and list(item.origins) == moved
 
 
-def outcome(scored: ScoredItem) -> Outcome:
+def outcome(scored: ScoredItem) -> JudgementOutcome:
     """Return the outcome of a judgement."""
     if scored.too_long:
         return "too long"
@@ -257,19 +257,19 @@ def order_consistency(judged: Judgements, samples: int, seed: int) -> dict[str, 
 
     `all_right`, the share that is right in every order, is the consistent accuracy of J1 (arXiv 2505.10320).
     """
-    places, consistent, all_right = list[int](), list[float](), list[float]()
+    indices, consistent, all_right = list[int](), list[float](), list[float]()
     for part in judged.of_several():
         if (part["order"] != part["order"][0]).any():
             choices = zip(part["order"].tolist(), part["verdict"].tolist(), strict=True)
             chosen = {judged.orders[order][verdict] if verdict >= 0 else -1 for order, verdict in choices}
-            places.append(part["item"][0])
+            indices.append(part["item"][0])
             consistent.append(float(len(chosen) == 1 and -1 not in chosen))
             all_right.append(float((part["verdict"] == part["best"]).all()))
-    if not places:
+    if not indices:
         return {"n": 0}
     return {
-        **accuracy(consistent, judged.group[places], samples, seed).as_dict("consistent"),
-        "all_right": accuracy(all_right, judged.group[places], samples, seed).as_dict(),
+        **accuracy(consistent, judged.group[indices], samples, seed).as_dict("consistent"),
+        "all_right": accuracy(all_right, judged.group[indices], samples, seed).as_dict(),
     }
 
 

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, ndtr, stdtr, stdtrit
 
-_MOST_GROUPS = 20_000  # that are drawn separately; of more, several are drawn as one, which is as valid and faster
+_MAX_GROUPS = 20_000  # that are drawn separately; of more, several are drawn as one, which is as valid and faster
 FEW_GROUPS = 50  # with fewer, the jackknife has better coverage than a bootstrap (tests/benchmarks/intervals.py)
 RESAMPLES = 2000  # of what compares runs, each of which may have its own `eval.bootstrap_samples`
 BINS = 10
 _MIN_GROUPS = 5  # with fewer, a calibration error cannot be told from noise
-_MAX_KEPT = 2**28  # bytes of draws
+_MAX_CACHE_BYTES = 2**28  # bytes of draws
 _BLOCK = 2**22  # numbers of draws that are multiplied at once
 
 Values = Sequence[float] | NDArray[np.float64]
@@ -161,13 +161,13 @@ def cluster_bootstrap(
     All columns have the same draws. An interval is `None` if a bootstrap is not reliable: with fewer than `FEW_GROUPS`
     groups, with a cell of a single group, or if all draws have the same mean.
     """
-    group = group % _MOST_GROUPS
+    group = group % _MAX_GROUPS
     groups, cells = int(group.max()) + 1, int(cell.max()) + 1
     if groups < FEW_GROUPS:
         return [None] * len(columns)
-    place = group * cells + cell
+    joint = group * cells + cell
     sizes, *sums = (
-        np.bincount(place, weights, groups * cells).reshape(groups, cells) for weights in (np.ones(len(cell)), *columns)
+        np.bincount(joint, weights, groups * cells).reshape(groups, cells) for weights in (np.ones(len(cell)), *columns)
     )
     if (sizes > 0).sum(axis=0).min() == 1:
         return [None] * len(columns)
@@ -231,7 +231,7 @@ def calibration(margins: Values, scores: Values, groups: Names, samples: int, se
     luck = credit * (1 - credit)  # the variance of breaking ties
     brier = accuracy((confidence - credit) ** 2 + luck, group, samples, seed)
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    members = [np.flatnonzero(bins == place) for place in np.unique(bins)]
+    members = [np.flatnonzero(bins == bin_number) for bin_number in np.unique(bins)]
     gaps, certain = confidence - credit, confidence * (1 - confidence)
     ece = sum(_mean_size(gaps[index].sum(), luck[index].sum()) for index in members) / len(credit)
     # The mean distance between confidence and right answers, summed over a bin, where confidence is the truth.
@@ -271,7 +271,7 @@ def _calibration_interval(gaps: Floats, bins: Codes, group: Codes, samples: int,
     the upper one by what drawing adds, the lower one by twice as much (in simulation, once is too little). The lower
     end is 0 if draws around calibrated bins reach the error. With too few groups the interval is [0, 1].
     """
-    group = group % _MOST_GROUPS
+    group = group % _MAX_GROUPS
     count = int(group.max()) + 1
     if count < _MIN_GROUPS:
         return 0.0, 1.0
@@ -347,7 +347,7 @@ def _draws(groups: int, samples: int, seed: int) -> Iterator[tuple[slice, Floats
         for rows in blocks:
             counts[rows] = rng.multinomial(groups, shares, size=rows.stop - rows.start)
     _draws_kept[key] = counts
-    while len(_draws_kept) > 1 and sum(kept.nbytes for kept in _draws_kept.values()) > _MAX_KEPT:
+    while len(_draws_kept) > 1 and sum(kept.nbytes for kept in _draws_kept.values()) > _MAX_CACHE_BYTES:
         del _draws_kept[next(iter(_draws_kept))]
     return ((rows, counts[rows].astype(float)) for rows in blocks)
 
@@ -362,8 +362,8 @@ def _columns(scores: Values, groups: Names, cells: Names | None = None) -> tuple
     return np.array(scores, float), codes(groups), cell
 
 
-def places_by_name(names: Sequence[Any]) -> Iterator[tuple[Any, Codes]]:
-    """Yield the distinct names, sorted, with the places that have each."""
+def indices_by_name(names: Sequence[Any]) -> Iterator[tuple[Any, Codes]]:
+    """Yield the distinct names, sorted, with the indices that have each."""
     numbers = codes(names)
     parts = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
     yield from zip(sorted(set(names)), parts, strict=True)
@@ -376,7 +376,7 @@ def paired(pairs: Sequence[tuple[Values, Values, Names]], cells: Names | None = 
 
 
 def codes(names: Names) -> Codes:
-    """Return the place of each name, or number, among the distinct ones."""
+    """Return the index of each name, or number, among the distinct ones."""
     # Sorted, so that the meaning of a draw does not depend on the order of items.
     if isinstance(names, np.ndarray) and names.dtype == np.intp:
         return (np.cumsum(np.bincount(names) > 0) - 1)[names]

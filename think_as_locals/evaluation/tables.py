@@ -124,7 +124,7 @@ def figure(
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class Named:
     """A name with a mark, which `meaning` explains on a page, and a note in small print."""
 
     text: str
@@ -142,7 +142,7 @@ class Label:
         )
 
 
-Cell = str | Label | Figure | Sequence[Figure] | None
+Cell = str | Named | Figure | Sequence[Figure] | None
 """Text is untrusted, except for `Markup` (such as plots), which only pages show; `None` is a missing value."""
 
 
@@ -167,23 +167,23 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table as GitHub's markdown."""
-        places = list(self._written())
-        head = [self.headings[place] for place in places]
-        rows = [[_text(row[place], escape_markdown) for place in places] for row in self.rows]
+        indices = list(self._written())
+        head = [self.headings[index] for index in indices]
+        rows = [[_text(row[index], escape_markdown) for index in indices] for row in self.rows]
         return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
     def html(self, label: str, style: str = "") -> Markup:
         """Return the table as HTML, in a region called `label` that scrolls sideways, with a further class `style`."""
         columns = range(len(self.headings))
-        classes = [Markup(' class="number"') if self._numeric(place) else "" for place in columns]
+        classes = [Markup(' class="number"') if self._numeric(index) else "" for index in columns]
         classes[self.header] = Markup(' class="stub"')  # it stays where it is as the table scrolls
         written = set(self._written())
         unseen = Markup('<span class="unseen">{}</span>')
-        head = [text if place in written else unseen.format(text) for place, text in enumerate(self.headings)]
-        cells = [Markup('<th scope="col"{}>{}</th>').format(classes[place], head[place]) for place in columns]
+        head = [text if index in written else unseen.format(text) for index, text in enumerate(self.headings)]
+        cells = [Markup('<th scope="col"{}>{}</th>').format(classes[index], head[index]) for index in columns]
         rows = []
         for row in self.rows:
-            tags = [Markup("<td{}>{}</td>").format(classes[place], _html(row[place])) for place in columns]
+            tags = [Markup("<td{}>{}</td>").format(classes[index], _html(row[index])) for index in columns]
             tags[self.header] = Markup('<th scope="row">{}</th>').format(_html(row[self.header]))
             rows.append(Markup("<tr>{}</tr>").format(Markup().join(tags)))
         cuts = pairwise([0, *self.sections, len(rows)])
@@ -194,11 +194,11 @@ class Table:
         ).format(label, style, Markup().join(cells), Markup().join(bodies))
 
     def _written(self) -> Iterator[int]:
-        return (place for place, heading in enumerate(self.headings) if not heading.startswith("plot"))
+        return (index for index, heading in enumerate(self.headings) if not heading.startswith("plot"))
 
-    def _numeric(self, place: int) -> bool:
-        texts = [cell for row in self.rows if isinstance(cell := row[place], str | Label)]
-        return place != self.header and all(isinstance(cell, str) and _NUMBER.fullmatch(cell) for cell in texts)
+    def _numeric(self, index: int) -> bool:
+        texts = [cell for row in self.rows if isinstance(cell := row[index], str | Named)]
+        return index != self.header and all(isinstance(cell, str) and _NUMBER.fullmatch(cell) for cell in texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +210,14 @@ class _OnTerminal:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.title:
             yield Text.assemble(escape_terminal(self.title), style="italic")
-        texts = {place: [escape_terminal(_text(row[place])) for row in self.table.rows] for place in self._places()}
+        texts = {index: [escape_terminal(_text(row[index])) for row in self.table.rows] for index in self._columns()}
         for widths in self._parts(texts, options.max_width):
             part = TerminalTable()
-            for place, width in widths.items():
-                justify: JustifyMethod = "right" if self.table._numeric(place) else "left"
-                part.add_column(self.table.headings[place], justify=justify, overflow="fold", width=width)
-            values = [texts[place] for place in widths if place != self.table.header or len(widths) == 1]
-            for number, cells in enumerate(zip(*(texts[place] for place in widths), strict=True), start=1):
+            for index, width in widths.items():
+                justify: JustifyMethod = "right" if self.table._numeric(index) else "left"
+                part.add_column(self.table.headings[index], justify=justify, overflow="fold", width=width)
+            values = [texts[index] for index in widths if index != self.table.header or len(widths) == 1]
+            for number, cells in enumerate(zip(*(texts[index] for index in widths), strict=True), start=1):
                 if any(found[number - 1] for found in values):
                     part.add_row(*cells)
                 if number in self.table.sections:
@@ -226,27 +226,27 @@ class _OnTerminal:
         if self.caption:
             yield Text.assemble(escape_terminal(self.caption), style="dim italic")
 
-    def _places(self) -> list[int]:
+    def _columns(self) -> list[int]:
         return list(self.table._written())
 
     def _parts(self, texts: Mapping[int, Sequence[Text]], room: int) -> list[dict[int, int]]:
         """Return the columns of each part and their widths, such that no figure or heading word is broken."""
         header, headings = self.table.header, self.table.headings
-        content = {place: max((text.cell_len for text in found), default=0) for place, found in texts.items()}
-        widths = {place: max(width, cell_len(headings[place])) for place, width in content.items()}
+        content = {index: max((text.cell_len for text in found), default=0) for index, found in texts.items()}
+        widths = {index: max(width, cell_len(headings[index])) for index, width in content.items()}
         if _drawn(widths) <= room:
             return [widths]
-        widths = {place: max(width, *map(cell_len, headings[place].split())) for place, width in content.items()}
+        widths = {index: max(width, *map(cell_len, headings[index].split())) for index, width in content.items()}
         names = " ".join([headings[header], *map(str, texts[header])])
         longest_word = max(map(cell_len, names.split()), default=0)
         # Long names are wrapped.
         widths[header] = min(widths[header], max(room // 4, min(longest_word, room // 3)))
         parts = [{header: widths[header]}]
-        for place in (place for place in widths if place != header):
-            width = min(widths[place], room - _drawn({header: widths[header], place: 0}))
-            if _drawn({**parts[-1], place: width}) > room:
+        for index in (index for index in widths if index != header):
+            width = min(widths[index], room - _drawn({header: widths[header], index: 0}))
+            if _drawn({**parts[-1], index: width}) > room:
                 parts.append({header: widths[header]})
-            parts[-1][place] = width
+            parts[-1][index] = width
         return [dict(sorted(part.items())) for part in parts]
 
 
@@ -261,7 +261,7 @@ def _text(cell: Cell, escape: Callable[[str], str] = str) -> str:
             return ""
         case Figure():
             return cell.text()
-        case Label():
+        case Named():
             return escape(" ".join(filter(None, (cell.text, cell.mark, cell.note and f"({cell.note})"))))
         case str():
             return escape(cell)
@@ -273,7 +273,7 @@ def _html(cell: Cell) -> Markup | str:
     match cell:
         case None:
             return "–"
-        case Figure() | Label():
+        case Figure() | Named():
             return cell.html()
         case Markup():
             return cell
@@ -290,7 +290,7 @@ def judgement_view(prediction: ScoredItem) -> RenderableType:
     """Return prompt, responses, rubric, analysis and verdict, or why there is none; responses are numbered from 1."""
     judgement, order = prediction.answer, prediction.order
     labels = [LABELS[order.index(number)] for number in range(len(order))]
-    parts: list[RenderableType] = [*_asked(prediction.item), _responses(prediction.item, "shown as", labels)]
+    parts: list[RenderableType] = [*_prompt_view(prediction.item), _responses(prediction.item, "shown as", labels)]
     if judgement.rubric:
         table = _grid("weight", "criterion", "rubric")
         for each in judgement.rubric.criteria:
@@ -313,10 +313,10 @@ def scores_view(item: Item, scores: Sequence[float]) -> RenderableType:
     best = favourite(scores)
     which = "several share it" if best is None else f"your response {best + 1}"
     highest = Text.assemble(("Highest score: ", "bold green"), which)
-    return Group(*_asked(item), _responses(item, "score", [f"{score:.4g}" for score in scores]), highest)
+    return Group(*_prompt_view(item), _responses(item, "score", [f"{score:.4g}" for score in scores]), highest)
 
 
-def _asked(item: Item) -> Iterator[RenderableType]:
+def _prompt_view(item: Item) -> Iterator[RenderableType]:
     yield Rule(escape_terminal(item.id))
     yield escape_terminal(item.prompt)
     yield Text.assemble(escape_terminal(culture_name(item.culture)), style="dim")

@@ -20,7 +20,7 @@ from think_as_locals.data.load import load_side
 from think_as_locals.data.sources.blend import short_answers
 from think_as_locals.data.splits import choose
 from think_as_locals.engines import Messages, Sampling
-from think_as_locals.evaluation.journal import ask_by_journal
+from think_as_locals.evaluation.journal import query_with_journal
 from think_as_locals.evaluation.sampling import Sampler, advance, load_policy
 from think_as_locals.evaluation.scored import with_cultures
 from think_as_locals.evaluation.statistics import RESAMPLES, estimate_mean
@@ -37,7 +37,7 @@ from think_as_locals.types import LABELS, Item
 _ANSWER = re.compile(rf"(?<!\w)answer[ \t:*(\[]{{1,8}}([{LABELS}])(?!\w)", re.IGNORECASE)
 _LETTER = re.compile(rf"[\s*(\[]{{0,8}}([{LABELS}])[\s*)\].]{{0,8}}")
 
-Votes = Sequence[tuple[Sequence[str], int]]
+AnswerVotes = Sequence[tuple[Sequence[str], int]]
 """Answers, each with all its spellings, and how many people gave it."""
 
 
@@ -46,13 +46,13 @@ class Question:
     """A question to a policy: the prompt of `item`, and how answers are scored."""
 
     item: Item  # its responses are the options of multiple choice, and unused for short answers
-    votes: Votes = ()
+    votes: AnswerVotes = ()
 
 
 def questions_of(section: TaskSection, seed: int) -> list[Question]:
     """Load the questions of a task (each distinct prompt once for `prompts`); a DataError names a fault in the data."""
     if section.task == "short_answers":
-        votes = dict[str, Votes]()
+        votes = dict[str, AnswerVotes]()
         items = []
         for item, of_item in short_answers(section.data):
             votes[item.id] = of_item
@@ -94,7 +94,7 @@ def chosen_option(text: str, count: int) -> int | None:
     return LABELS.index(label) if label and label in LABELS[:count] else None
 
 
-def vote_share(text: str, votes: Votes) -> float:
+def vote_share(text: str, votes: AnswerVotes) -> float:
     """Return the most votes for an answer that a text gives, relative to the most frequent answer.
 
     This is BLEnD's SEM-W (arXiv 2406.09948) without its lemmatisers: an answer is given if its words are in the first
@@ -103,17 +103,17 @@ def vote_share(text: str, votes: Votes) -> float:
     from think_as_locals.data.overlap import normalise
 
     lines = [line for line in text.splitlines() if line.strip()]
-    said = f" {' '.join(normalise(lines[0]).split())} " if lines else ""
-    named = [
+    first_line = f" {' '.join(normalise(lines[0]).split())} " if lines else ""
+    matched = [
         count
         for spellings, count in votes
         # An annotator may have given two answers, on two lines.
         if any(
-            (words := " ".join(normalise(s).split())) and f" {words} " in said
+            (words := " ".join(normalise(s).split())) and f" {words} " in first_line
             for s in "\n".join(spellings).splitlines()
         )
     ]
-    return max(named, default=0) / max(count for _, count in votes)
+    return max(matched, default=0) / max(count for _, count in votes)
 
 
 @cache
@@ -151,8 +151,8 @@ def draw(
             sampler = Sampler(engine, sampling, chunk_size, _conversation, lambda request: request.item.prompt)
             drawn = {name: getattr(sampling, name) for name in ("max_completion_length", "temperature", "seed")}
             path = folder.journal(f"candidate-{number}")
-            shown = advance(bar, f"candidate {number} of {section.num_candidates}")
-            of_number = ask_by_journal(sampler, path, {**identity, **drawn}, requests, shown, peers=peers)
+            advance_bar = advance(bar, f"candidate {number} of {section.num_candidates}")
+            of_number = query_with_journal(sampler, path, {**identity, **drawn}, requests, advance_bar, peers=peers)
             answers.append([{**answer, "seed": sampling.seed} for answer in of_number])
     if not peers.is_main:
         return
@@ -165,14 +165,14 @@ def draw(
         {
             **{name: getattr(item, name) for name in ("id", "prompt", "culture", "language", "group")},
             "candidates": of_item,
-            "qualities": worth,
+            "qualities": item_scores,
             "sampled": {
                 **provenance,
                 "seeds": [answer["seed"] for answer in found],
                 "finish_reasons": [answer["finish_reason"] for answer in found],
             },
         }
-        for item, of_item, found, worth in zip(items, texts, of_questions, scores, strict=True)
+        for item, of_item, found, item_scores in zip(items, texts, of_questions, scores, strict=True)
     )
     write_rows(folder.candidates, rows)
     write_json(folder.candidates_summary, summary(section, items, scores, seed))

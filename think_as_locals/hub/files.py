@@ -99,8 +99,8 @@ def collect_files(run: JudgeRun | SteeredRun, adapter: bool) -> tuple[list[HubFi
         base = {"base_model_name_or_path": run.base, "revision": run.config.model.revision}
         of_adapter = json.loads((folder / _ADAPTER).read_bytes()) | base
         files = [_json_file(_ADAPTER, of_adapter) if file.path == _ADAPTER else file for file in files]
-        beside = {SETTINGS_FILE, TRAINING_ITEMS_FILE, "LICENSE"} - {file.path for file in files}
-        files += [_read_plain(name, run.model / name, root) for name in sorted(beside) if (run.model / name).is_file()]
+        extra = {SETTINGS_FILE, TRAINING_ITEMS_FILE, "LICENSE"} - {file.path for file in files}
+        files += [_read_plain(name, run.model / name, root) for name in sorted(extra) if (run.model / name).is_file()]
     return [*files, *_about(run)], left_out
 
 

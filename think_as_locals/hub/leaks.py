@@ -55,9 +55,9 @@ _SECRETS = {
 }
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|x([0-9a-fA-F]{2})|([0-7]{3})|\r?\n[ \t]*|([^xuU1-7]))")
 _QUOTED = re.compile(r"=(?:([0-9A-F]{2})|\r?\n)")
-_MEANT = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "0": "\0"}
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "0": "\0"}
 _NESTED = 3  # levels of escapes or encodings in one another
-_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_SURROGATE_PAIRS = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _BLOB = re.compile("[A-Za-z0-9+/_-]{24,}")
 _FOLDED = re.compile(r"(?<=[A-Za-z0-9+/]{40})\r?\n[ \t]*(?=[A-Za-z0-9+/])")  # base64 in several lines
 _HEX = re.compile(r"(?:(?:0[xX])?[0-9a-fA-F]{2}[\s,:;_-]{0,4}){20,}+[0-9a-fA-F]?")
@@ -78,11 +78,11 @@ class LeakError(ThinkAsLocalsError, ValueError):
     """A file must not be published; the message names the file and the kind of content, never the value."""
 
 
-def check_leaks(files: Iterable[HubFile], run: TrainedRun) -> None:
+def scan_for_leaks(files: Iterable[HubFile], run: TrainedRun) -> None:
     """Raise a `LeakError` if a file contains a secret or a path of this machine."""
     detectors: dict[str, Any] = get_mapping_from_secret_type_to_class()
     known = [(f"a secret ({kind})", regex) for kind in sorted(_SERVICES) for regex in detectors[kind]().denylist]
-    own = [(kind, re.compile(pattern)) for kind, pattern in (*_SECRETS.items(), *_of_this_machine(run))]
+    own = [(kind, re.compile(pattern)) for kind, pattern in (*_SECRETS.items(), *_local_secrets(run))]
     found: dict[str, None] = {}
     for file in files:
         texts = list(readings(file.path.encode() + b"\n" + file.text()))
@@ -140,7 +140,7 @@ def _seen(text: str) -> str:
 def _unescaped(text: str) -> str:
     """Decode the escapes of JSON, YAML and C."""
     text = _ESCAPE.sub(_meaning, text)
-    if _HALVES.search(text):  # surrogate pairs, as in JSON
+    if _SURROGATE_PAIRS.search(text):  # surrogate pairs, as in JSON
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     return text
 
@@ -151,7 +151,7 @@ def _meaning(escape: re.Match[str]) -> str:
     if escape[4]:
         return chr(int(escape[4], 8))
     character = escape[5] or ""  # nothing: a folded line
-    return _MEANT.get(character, character)
+    return _ESCAPES.get(character, character)
 
 
 def _unquoted(text: str) -> str:
@@ -188,7 +188,7 @@ _ORDERS = (
 )
 
 
-def _of_this_machine(run: TrainedRun) -> Iterator[tuple[str, str]]:
+def _local_secrets(run: TrainedRun) -> Iterator[tuple[str, str]]:
     """Yield the secrets of this environment and login, the home directory and the paths of the run."""
     known = {f"the value of {name}": value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)}
     known["the token of this login"] = get_token() or ""

@@ -22,7 +22,7 @@ from huggingface_hub.utils.sha import git_hash
 
 from think_as_locals.hub.card import eval_results, model_card
 from think_as_locals.hub.files import HubFile, collect_files, is_pushed_path
-from think_as_locals.hub.leaks import check_leaks
+from think_as_locals.hub.leaks import scan_for_leaks
 from think_as_locals.hub.source_run import read_judge_run, read_steered_run
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.types import ConfigError, ThinkAsLocalsError
@@ -88,7 +88,7 @@ def prepare(
         _check_licence(licence, has_text=any(file.path == "LICENSE" for file in files), model=source.model)
         source = replace(source, stated_licence=licence)
     files += [model_card(source, repo, adapter), *eval_results(source.results)]
-    check_leaks(files, source)
+    scan_for_leaks(files, source)
     return Push(repo, tuple(sorted(files, key=lambda file: file.path)), tuple(left_out))
 
 

@@ -139,8 +139,8 @@ def read_steered_run(path: Path, model: str | None, evaluations: Sequence[Path] 
 
 def _own_results(folder: RunFolder, config: RunConfig) -> Iterator[CarbResult]:
     """Yield the run's last result on each set except the validation items."""
-    for name in folder.measured_sets():
-        steps = folder.measured_steps(name)
+    for name in folder.evaluated_sets():
+        steps = folder.evaluated_steps(name)
         if name == VALIDATION or not steps:
             continue
         found, own = steps[max(steps)], config.sources
@@ -196,15 +196,15 @@ def _evaluation_result(evaluation: Path, model: Path) -> CarbResult:
             line = lines.readline()
         try:
             identity = json.loads(line)["identity"] if line.endswith(b"\n") else {}  # half a line has no identity
-            measured = identity.get("model") or identity.get("weights") or {}  # for a judge, for a classifier
+            evaluated = identity.get("model") or identity.get("weights") or {}  # for a judge, for a classifier
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{journal}: its first line does not name the reward model") from error
         path = run.result("carb", journal.stem)
-        if measured.get("files") == files and path.is_file():
+        if evaluated.get("files") == files and path.is_file():
             probes = run.result("probes", journal.stem)
             probed = probes if config.eval.probes and probes.is_file() else None
             return CarbResult(config.run.name, path, carb.read(path), (config.data,), probed)
-    raise DataError(f"{evaluation}: no reward model measured there has the weights of {model}, file by file")
+    raise DataError(f"{evaluation}: no reward model evaluated there has the weights of {model}, file by file")
 
 
 def _stage_summaries(folder: RunFolder) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from inspect_ai.scorer import Metric, Score, Scorer, Target, accuracy, grouped, 
 from inspect_ai.solver import TaskState, generate
 from inspect_ai.util import collect
 
-from think_as_locals.config.checks import load_items
+from think_as_locals.config.checks import load_data_config
 from think_as_locals.config.rules import prompt_faults
 from think_as_locals.data import load, read
 from think_as_locals.data.splits import select
@@ -58,7 +58,7 @@ def carb(
         raise ConfigError("; ".join(faults))
     if items not in ("all", "test"):
         raise ConfigError(f"items={items!r}: expected all or test")
-    config = load_items(overrides)
+    config = load_data_config(overrides)
     found = load(config.data, config.seed).test if items == "test" else tuple(read(config.data, config.seed))
     LISTWISE.format(prompt)
     samples = []
@@ -147,9 +147,9 @@ def judge_duel(
     async def score(state: TaskState, target: Target) -> Score:
         judge = models.get_model(model) if model is not None else models.get_model(role="judge", required=True)
         messages = [models.ChatMessageUser(content=state.input)] if isinstance(state.input, str) else state.input
-        asked = question([{"role": message.role, "content": message.text} for message in messages])
+        text = question([{"role": message.role, "content": message.text} for message in messages])
         culture, language = ([state.metadata.get(name)] for name in ("culture", "language"))
-        (row,) = policy_rows([asked], [state.output.completion], culture, language, [target.text])
+        (row,) = policy_rows([text], [state.output.completion], culture, language, [target.text])
         if not row.text or row.text == row.reference:
             return Score(value=NEUTRAL if row.text else 0.0, answer=row.text)
         requests = ROUND_ROBIN.requests(item_of(row.prompt, (row.text, row.reference)), _DEFAULTS.seed)

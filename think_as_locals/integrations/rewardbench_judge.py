@@ -12,7 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from think_as_locals.reward_models.group import GroupReward, Messages, PolicyPrompt, item_of, question, response
+from think_as_locals.reward_models.group import GroupReward, PolicyPrompt, Turns, item_of, question, response
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.protocols import JudgingProtocol
 from think_as_locals.types import LABELS, DataError
@@ -38,27 +38,27 @@ def plug_in(runner: ModuleType, path: str, base_url: str, **options: Any) -> Non
 
 
 def _run_judge_four(
-    judge: Judge, prompt: str, a: Messages, b: Messages, c: Messages, d: Messages, *model: object, **others: object
+    judge: Judge, prompt: str, a: Turns, b: Turns, c: Turns, d: Turns, *model: object, **others: object
 ) -> tuple[str, str, str]:
     """Return the label of the best of four conversations (or `error`), the prompt and the judge's completion."""
-    asked = question(a[:-1])
+    text = question(a[:-1])
     try:
-        item = item_of(PolicyPrompt(asked, None, "en"), [response(answer[-1:]) for answer in (a, b, c, d)])
+        item = item_of(PolicyPrompt(text, None, "en"), [response(answer[-1:]) for answer in (a, b, c, d)])
     except DataError as error:
-        return _ERROR, asked, str(error)
+        return _ERROR, text, str(error)
     (scored,) = judge.predict([item])
     judgement, label = scored.judgement, _ERROR
     if judgement.verdict is not None:
         label = LABELS[item.responses.index(scored.presented.responses[judgement.verdict])]
-    return label, asked, judgement.completion
+    return label, text, judgement.completion
 
 
 def _run_judge_ratings_multi(
-    judge: Judge, prompt: str, answers: Sequence[Messages], *model: object, **others: object
+    judge: Judge, prompt: str, answers: Sequence[Turns], *model: object, **others: object
 ) -> tuple[list[int] | str, list[str], dict[str, list[int]]]:
     """Return the indices of the best-rated conversations (or `error`), the prompts, and all ratings."""
-    asked = [question(answer[:-1]) for answer in answers]
-    scores = GroupReward(judge).score(asked, [response(answer[-1:]) for answer in answers])
+    questions = [question(answer[:-1]) for answer in answers]
+    scores = GroupReward(judge).score(questions, [response(answer[-1:]) for answer in answers])
     ratings = [_NO_RATING if score is None else int(score) for score in scores]
-    best = [place for place, rating in enumerate(ratings) if rating == max(ratings)]
-    return _ERROR if max(ratings) == _NO_RATING else best, asked, {"ratings": ratings}
+    best = [index for index, rating in enumerate(ratings) if rating == max(ratings)]
+    return _ERROR if max(ratings) == _NO_RATING else best, questions, {"ratings": ratings}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from think_as_locals.reward_models.group import GroupReward, Messages, question, response
+from think_as_locals.reward_models.group import GroupReward, Turns, question, response
 from think_as_locals.reward_models.reward_model import RewardModel
 
 
@@ -31,8 +31,8 @@ def judge_reward(judge: str | RewardModel, **options: Any) -> Callable[..., list
     group_reward = GroupReward.load(judge, **options) if isinstance(judge, str) else GroupReward(judge, **options)
 
     def judge_rewards(
-        prompts: Sequence[str | Messages],
-        completions: Sequence[str | Messages],
+        prompts: Sequence[str | Turns],
+        completions: Sequence[str | Turns],
         culture: Sequence[str | None] | None = None,
         language: Sequence[str | None] | None = None,
         reference: Sequence[str | None] | None = None,

@@ -1,6 +1,6 @@
 """Prompt, parser and rewards: pure functions, no torch."""
 
-from think_as_locals.judging.formats import RULES, label_place, parse, prompt_format, write
+from think_as_locals.judging.formats import RULES, label_index, parse, prompt_format, write
 from think_as_locals.judging.prompt import (
     CHAT_TOKENS,
     neutralise,
@@ -22,7 +22,7 @@ __all__ = [
     "Component",
     "Evidence",
     "judges_nothing",
-    "label_place",
+    "label_index",
     "neutralise",
     "parse",
     "prompt_digest",

@@ -165,8 +165,8 @@ def _criterion(line: str) -> Criterion | None:
 
 def _visible(text: str) -> str:
     """Return a text without invisible characters; empty if only white space and marks are left."""
-    shown = "".join(c for c in text if unicodedata.category(c)[0] != "C" and c not in _BLANK).strip()
-    return shown if any(unicodedata.category(c)[0] not in "ZM" for c in shown) else ""
+    visible = "".join(c for c in text if unicodedata.category(c)[0] != "C" and c not in _BLANK).strip()
+    return visible if any(unicodedata.category(c)[0] not in "ZM" for c in visible) else ""
 
 
 # Other people's formats: `[[A]]`, or a rating at the end, of RewardBench 2's generative judges (arXiv 2506.01937), and
@@ -294,11 +294,11 @@ def prompt_format(prompt: str) -> Format:
     return FORMATS[prompt]
 
 
-def label_place(text: str) -> int | None:
+def label_index(text: str) -> int | None:
     """Return the position of the label of the last verdict in a completion, in our grammar or in brackets."""
     for opening, closing in (("<verdict>", "</verdict>"), ("[[", "]]")):
         start = text.rfind(opening)
-        place = start + len(opening)
-        if start >= 0 and text[place : place + 1] in LABELS and text.startswith(closing, place + 1):
-            return place
+        index = start + len(opening)
+        if start >= 0 and text[index : index + 1] in LABELS and text.startswith(closing, index + 1):
+            return index
     return None

@@ -138,13 +138,13 @@ def neutralise(text: str, special_tokens: tuple[str, ...] = ()) -> str:
     Both are found in any form that a tokenizer's normaliser may map to them, such as `＜ＶＥＲＤＩＣＴ＞`.
     """
     readings, marks = list(_readings(text)), dict[int, str]()
-    for read, places in readings:
+    for read, positions in readings:
         # Whole tags first, then tags that are nested or never closed.
-        closed = [place for tag in _RESERVED_TAG.finditer(read) for place in (tag.start(), tag.end() - 1)]
-        marks |= dict(zip([places[place] for place in closed], cycle("‹›"), strict=False))
-        marks |= {places[tag.start()]: "‹" for tag in RESERVED_OPENING.finditer(read)}
+        closed = [index for tag in _RESERVED_TAG.finditer(read) for index in (tag.start(), tag.end() - 1)]
+        marks |= dict(zip([positions[index] for index in closed], cycle("‹›"), strict=False))
+        marks |= {positions[tag.start()]: "‹" for tag in RESERVED_OPENING.finditer(read)}
     if marks:
-        text = "".join([marks.get(place, character) for place, character in enumerate(text)])
+        text = "".join([marks.get(index, character) for index, character in enumerate(text)])
         readings = list(_readings(text))
     return _broken(text, readings, special_tokens)
 
@@ -158,11 +158,11 @@ def _broken(text: str, readings: Iterable[tuple[str, Sequence[int]]], special_to
     # Tokens may overlap: every occurrence is broken, not only those that a scan from the left finds.
     cuts: set[int] = set()
     tokens = _tokens_as_read(tuple(special_tokens))
-    for read, places in readings:
+    for read, positions in readings:
         for token in tokens:
             start = read.find(token)
             while start >= 0:
-                cuts.add(places[start] + 1)
+                cuts.add(positions[start] + 1)
                 start = read.find(token, start + 1)
     edges = [0, *sorted(cuts), len(text)]
     return _BREAK.join(text[start:end] for start, end in pairwise(edges))
@@ -186,7 +186,7 @@ def _as_read(text: str, instead: Mapping[str, str]) -> tuple[str, Sequence[int]]
     read = text.translate({ord(character): form for character, form in forms.items() if form != character})
     if {1}.issuperset(map(len, forms.values())):
         return read, range(len(text))
-    return read, [place for place, character in enumerate(text) for _ in forms[character]]
+    return read, [index for index, character in enumerate(text) for _ in forms[character]]
 
 
 @lru_cache(maxsize=10_000)
@@ -248,10 +248,10 @@ def shuffle_responses(item: Item, seed: int = 0, reverse: bool = False) -> Item:
 def shuffled_order(responses: Sequence[str], seed: int, reverse: bool = False) -> list[int]:
     """Return the indices of responses in the order in which `shuffle_responses` presents them."""
     # Lengths keep ("ab", "c") apart from ("a", "bc").
-    together = _digest("".join([f"{len(part)}:{part}" for part in (str(seed), *sorted(responses))]))
-    places = [_digest(f"{len(together)}:{together}{len(text)}:{text}") for text in responses]
-    return sorted(range(len(responses)), key=places.__getitem__, reverse=reverse)
+    together = _text_digest("".join([f"{len(part)}:{part}" for part in (str(seed), *sorted(responses))]))
+    digests = [_text_digest(f"{len(together)}:{together}{len(text)}:{text}") for text in responses]
+    return sorted(range(len(responses)), key=digests.__getitem__, reverse=reverse)
 
 
-def _digest(text: str) -> str:
+def _text_digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

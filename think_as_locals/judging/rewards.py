@@ -117,9 +117,9 @@ def rubric_quality(judgement: Judgement, presented: Item, evidence: Evidence) ->
     rubric, analysis = judgement.rubric, judgement.analysis
     if rubric is None or analysis is None or "criterion_count" in judgement.issues:
         return 0.0
-    asked = {"item": presented.language, "en": "en", "any": None}[evidence.rubric_language]
-    language = asked or language_of(rubric_text(rubric), presented)
-    in_script = 1.0 if asked is None else script_share(rubric, asked)
+    expected_language = {"item": presented.language, "en": "en", "any": None}[evidence.rubric_language]
+    language = expected_language or language_of(rubric_text(rubric), presented)
+    in_script = 1.0 if expected_language is None else script_share(rubric, expected_language)
     weighed = weighed_share(analysis, presented, language_of(analysis, presented), rubric)
     used = used_share(rubric, analysis, presented, language)
     return criteria_share(rubric, presented, language) * weighed * (_UNUSED + (1 - _UNUSED) * used) * in_script
@@ -210,14 +210,14 @@ def load_custom_rewards(references: Mapping[str, str]) -> dict[str, Component]:
 
         return component
 
-    return {name: as_component(_load(name, reference)) for name, reference in references.items()}
+    return {name: as_component(_import_function(name, reference)) for name, reference in references.items()}
 
 
 def keep_sources(references: Mapping[str, str], folder: Path) -> None:
     """Copy the files of custom components to `folder/NAME.py`; raise a ConfigError if those of a resumed run differ."""
     for name, reference in references.items():
         kept = folder / f"{name}.py"
-        source = Path(inspect.getfile(_load(name, reference))).read_text(encoding="utf-8")
+        source = Path(inspect.getfile(_import_function(name, reference))).read_text(encoding="utf-8")
         if not kept.is_file():
             folder.mkdir(exist_ok=True)
             write_text(kept, source)
@@ -229,10 +229,10 @@ def keep_sources(references: Mapping[str, str], folder: Path) -> None:
 
 
 @cache
-def _load(name: str, reference: str) -> OwnReward:
-    place, _, attribute = reference.rpartition(":")
+def _import_function(name: str, reference: str) -> OwnReward:
+    file, _, attribute = reference.rpartition(":")
     try:
-        function = resolve_name(reference) if not place.endswith(".py") else _from_file(name, Path(place), attribute)
+        function = resolve_name(reference) if not file.endswith(".py") else _from_file(name, Path(file), attribute)
     except Exception as error:  # whatever the user's own code raises
         raise ConfigError(f"reward.own.{name}: {reference}: {type(error).__name__}: {error}") from error
     if not inspect.isfunction(function):

@@ -121,7 +121,7 @@ def weighed_share(analysis: str | None, item: Item, language: str, rubric: Rubri
     remarks = [" ".join(_words(remark)) for remark in _remarks(analysis or "", len(item.responses))]
     quotable = f"{texts} {rubric_text(rubric)}" if rubric else texts
     quoted, words = _grams(quotable, language), frozenset(_words(quotable))
-    asked_words = frozenset(_words(texts))
+    item_words = frozenset(_words(texts))
     weighing = [
         remark
         for remark in remarks
@@ -129,16 +129,16 @@ def weighed_share(analysis: str | None, item: Item, language: str, rubric: Rubri
         and not _grams(remark, language) <= quoted
         and not any(_repeats(remark, response, language) for response in item.responses)
     ]
-    own: dict[frozenset[str], set[frozenset[str]]] = defaultdict(set)  # words outside of quotations -> their remarks
+    distinct: dict[frozenset[str], set[frozenset[str]]] = defaultdict(set)  # unquoted words -> their remarks
     short = set[str]()  # stop words outside of quotations
     for remark in weighing:
-        beside = " ".join(word for word in remark.split() if word not in words)
-        if said := _said(beside, language):
-            own[said].add(_said(remark, language))
-        elif beside or (asked_words.issuperset(remark.split()) and _copied(remark, [texts], language) < _COPIED):
-            short.add(" ".join(word for word in beside.split() if _size(word) > 1))
-    differ = len(own) + len(short) > 1
-    apart = sum(len(said) if differ else 1 for said in own.values()) + min(2, len(short))
+        unquoted = " ".join(word for word in remark.split() if word not in words)
+        if gist := _content_set(unquoted, language):
+            distinct[gist].add(_content_set(remark, language))
+        elif unquoted or (item_words.issuperset(remark.split()) and _copied(remark, [texts], language) < _COPIED):
+            short.add(" ".join(word for word in unquoted.split() if _size(word) > 1))
+    differ = len(distinct) + len(short) > 1
+    apart = sum(len(gist) if differ else 1 for gist in distinct.values()) + min(2, len(short))
     content = [word for remark in weighing for word in _content(remark, language)]
     size = _WORD_PIECE.get(_writing(language), 4)
     linked = not _pieces(content, size).isdisjoint(_pieces(_words(f"{texts} {culture_name(item.culture)}"), size))
@@ -163,11 +163,11 @@ def _copied(text: str, sources: Iterable[str], language: str) -> float:
 
 def _repeats(remark: str, response: str, language: str) -> bool:
     """Return whether a remark repeats a response, in either direction, and adds only stop words and letters."""
-    said, ways = _grams(remark, language), [" ".join(_words(text)) for text in (response, response[::-1])]
+    grams, ways = _grams(remark, language), [" ".join(_words(text)) for text in (response, response[::-1])]
     held = " ".join(ways).split()
-    beside = [word for word in remark.split() if word not in held and _size("".join({*word})) >= _WORD]
-    return not _said(" ".join(beside), language) and any(
-        len(said & _grams(way, language)) >= _QUOTED * len(said) for way in ways
+    added = [word for word in remark.split() if word not in held and _size("".join({*word})) >= _WORD]
+    return not _content_set(" ".join(added), language) and any(
+        len(grams & _grams(way, language)) >= _QUOTED * len(grams) for way in ways
     )
 
 
@@ -278,16 +278,16 @@ def _names_response(line: str, labels: str) -> bool:
         doubled = len(word) > 1 and len(set(word)) == 1
         if (word[0] if doubled else _SPELLED.get(word, " ")).upper() in labels:
             return True
-    return any(_names_label(line, place, labels) for place in range(len(line)))
+    return any(_names_label(line, index, labels) for index in range(len(line)))
 
 
-def _names_label(line: str, place: int, labels: str) -> bool:
+def _names_label(line: str, index: int, labels: str) -> bool:
     """Return whether a character is a label, rather than a word or a part of one."""
-    character = line[place]
+    character = line[index]
     letter = _latin(character)
     if not letter or letter.upper() not in labels:
         return False
-    before, after = place - 1, place + 1
+    before, after = index - 1, index + 1
     while before >= 0 and line[before].isdigit():
         before -= 1
     while after < len(line) and (line[after].isdigit() or unicodedata.category(line[after])[0] == "M"):
@@ -339,13 +339,13 @@ def _remarks(analysis: str, num_responses: int) -> list[str]:
     """Return the text about each response: from its label up to the next one."""
     remarks = dict.fromkeys(LABELS[:num_responses], "")
     current, start = "", 0
-    for place, character in enumerate(analysis):
-        around = analysis[max(0, place - 1) : place] + analysis[place + 1 : place + 2]
+    for index, character in enumerate(analysis):
+        around = analysis[max(0, index - 1) : index] + analysis[index + 1 : index + 2]
         if character in remarks and not any(map(_joins, around)):
-            said = analysis[start:place]
-            if not current or any(c.isalpha() for c in said):  # else an article directly after a label: "B: A bow"
-                remarks |= {current: f"{remarks[current]} {said}"} if current else {}
-                current, start = character, place + 1
+            text = analysis[start:index]
+            if not current or any(c.isalpha() for c in text):  # else an article directly after a label: "B: A bow"
+                remarks |= {current: f"{remarks[current]} {text}"} if current else {}
+                current, start = character, index + 1
     if current:
         remarks[current] += f" {analysis[start:]}"
     return list(remarks.values())
@@ -361,7 +361,7 @@ def _content(text: str, language: str) -> list[str]:
     return [word for word in many if _size(word) >= _WORD]
 
 
-def _said(text: str, language: str) -> frozenset[str]:
+def _content_set(text: str, language: str) -> frozenset[str]:
     """Return the content of a remark as a set, to compare remarks: words, or letters in scripts without spaces."""
     words = _content(text, language)
     if _writing(language) not in _SPACELESS:

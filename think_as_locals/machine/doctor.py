@@ -14,7 +14,7 @@ from netrc import NetrcParseError, netrc
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from think_as_locals.config.checks import Config, load_items
+from think_as_locals.config.checks import Config, load_data_config
 from think_as_locals.config.launch import Launch
 from think_as_locals.config.model_schema import GrpoConfig, PolicyConfig
 from think_as_locals.config.schema import RunConfig
@@ -167,7 +167,7 @@ def _memory(config: GrpoConfig | ScpoConfig, launch: Launch) -> Iterator[Finding
 JUDGEMENTS = 20  # that a model is asked for
 
 
-def ask_model(path: str, backend: Backend, prompt: str | None) -> list[Finding]:
+def query_model(path: str, backend: Backend, prompt: str | None) -> list[Finding]:
     """Ask a model for a few judgements of our culture cards, with its own or another prompt, and check their format."""
     from think_as_locals.reward_models.judge import Judge
 
@@ -175,7 +175,7 @@ def ask_model(path: str, backend: Backend, prompt: str | None) -> list[Finding]:
         raise PreflightError(fault)
     quiet_transformers()
     changes: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
-    items = select(tuple(read(load_items(["data=culture_cards"]).data, 0)), JUDGEMENTS)
+    items = select(tuple(read(load_data_config(["data=culture_cards"]).data, 0)), JUDGEMENTS)
     with Judge.load(path, backend, **changes) as judge:
         return list(check_format(judge, items))
 
@@ -184,7 +184,7 @@ def check_format(judge: Judge, items: Sequence[Item]) -> Iterator[Finding]:
     """Yield how many judgements keep the format, are right (strictly and verdict-only), and break each rule."""
     from think_as_locals.reward_models.reward_model import TOO_LONG
 
-    scored = judge.predict(items, fitting=True)
+    scored = judge.predict(items, allow_long=True)
     kept = sum(s.judgement.verdict is not None for s in scored)
     tagged = sum(s.judgement.verdict_only is not None for s in scored)
     strict, lenient = sum(s.correct for s in scored), sum(s.verdict_only_credit for s in scored)

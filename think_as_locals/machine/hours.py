@@ -109,11 +109,11 @@ def described(
     """Return a line about the hours of a run on GPUs like the first of these."""
     card, speed = speed_of(cards[0] if cards else "")
     parts, steps = step_seconds(config, counts, speed), steps_of(config, launch, items)
-    trained, measured = run_hours(config, launch, counts, speed, items, judgements)
+    training, judging = run_hours(config, launch, counts, speed, items, judgements)
     each = ", ".join(f"{name} {seconds:.0f}" for name, seconds in parts.items())
     return (
-        f"about {trained + measured:.1f} on {launch.processes} x {card}{'' if cards else ' (assumed)'} for {items:,} "
-        f"items: {steps:,} steps of {sum(parts.values()):.0f} s ({each}), evaluations {measured:.1f}; not measured"
+        f"about {training + judging:.1f} on {launch.processes} x {card}{'' if cards else ' (assumed)'} for {items:,} "
+        f"items: {steps:,} steps of {sum(parts.values()):.0f} s ({each}), evaluations {judging:.1f}; not measured"
     )
 
 

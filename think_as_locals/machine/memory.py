@@ -312,17 +312,17 @@ def longest_sequence(config: RunConfig, data: TrainingData) -> int:
     lengths = partial(count_prompt_tokens, config, str(config.model.path), data)
     limits = [config.sources[name].max_prompt_tokens for name in data.sources]
     trained = [n for n, limit in zip(lengths(data.train), limits, strict=True) if limit is None or n <= limit]
-    measured = lengths([item for each in data.sets.values() for item in each.items])
-    return _rounded(config, max(trained + measured) + _MARGIN + config.grpo.max_completion_length)
+    evaluated = lengths([item for each in data.sets.values() for item in each.items])
+    return _rounded(config, max(trained + evaluated) + _MARGIN + config.grpo.max_completion_length)
 
 
 def longest_answer(config: PolicyConfig, prompts: Iterable[str]) -> int:
     """As `longest_sequence`, for the prompts of a policy's training and tasks."""
     from think_as_locals.training.grpo import load_chat
 
-    asked = [[{"role": "user", "content": prompt}] for prompt in dict.fromkeys(prompts)]
+    chats = [[{"role": "user", "content": prompt}] for prompt in dict.fromkeys(prompts)]
     lengths = [config.grpo.max_completion_length, *(task.max_completion_length for task in config.tasks.values())]
-    return _rounded(config, max(map(len, load_chat(config, str(config.model.path)).encode(asked))) + max(lengths))
+    return _rounded(config, max(map(len, load_chat(config, str(config.model.path)).encode(chats))) + max(lengths))
 
 
 def _rounded(config: GrpoConfig, tokens: int) -> int:

@@ -17,7 +17,7 @@ from think_as_locals.engines.engine import Backend
 from think_as_locals.judging.formats import RATINGS
 from think_as_locals.reward_models.judge import Judge
 from think_as_locals.reward_models.protocols import ROUND_ROBIN, JudgingProtocol
-from think_as_locals.reward_models.reward_model import Answer, Request, RewardModel, ask_all
+from think_as_locals.reward_models.reward_model import Answer, Request, RewardModel, query_all
 from think_as_locals.types import LABELS, DataError, Item, is_text
 
 NEUTRAL = 0.5  # the reward of a response without a rival
@@ -67,8 +67,8 @@ def policy_rows(
         for name, value in (("response", response), ("reference", reference)):
             if not isinstance(value, str) and (value is not None or name == "response"):
                 raise DataError(f"row {row}: {name} must be a string, got {value!r}")
-        asked = PolicyPrompt(str(prompt), culture, language or "und")
-        rows.append(PolicyRow(asked, clean(str(response)), clean(reference or "")))
+        policy_prompt = PolicyPrompt(str(prompt), culture, language or "und")
+        rows.append(PolicyRow(policy_prompt, clean(str(response)), clean(reference or "")))
     return rows
 
 
@@ -149,9 +149,11 @@ class GroupReward:
             if reference and self._judge:
                 groups[prompt][reference] = None
         items = [(prompt, item) for prompt, texts in groups.items() for item in self._items(prompt, texts)]
-        asked = [(self.rm.requests if self._judge else self.rm.score_requests)(item) for _, item in items]
+        item_requests = [(self.rm.requests if self._judge else self.rm.score_requests)(item) for _, item in items]
         found: dict[tuple[PolicyPrompt, str], list[float]] = defaultdict(list)
-        for (prompt, item), requests, answers in zip(items, asked, ask_all(self.rm, asked), strict=True):
+        for (prompt, item), requests, answers in zip(
+            items, item_requests, query_all(self.rm, item_requests), strict=True
+        ):
             for text, value in zip(item.responses, self._values(item, requests, answers), strict=True):
                 if not math.isnan(value):
                     found[prompt, "" if text == _BLANK else text].append(value)
@@ -189,7 +191,7 @@ class GroupReward:
         """Return the value of each response of an item by the answers: NaN for a parse failure."""
         if not self._judge:
             return self.rm.scores(item, answers)
-        return won_shares(requests, [self._judge.read(*asked).verdict for asked in zip(requests, answers, strict=True)])
+        return won_shares(requests, [self._judge.read(*pair).verdict for pair in zip(requests, answers, strict=True)])
 
     def _reward(self, text: str, group: Collection[str], values: list[float]) -> Reward:
         if not text and self._lowest is not None:
@@ -218,10 +220,10 @@ def item_of(prompt: PolicyPrompt, texts: Sequence[str]) -> Item:
 
 
 # Prompts and completions of frameworks come as texts or as messages.
-Messages = Sequence[Mapping[str, Any]]
+Turns = Sequence[Mapping[str, Any]]
 
 
-def question(prompt: str | Messages) -> str:
+def question(prompt: str | Turns) -> str:
     """Return a prompt as one text: several messages each with its role before it, as in the data sources."""
     if isinstance(prompt, str):
         return prompt
@@ -229,7 +231,7 @@ def question(prompt: str | Messages) -> str:
     return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {text}" for role, text in turns)
 
 
-def response(completion: str | Messages) -> str:
+def response(completion: str | Turns) -> str:
     """Return a completion as one text: the last of its messages (several if tools were called); blank without any."""
     if isinstance(completion, str):
         return completion

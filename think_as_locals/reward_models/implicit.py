@@ -20,7 +20,7 @@ from think_as_locals.reward_models.scalar import (
     BatchScorer,
     TokenRow,
     identify_loaded,
-    padded,
+    padded_batch,
     resolve_max_length,
 )
 from think_as_locals.runtime.model_files import reading_model
@@ -66,11 +66,11 @@ class ImplicitRM(BatchScorer):
         The policy's chat template is used for both, and the smaller of both maximum lengths. Other arguments are those
         of `ScalarRM.load`, and `beta` and `per_token`.
         """
-        model, tokenizer, limit = _load(path, dtype, device_map, revision, max_length)
+        model, tokenizer, limit = _load_policy(path, dtype, device_map, revision, max_length)
         require_chat_template(path, tokenizer)
         other = None
         if reference is not None:
-            other, its_tokenizer, its_limit = _load(reference, dtype, device_map, reference_revision, max_length)
+            other, its_tokenizer, its_limit = _load_policy(reference, dtype, device_map, reference_revision, max_length)
             _require_same_tokens(path, tokenizer, reference, its_tokenizer)
             limit = min(limit, its_limit)
         settings |= {"reference_path": reference, "reference": other}
@@ -106,7 +106,7 @@ class ImplicitRM(BatchScorer):
         return rows
 
     def _scores(self, rows: Sequence[TokenRow]) -> torch.Tensor:
-        batch = padded(rows, pad_id=0, device=self.model.device)  # any token will do: no counted token sees it
+        batch = padded_batch(rows, pad_id=0, device=self.model.device)  # any token will do: no counted token sees it
         labels = batch.pop("labels")
         scores = _log_probs(self.model, batch, labels)
         if self.reference is not None:
@@ -126,7 +126,7 @@ def _log_probs(model: Any, batch: Mapping[str, torch.Tensor], labels: torch.Tens
     return -losses.view_as(targets).double().sum(dim=1)
 
 
-def _load(
+def _load_policy(
     path: str, dtype: str, device_map: str | None, revision: str | None, max_length: int | None
 ) -> tuple[Any, Any, int]:
     model = load_language_model(path, dtype, revision, device_map)

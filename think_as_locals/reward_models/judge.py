@@ -19,7 +19,7 @@ from think_as_locals.data.sources import jsonl
 from think_as_locals.engines import Engine, Messages, Sampling
 from think_as_locals.engines.chat_server import ChatServer
 from think_as_locals.engines.engine import Backend, load_engine, special_tokens
-from think_as_locals.judging import CHAT_TOKENS, label_place, prompt_digest, render_presented
+from think_as_locals.judging import CHAT_TOKENS, label_index, prompt_digest, render_presented
 from think_as_locals.judging.formats import Format
 from think_as_locals.reward_models.protocols import LISTWISE, JudgingProtocol
 from think_as_locals.reward_models.reward_model import (
@@ -28,10 +28,10 @@ from think_as_locals.reward_models.reward_model import (
     Keep,
     Request,
     ScoredItem,
-    ask_all,
     combine,
     identify_weights,
     logsumexp,
+    query_all,
 )
 from think_as_locals.runtime.files import write_json
 from think_as_locals.runtime.model_files import model_file
@@ -48,9 +48,9 @@ from think_as_locals.types import (
 
 SETTINGS_FILE = "tal_judge.json"
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
-Asked = Item | Mapping[str, Any]
+Query = Item | Mapping[str, Any]
 """An item, or a row with a prompt, responses and a culture."""
 
 
@@ -170,21 +170,21 @@ class Judge:
         loaded = {"dtype": dtype, "backend": backend, "chat_template_kwargs": template_kwargs}
         loaded |= {"quantization": vllm["quantization"]} if "quantization" in vllm else {}
         model = identify_weights(path, revision) | loaded
-        asked: dict[str, Any] = {"settings": settings, "protocol": protocol, "margins": margins}
-        return cls(engine=engine, chunk_size=chunk_size, model=model, **asked)
+        options: dict[str, Any] = {"settings": settings, "protocol": protocol, "margins": margins}
+        return cls(engine=engine, chunk_size=chunk_size, model=model, **options)
 
     @overload
-    def judge(self, items: Asked) -> Judgement: ...
+    def judge(self, items: Query) -> Judgement: ...
 
     @overload
-    def judge(self, items: Sequence[Asked]) -> list[Judgement]: ...
+    def judge(self, items: Sequence[Query]) -> list[Judgement]: ...
 
     @overload
     def judge(
         self, *, prompt: str, responses: Sequence[str], culture: str | None, language: str = "und"
     ) -> Judgement: ...
 
-    def judge(self, items: Asked | Sequence[Asked] | None = None, **asked: Any) -> Judgement | list[Judgement]:
+    def judge(self, items: Query | Sequence[Query] | None = None, **query: Any) -> Judgement | list[Judgement]:
         """Return greedy judgements; their `verdict` is an index into the responses as given here.
 
         A listwise protocol of several orders gives a judgement for each order of an item; the single judgement is then
@@ -193,7 +193,7 @@ class Judge:
         Args:
             items: An item or several: an `Item`, or a mapping with `prompt`, `responses`, `culture` and, optionally,
                 other fields of `Item`. The judge is never told the best response.
-            **asked: In place of `items`, `prompt`, `responses`, `culture` (ISO 3166 code, or None for nowhere in
+            **query: In place of `items`, `prompt`, `responses`, `culture` (ISO 3166 code, or None for nowhere in
                 particular) and, if known, `language` (BCP-47 tag).
 
         Raises:
@@ -206,20 +206,20 @@ class Judge:
             judgement.order  # e.g. (1, 0): the judge saw it first, as A
         """
         if items is None:
-            return self.judge(asked)
-        if asked:
-            raise TypeError(f"judge() got items and {', '.join(asked)} as well: give one or the other")
+            return self.judge(query)
+        if query:
+            raise TypeError(f"judge() got items and {', '.join(query)} as well: give one or the other")
         if isinstance(items, Item | Mapping):
             return self.judge([items])[0]
         rows = (item if isinstance(item, Item) else _read(item, number) for number, item in enumerate(items, 1))
         return [scored.answer for scored in self.predict(list(rows))]
 
-    def predict(self, items: Sequence[Item], fitting: bool = False) -> list[ScoredItem]:
+    def predict(self, items: Sequence[Item], allow_long: bool = False) -> list[ScoredItem]:
         """Return judgements together with their items, for an evaluation.
 
-        With `fitting`, an item that is too long raises no error: its judgement has no verdict and says so.
+        With `allow_long`, an item that is too long raises no error: its judgement has no verdict and says so.
         """
-        answers = ask_all(self, [self.requests(item) for item in items], fitting)
+        answers = query_all(self, [self.requests(item) for item in items], allow_long)
         return list(combine(self, zip(items, answers, strict=True)))
 
     @property
@@ -261,15 +261,15 @@ class Judge:
 
     def conversation(self, request: Request) -> Messages:
         settings, tokens = self.settings, self.engine.special_tokens
-        shown = settings.culture, settings.rubric_language
-        return render_presented(request.item, request.responses, settings.prompt, tokens, *shown)
+        prompt_arguments = settings.culture, settings.rubric_language
+        return render_presented(request.item, request.responses, settings.prompt, tokens, *prompt_arguments)
 
-    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+    def query(self, requests: Sequence[Request], keep: Keep) -> None:
         """Answer requests by completions: answers have `text`, `finish_reason` and `label_log_probs`."""
 
-        def deliver(place: int, rollout: Rollout) -> None:
+        def deliver(index: int, rollout: Rollout) -> None:
             labels = dict(rollout.label_log_probs)
-            keep(place, {"text": rollout.text, "finish_reason": rollout.finish_reason, "label_log_probs": labels})
+            keep(index, {"text": rollout.text, "finish_reason": rollout.finish_reason, "label_log_probs": labels})
 
         sampling = Sampling(
             max_completion_length=self.settings.max_completion_length,
@@ -284,14 +284,14 @@ class Judge:
         return self.protocol.predictions(requests, judgements, self.settings.seed)
 
     def read(self, request: Request, answer: Answer) -> Judgement:
-        """Parse the answer to one request; the margin is the log-odds of the verdict's label, if it was measured."""
+        """Parse the answer to one request; the margin is the log-odds of the verdict's label, if it is known."""
         judgement = self.format.read(
             answer["text"], len(request.order), answer["finish_reason"], self.protocol.convention
         )
-        log_probs, place = _offered(answer, len(request.order)), label_place(judgement.completion)
-        if log_probs is None or judgement.verdict is None or place is None:
+        log_probs, index = _offered(answer, len(request.order)), label_index(judgement.completion)
+        if log_probs is None or judgement.verdict is None or index is None:
             return judgement
-        if judgement.completion[place] != LABELS[judgement.verdict]:  # RewardBench 2's convention may read another one
+        if judgement.completion[index] != LABELS[judgement.verdict]:  # RewardBench 2's convention may read another one
             return judgement
         chosen = log_probs.pop(judgement.verdict)
         return replace(judgement, margin=chosen - logsumexp(log_probs))
@@ -325,7 +325,7 @@ class Judge:
 def _read(row: Mapping[str, Any], number: int) -> Item:
     """Return the item of a caller's row."""
     value = {name: list(part) if isinstance(part, tuple) else part for name, part in row.items()}
-    (item,) = valid_items([jsonl.asked(Row("items", number, value, ""))])
+    (item,) = valid_items([jsonl.query_outcome(Row("items", number, value, ""))])
     return item
 
 
@@ -341,7 +341,7 @@ def _connect(
             if "prompt" not in changes:
                 remedy = "if this is only the server's name for a model, give the judge's prompt as well"
                 raise ModelError(f"{error}; {remedy}") from error
-            _log.warning("%s; using the given settings, whatever the judge was trained with", error)
+            _logger.warning("%s; using the given settings, whatever the judge was trained with", error)
     settings = replace(settings, **changes)
     limits = yaml.safe_load((ASSETS / "conf" / "rm" / "server.yaml").read_text(encoding="utf-8"))
     kwargs = dict(settings.chat_template_kwargs)  # which vLLM and SGLang pass to the chat template

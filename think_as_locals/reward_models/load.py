@@ -6,11 +6,11 @@ from typing import Any
 
 from think_as_locals.config.model_schema import (
     VLLM_OPTIONS,
-    AskedSection,
     ClassifierSection,
     ConstantSection,
     ImplicitSection,
     JudgeSection,
+    QuerySection,
     RewardModelSection,
     ServerSection,
 )
@@ -72,5 +72,5 @@ def _given(section: RewardModelSection, *others: str) -> dict[str, Any]:
     return section.model_dump(exclude={"kind", *others}, exclude_none=True)
 
 
-def _protocol(section: AskedSection) -> JudgingProtocol:
+def _protocol(section: QuerySection) -> JudgingProtocol:
     return JudgingProtocol(kind=section.protocol, orders=section.orders, convention=section.convention)

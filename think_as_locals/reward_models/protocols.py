@@ -16,7 +16,7 @@ from think_as_locals.judging.prompt import shuffled_order
 from think_as_locals.reward_models.reward_model import Request, ScoredItem, favourite, tie_credit
 from think_as_locals.types import LABELS, MAX_ORDERS, ConfigError, Convention, Item, Judgement, ProtocolKind
 
-_UNPARSABLE_RATING = -1.0
+_PARSE_FAILURE_RATING = -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class JudgingProtocol:
         elif self.convention == "strict" and any(judged.rating is None for judged in judgements):
             scores = None
         else:
-            scores = tuple(_UNPARSABLE_RATING if judged.rating is None else judged.rating for judged in judgements)
+            scores = tuple(_PARSE_FAILURE_RATING if judged.rating is None else judged.rating for judged in judgements)
         issues = tuple(dict.fromkeys(issue for judged in judgements for issue in judged.issues))
         credit = 0.0
         if scores is not None and (self.convention == "rewardbench2" or self.kind == "pairwise"):
@@ -125,19 +125,19 @@ class JudgingProtocol:
 
     def _shares(self, presented: Item, slots: list[list[int]], judgements: Sequence[Judgement]) -> tuple[float, ...]:
         """Return for each response, as presented, the share of its comparisons that it won."""
-        wins, asked = [0.0] * len(presented.responses), [0] * len(presented.responses)
+        wins, num_comparisons = [0.0] * len(presented.responses), [0] * len(presented.responses)
         for pair, judged in zip(slots, judgements, strict=True):
-            for place, slot in enumerate(pair):
-                asked[slot] += 1
+            for index, slot in enumerate(pair):
+                num_comparisons[slot] += 1
                 if judged.verdict is not None:
-                    wins[slot] += float(judged.verdict == place)
+                    wins[slot] += float(judged.verdict == index)
                 elif self.convention == "rewardbench2":
                     wins[slot] += 0.5
                 else:
                     wins[slot] += float(self.kind == "pairwise" and slot != presented.best)
         if self.kind == "pairwise":
-            wins[presented.best], asked[presented.best] = 0.5, 1
-        return tuple(won / of for won, of in zip(wins, asked, strict=True))
+            wins[presented.best], num_comparisons[presented.best] = 0.5, 1
+        return tuple(won / of for won, of in zip(wins, num_comparisons, strict=True))
 
 
 LISTWISE = JudgingProtocol(kind="listwise", orders=1, convention="strict")  # how judges are trained

@@ -35,21 +35,21 @@ class Request:
         return tuple(self.item.responses[i] for i in self.order)
 
 
-class Asker(Protocol):
+class Queryable(Protocol):
     """Answers requests, in chunks."""
 
     @property
     def chunk_size(self) -> int | None:
-        """How many requests go into one call of `ask`, also on a resumed run; `None` if each is independent."""
+        """How many requests go into one call of `query`, also on a resumed run; `None` if each is independent."""
 
     def sort_key(self, request: Request) -> str | tuple[int, str]:
         """Return a key for sorting: neighbours share a prefix or have similar lengths, and are cheaper together."""
 
-    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+    def query(self, requests: Sequence[Request], keep: Keep) -> None:
         """Answer a chunk of requests, and pass each answer to `keep`, in any order."""
 
 
-class RewardModel(Asker, Protocol):
+class RewardModel(Queryable, Protocol):
     """Items -> predictions, by way of requests and answers."""
 
     @property
@@ -72,44 +72,44 @@ class RewardModel(Asker, Protocol):
         """End the processes that it runs, such as vLLM's engine core; it cannot be used afterwards."""
 
 
-def ask_all(rm: RewardModel, requests: Sequence[Sequence[Request]], fitting: bool = False) -> list[list[Answer]]:
-    """Return the answers to the requests about each item, from one call of `ask` (or `ask_fitting`, if `fitting`)."""
+def query_all(rm: RewardModel, requests: Sequence[Sequence[Request]], allow_long: bool = False) -> list[list[Answer]]:
+    """Return the answers to the requests about each item, from one call of `query` or `query_fitting`."""
     answers: dict[int, Answer] = {}
     if together := [request for of_item in requests for request in of_item]:
-        (partial(ask_fitting, rm) if fitting else rm.ask)(together, answers.__setitem__)
-    in_order = iter([answers[place] for place in range(len(together))])
+        (partial(query_fitting, rm) if allow_long else rm.query)(together, answers.__setitem__)
+    in_order = iter([answers[index] for index in range(len(together))])
     return [list(islice(in_order, len(of_item))) for of_item in requests]
 
 
-def ask_fitting(rm: Asker, requests: Sequence[Request], keep: Keep) -> None:
-    """Answer requests as `Asker.ask` does, except that one that is too long gets the answer `{"too_long": why}`."""
+def query_fitting(rm: Queryable, requests: Sequence[Request], keep: Keep) -> None:
+    """Answer requests as `Queryable.query` does, but one that is too long gets the answer `{"too_long": why}`."""
     is_open = bytearray(b"\1") * len(requests)
 
-    def keep_once(place: int, answer: Answer) -> None:
-        is_open[place] = False
-        keep(place, answer)
+    def keep_once(index: int, answer: Answer) -> None:
+        is_open[index] = False
+        keep(index, answer)
 
     try:
-        rm.ask(requests, keep_once)
+        rm.query(requests, keep_once)
     except TooLongError as error:
-        for place in error.places:
-            keep_once(place, {TOO_LONG: str(error)})
-        if rest := [place for place in range(len(requests)) if is_open[place]]:
-            rm.ask([requests[place] for place in rest], lambda i, answer: keep(rest[i], answer))
+        for index in error.indices:
+            keep_once(index, {TOO_LONG: str(error)})
+        if rest := [index for index in range(len(requests)) if is_open[index]]:
+            rm.query([requests[index] for index in rest], lambda i, answer: keep(rest[i], answer))
 
 
 def check_lengths(reasons: Mapping[str, str], of: int, too_long: TooLong) -> None:
     """Raise a TooLongError if items are too long (`reasons`, by id) and that is an error, or if all `of` items are."""
     if reasons and (too_long == "error" or len(reasons) == of):
-        shown = f"{', '.join(map(repr, list(reasons)[:5]))}{' ...' if len(reasons) > 5 else ''}"
+        listed = f"{', '.join(map(repr, list(reasons)[:5]))}{' ...' if len(reasons) > 5 else ''}"
         remedy = "eval.too_long=exclude leaves them out, eval.too_long=wrong counts them as wrong"
         raise TooLongError(
-            f"{len(reasons)} of {of} items are too long: {shown}. {next(iter(reasons.values()))}. {remedy}",
+            f"{len(reasons)} of {of} items are too long: {listed}. {next(iter(reasons.values()))}. {remedy}",
             range(len(reasons)),
         )
 
 
-def why_too_long(answers: Sequence[Answer]) -> str | None:
+def too_long_reason(answers: Sequence[Answer]) -> str | None:
     """Return why an item is too long, if one of the answers to its requests says so."""
     return next((answer[TOO_LONG] for answer in reversed(answers) if TOO_LONG in answer), None)
 
@@ -120,14 +120,14 @@ def combine(rm: RewardModel, answered: Iterable[tuple[Item, Sequence[Answer]]]) 
     For an item that is too long, the judgement has no verdict and says so.
     """
     for item, answers in answered:
-        if why := why_too_long(answers):
+        if why := too_long_reason(answers):
             judgement = Judgement(verdict=None, rubric=None, analysis=None, issues=(TOO_LONG,), completion=why)
             yield ScoredItem(item=item, presented=item, judgement=judgement)
         else:
             yield from rm.predictions(item, answers)
 
 
-def settle(scored: Iterable[ScoredItem], too_long: TooLong) -> Iterator[ScoredItem]:
+def apply_too_long(scored: Iterable[ScoredItem], too_long: TooLong) -> Iterator[ScoredItem]:
     """Yield the predictions that count: items that are too long are left out, count as wrong or raise an error."""
     reasons, ids = dict[str, str](), set[str]()
     for each in scored:

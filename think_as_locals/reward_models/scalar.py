@@ -30,10 +30,10 @@ from think_as_locals.reward_models.reward_model import (
     Request,
     RewardModel,
     ScoredItem,
-    ask_all,
     favourite,
     identify_weights,
     margin,
+    query_all,
 )
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.types import LABELS, Item, Judgement, ModelError, TooLongError
@@ -86,7 +86,7 @@ class ResponseScorer(RewardModel):
 
     def score(self, items: Sequence[Item]) -> list[tuple[float, ...]]:
         """Return the scores of each item's responses, in the item's own order."""
-        answers = ask_all(self, [self.requests(item) for item in items])
+        answers = query_all(self, [self.requests(item) for item in items])
         return [self.scores(item, of_item) for item, of_item in zip(items, answers, strict=True)]
 
 
@@ -131,41 +131,41 @@ class BatchScorer(ResponseScorer):
             "template_kwargs": dict(self.chat.template_kwargs),
         }
 
-    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
+    def query(self, requests: Sequence[Request], keep: Keep) -> None:
         """Score requests, the longest first, so that running out of memory shows at once."""
         rows = self.rows(requests)
         lengths = [len(row["input_ids"]) for row in rows]
-        if places := [place for place, length in enumerate(lengths) if length > self.max_length]:
-            request, length = requests[places[0]], lengths[places[0]]
+        if indices := [index for index, length in enumerate(lengths) if length > self.max_length]:
+            request, length = requests[indices[0]], lengths[indices[0]]
             raise TooLongError(
                 f"item {request.item.id!r}: response {LABELS[request.order[0]]} has {length} tokens together with "
                 f"its prompt, {self.path} takes {self.max_length}: nothing is cut off; raise max_length where the "
                 "model can read more, or leave the item out",
-                places,
+                indices,
             )
-        for places, scores in self._scored_batches(requests, rows):
-            for place, score in zip(places, scores, strict=True):
+        for indices, scores in self._scored_batches(requests, rows):
+            for index, score in zip(indices, scores, strict=True):
                 if not math.isfinite(score):
                     raise ModelError(
-                        f"item {requests[place].item.id!r}: {self.path} scores response "
-                        f"{LABELS[requests[place].order[0]]} {score}, expected a finite number: are its weights sound, "
+                        f"item {requests[index].item.id!r}: {self.path} scores response "
+                        f"{LABELS[requests[index].order[0]]} {score}, expected a finite number: are its weights sound, "
                         f"and is {self.model.dtype} wide enough for it?"
                     )
-                keep(place, {"score": score})
+                keep(index, {"score": score})
 
     def _scored_batches(
         self, _: Sequence[Request], rows: Sequence[TokenRow]
     ) -> Iterator[tuple[list[int], list[float]]]:
-        """Yield batches of rows of similar length, as the places of rows and their scores."""
+        """Yield batches of rows of similar length, as the indices of rows and their scores."""
         by_length = sorted(range(len(rows)), key=lambda i: -len(rows[i]["input_ids"]))
         for start in range(0, len(rows), self.batch_size):
-            places = by_length[start : start + self.batch_size]
+            indices = by_length[start : start + self.batch_size]
             with torch.inference_mode():
-                scores = self._scores([rows[i] for i in places])
-            yield places, scores.tolist()
+                scores = self._scores([rows[i] for i in indices])
+            yield indices, scores.tolist()
 
 
-def padded(rows: Sequence[TokenRow], pad_id: int, device: Any) -> dict[str, torch.Tensor]:
+def padded_batch(rows: Sequence[TokenRow], pad_id: int, device: Any) -> dict[str, torch.Tensor]:
     """Return a batch (B, L) for a model, padded on the right."""
     batch, fill = {}, {"input_ids": pad_id, "labels": IGNORED}
     for name in rows[0]:
@@ -244,7 +244,7 @@ class ScalarRM(BatchScorer):
             **settings: `batch_size` (responses at a time), `chunk_size` (of `RewardModel`), `seed` (`ResponseScorer`).
         """
         with reading_model(path):
-            model = _load(path, dtype, device_map, revision, new_head_seed)
+            model = _load_model(path, dtype, device_map, revision, new_head_seed)
             tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         config = model.config.get_text_config()
         declared = config.pad_token_id  # one outside the vocabulary (-1 is common) is in no text
@@ -283,31 +283,31 @@ class ScalarRM(BatchScorer):
     def _scored_batches(
         self, requests: Sequence[Request], rows: Sequence[TokenRow]
     ) -> Iterator[tuple[list[int], list[float]]]:
-        """Yield batches of rows, packed by their prompts, as the places of rows and their scores."""
+        """Yield batches of rows, packed by their prompts, as the indices of rows and their scores."""
         if self.unshared_reason or self.model.training:  # dropout would be the same for all responses
             yield from BatchScorer._scored_batches(self, requests, rows)
             return
         read = [until_scored(row["input_ids"], self.pad_id) for row in rows]
         by_prompt = defaultdict(list)
-        for place, request in enumerate(requests):
-            by_prompt[request.item.prompt].append(place)
+        for index, request in enumerate(requests):
+            by_prompt[request.item.prompt].append(index)
         size = self.batch_size
-        groups = [places[i : i + size] for places in by_prompt.values() for i in range(0, len(places), size)]
-        groups.sort(key=lambda places: -sum(len(read[i]) for i in places))
+        groups = [indices[i : i + size] for indices in by_prompt.values() for i in range(0, len(indices), size)]
+        groups.sort(key=lambda indices: -sum(len(read[i]) for i in indices))
         while groups:
             batch = [groups.pop(0)]
             while groups and sum(map(len, batch)) + len(groups[0]) <= size:
                 batch.append(groups.pop(0))
-            packed = packing.pack_rows([[read[i] for i in places] for places in batch], self.model.device)
+            packed = packing.pack_rows([[read[i] for i in indices] for indices in batch], self.model.device)
             with torch.inference_mode():
                 scores = packing.scores(self.model, packed).float()
-            yield [place for places in batch for place in places], scores.tolist()
+            yield [index for indices in batch for index in indices], scores.tolist()
 
     def _scores(self, rows: Sequence[TokenRow]) -> torch.Tensor:
         pad_id = self.pad_id
         if pad_id is None:
             self.model.config.get_text_config().pad_token_id = pad_id = unused_end(rows)
-        scores: torch.Tensor = self.model(**padded(rows, pad_id, self.model.device)).logits[:, 0].float()
+        scores: torch.Tensor = self.model(**padded_batch(rows, pad_id, self.model.device)).logits[:, 0].float()
         return scores
 
 
@@ -326,7 +326,7 @@ def _share_prompts(path: str, model: Any, tokenizer: Any, pad_id: int | None) ->
     return reason
 
 
-def _load(path: str, dtype: str, device_map: str | None, revision: str | None, new_head_seed: int | None) -> Any:
+def _load_model(path: str, dtype: str, device_map: str | None, revision: str | None, new_head_seed: int | None) -> Any:
     options: dict[str, Any] = {"dtype": dtype, "device_map": device_map}
     if published.architecture(PreTrainedConfig.get_config_dict(path, revision=revision)[0]):
         if new_head_seed is not None:
@@ -374,6 +374,6 @@ class ConstantRM(ResponseScorer):
     def identity(self) -> dict[str, Any]:
         return {"kind": "constant"}
 
-    def ask(self, requests: Sequence[Request], keep: Keep) -> None:
-        for place in range(len(requests)):
-            keep(place, {"score": 0.0})
+    def query(self, requests: Sequence[Request], keep: Keep) -> None:
+        for index in range(len(requests)):
+            keep(index, {"score": 0.0})

@@ -39,7 +39,7 @@ _PATH_FAULTS = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), _OPEN_FILES),
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-_PROBE_BYTES = 1_000_000
+_CHECK_BYTES = 1_000_000
 _ROW_GROUP = 10_000  # rows of a table in memory at once
 
 
@@ -64,10 +64,10 @@ def explain(fault: OSError) -> str:
     return f"{f'{fault.filename}: ' if fault.filename else ''}{fault.strerror}: {remedy}"
 
 
-def probe(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Raise the OSError of a folder that cannot be written to; some libraries, such as torch, hide the reason."""
     with naming(folder), TemporaryFile(dir=folder, buffering=0) as file:
-        file.write(bytes(_PROBE_BYTES))
+        file.write(bytes(_CHECK_BYTES))
         file.write(b"1")  # on a nearly full disk the first write is cut short without an error
         os.fsync(file.fileno())
 

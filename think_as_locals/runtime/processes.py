@@ -28,10 +28,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 @contextmanager
 def on_signals(receive: Callable[[int], None], numbers: Iterable[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
     """Call a function for each of these signals, except those that this process ignores (nohup, a background job)."""
-    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda received, _: receive(received)) for number in heeded}
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda received, _: receive(received)) for number in handled}
     # launch/node.sh blocks SIGUSR1 in the launcher, and so in its children.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
     try:
         yield
     finally:
@@ -57,7 +57,7 @@ Sent = TypeVar("Sent")
 Made = TypeVar("Made")
 P = ParamSpec("P")
 
-_AHEAD = 3  # maximum chunks in flight for each process
+_MAX_IN_FLIGHT = 3  # maximum chunks in flight for each process
 
 
 def cores() -> int:
@@ -76,11 +76,11 @@ def in_processes(work: Callable[[Sent], Made], chunks: Iterable[tuple[Kept, Sent
     processes = cores()
     in_flight: deque[tuple[Kept, Future[Made]]] = deque()
     # Spawned: a process with threads, such as that of a progress bar, is not safe to fork.
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_start)
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_init_worker)
     try:
         for kept, sent in rest:
             in_flight.append((kept, pool.submit(work, sent)))
-            if len(in_flight) > _AHEAD * processes:
+            if len(in_flight) > _MAX_IN_FLIGHT * processes:
                 kept, future = in_flight.popleft()
                 yield kept, future.result()
         for kept, future in in_flight:
@@ -89,7 +89,7 @@ def in_processes(work: Callable[[Sent], Made], chunks: Iterable[tuple[Kept, Sent
         pool.shutdown(cancel_futures=True)
 
 
-def _start() -> None:
+def _init_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the first one ends the others
     gc.disable()  # what is sent has no reference cycles
 

@@ -31,7 +31,7 @@ class PeerError(ModelError):
     """Another process of this launch failed."""
 
 
-def take_up_launch(name: str | None) -> str | None:
+def apply_launch(name: str | None) -> str | None:
     """Apply the sharding of a launch file if the launcher configured none; return a line about the launch, or `None`.
 
     Every rank calls this before accelerate's state exists, which reads these environment variables. A configuration of
@@ -224,11 +224,11 @@ class Peers:
             return [value]
         from torch.distributed import all_gather_object
 
-        everyones: list[Any] = [None] * self.size
-        all_gather_object(everyones, (fault, value))
-        if faults := [f"process {rank}: {fault}" for rank, (fault, _) in enumerate(everyones) if fault]:
+        gathered: list[Any] = [None] * self.size
+        all_gather_object(gathered, (fault, value))
+        if faults := [f"process {rank}: {fault}" for rank, (fault, _) in enumerate(gathered) if fault]:
             raise PeerError("; ".join(faults))
-        return [value for _, value in everyones]
+        return [value for _, value in gathered]
 
 
 ALONE = Peers()

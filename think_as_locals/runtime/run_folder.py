@@ -107,7 +107,7 @@ class RunFolder(StageFolder):
             self.policy_results,
             self.yields,
             self.candidates_summary,
-            *[*self.measured_steps().values()][-1:],
+            *[*self.evaluated_steps().values()][-1:],
         ]
         return next(filter(Path.is_file, documents))
 
@@ -143,19 +143,19 @@ class RunFolder(StageFolder):
         """All files of answers by step, in order."""
         return _by_step(self.path.glob("answers/*.jsonl"))
 
-    def measured(self, name: str, step: int) -> Path:
+    def evaluation(self, name: str, step: int) -> Path:
         """The results of a training run on a set at a step; those of its own test items are in `carb/`."""
-        return self._measured_dir(name) / f"step-{step}.json"
+        return self._evaluation_dir(name) / f"step-{step}.json"
 
-    def measured_steps(self, name: str = TEST) -> dict[int, Path]:
+    def evaluated_steps(self, name: str = TEST) -> dict[int, Path]:
         """The results on a set by step, in order."""
-        return _by_step(self._measured_dir(name).glob("*.json"))
+        return _by_step(self._evaluation_dir(name).glob("*.json"))
 
-    def measured_sets(self) -> list[str]:
+    def evaluated_sets(self) -> list[str]:
         """The names of the sets that a training run was evaluated on, its own test items first."""
         return [TEST, *sorted(path.name for path in (self.path / "eval").glob("*/"))]
 
-    def _measured_dir(self, name: str) -> Path:
+    def _evaluation_dir(self, name: str) -> Path:
         return self.carb_dir if name == TEST else self.path / "eval" / name
 
     def completions(self, step: int) -> Path:
@@ -341,11 +341,11 @@ def check_resumable(config: Config, run: RunFolder) -> None:
         )
 
 
-def _fixed_settings(values: Mapping[str, Any], place: str = "") -> dict[str, str]:
+def _fixed_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return settings as text by dotted key, without those that a resumed run may change."""
     found: dict[str, str] = {}
     for key, value in values.items():
-        here = f"{place}{key}"
+        here = f"{prefix}{key}"
         if here != "run" and not any(fnmatchcase(here, pattern) for pattern in _MAY_CHANGE):
             found |= _fixed_settings(value, f"{here}.") if isinstance(value, dict) and value else {here: repr(value)}
     return found

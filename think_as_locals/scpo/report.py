@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from think_as_locals.config.scpo_schema import ScpoConfig
 from think_as_locals.evaluation.pages import Axis, axis, read_settings, templates
-from think_as_locals.evaluation.tables import Cell, Figure, Label, Table, escape_markdown, figure
+from think_as_locals.evaluation.tables import Cell, Figure, Named, Table, escape_markdown, figure
 from think_as_locals.judging.prompt import culture_name
 from think_as_locals.runtime.files import read_json, write_json, write_text
 from think_as_locals.runtime.run_folder import RunFolder
@@ -214,9 +214,9 @@ def _gain(
     return figure(gain, "mean", form, scale, show_n=show_n, strong=sure)
 
 
-def _variant(row: dict[str, Any]) -> Label:
-    return Label(VARIANT_NAMES[row["variant"]], note=f"{row['num_pairs']} pairs" if row["num_pairs"] else "")
+def _variant(row: dict[str, Any]) -> Named:
+    return Named(VARIANT_NAMES[row["variant"]], note=f"{row['num_pairs']} pairs" if row["num_pairs"] else "")
 
 
-def _country(row: dict[str, Any], note: str = "") -> Label:
-    return Label(culture_name(row["country"]), note=f"{row['country']}{note}")
+def _country(row: dict[str, Any], note: str = "") -> Named:
+    return Named(culture_name(row["country"]), note=f"{row['country']}{note}")

@@ -22,7 +22,7 @@ from scipy.special import softmax
 
 from think_as_locals.config.scpo_schema import ScpoConfig, Variant
 from think_as_locals.data.sources.globalopinionqa import OpinionQuestion, is_answer, others_mean
-from think_as_locals.evaluation.journal import ask_by_journal, by_response, content_key
+from think_as_locals.evaluation.journal import by_response, content_key, query_with_journal
 from think_as_locals.evaluation.statistics import accuracy, estimate_mean
 from think_as_locals.reward_models.reward_model import Request
 from think_as_locals.reward_models.scalar import ScalarRM
@@ -67,7 +67,7 @@ def score_responses(
     path = folder / f"rank-{state.process_index}.jsonl"
     if rm.model.training:  # with dropout, a resumed run would score the rest with other random draws
         path.unlink(missing_ok=True)
-    answers = ask_by_journal(rm, path, rm.identity, mine, advance, key=by_response)
+    answers = query_with_journal(rm, path, rm.identity, mine, advance, key=by_response)
     scored = [(by_response(request), float(answer["score"])) for request, answer in zip(mine, answers, strict=True)]
     return dict(gather_object(scored))
 

@@ -33,7 +33,7 @@ from think_as_locals.engines import Chat, packing
 from think_as_locals.evaluation.journal import by_response
 from think_as_locals.evaluation.scored import grouped
 from think_as_locals.judging.prompt import break_tokens
-from think_as_locals.reward_models.scalar import ScalarRM, TokenRow, padded, until_scored, unused_end
+from think_as_locals.reward_models.scalar import ScalarRM, TokenRow, padded_batch, until_scored, unused_end
 from think_as_locals.reward_models.training_items import save_training_items, training_hashes
 from think_as_locals.runtime.run_folder import RunFolder, StageFolder
 from think_as_locals.scpo.results import VariantSpec, pair_keys, response_requests
@@ -251,7 +251,7 @@ class PairCollator:
         """Pad on the right."""
         indices = [row["pair"] for row in rows]
         sides = [self.pairs[index][side] for side in (0, 1) for index in indices]
-        return padded(sides, self.pad_id, "cpu") | {"weight": torch.tensor([self.weights[i] for i in indices])}
+        return padded_batch(sides, self.pad_id, "cpu") | {"weight": torch.tensor([self.weights[i] for i in indices])}
 
 
 def released_text(chat: Chat, prompt: str, response: str, max_length: int) -> TokenRow:

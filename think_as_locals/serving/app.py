@@ -70,7 +70,7 @@ def _responses(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": answer, "description": description} for status, description in _ERRORS.items()}
 
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _OPEN_ROUTE = "/health"
 _PORT = re.compile(r":\d*$")
 _MINUTE = 60.0
@@ -104,7 +104,7 @@ def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
         redoc_url=None,
         exception_handlers=dict.fromkeys(errors, answer_error),
     )
-    app.add_middleware(Gate, limits=limits, key=key, host=config.host)
+    app.add_middleware(AccessMiddleware, limits=limits, key=key, host=config.host)
 
     @app.get(_OPEN_ROUTE)
     async def health() -> dict[str, str]:
@@ -118,7 +118,7 @@ def create_app(judge: Judge, config: ServeConfig, key: str | None) -> FastAPI:
             texts = {"prompt": given.prompt} | {f"responses[{j}]": text for j, text in enumerate(given.responses)}
             for name, text in texts.items():
                 check_length(f"items[{i}].{name}", text, limits)
-        items = [given.item(f"items[{place}]") for place, given in enumerate(request.items)]
+        items = [given.item(f"items[{index}]") for index, given in enumerate(request.items)]
         scored = await run_in_threadpool(judge.predict, items)
         return JudgeAnswer(judgements=[Verdict.model_validate(each.record(), strict=False) for each in scored])
 
@@ -168,10 +168,10 @@ class GroupScorer:
         logs = ExtraLogs(judged=judged, group_size=group_sizes, order_disagreement=disagreement)
         return ScoreAnswer(rewards=values, scores=values, extra_logs=logs)
 
-    def _row(self, place: int, query: str, prompt: str, label: str | Label | None) -> PolicyRow:
+    def _row(self, index: int, query: str, prompt: str, label: str | Label | None) -> PolicyRow:
         if not query.startswith(prompt):
-            raise RequestError(422, f"query[{place}]", shown(query), f"a text that begins with prompts[{place}]")
-        known = Label.read(label, f"labels[{place}]")
+            raise RequestError(422, f"query[{index}]", shown(query), f"a text that begins with prompts[{index}]")
+        known = Label.read(label, f"labels[{index}]")
         end = len(query)
         while token := next((t for t in self._special_tokens if query.endswith(t, len(prompt), end)), ""):
             end -= len(token)
@@ -181,7 +181,7 @@ class GroupScorer:
     def _check_rivals(self, rows: Sequence[PolicyRow]) -> None:
         """Raise a RequestError if a response cannot be compared with any other: its reward would be a constant."""
         counts = Counter(row.prompt for row in rows)
-        alone = [place for place, row in enumerate(rows) if self._is_alone(row, counts)]
+        alone = [index for index, row in enumerate(rows) if self._is_alone(row, counts)]
         if alone:
             raise RequestError(
                 *(422, f"query[{alone[0]}]", "one response to its prompt, and nothing to compare it with"),
@@ -199,13 +199,13 @@ class GroupScorer:
             group, full = list[PolicyRow](), asyncio.Event()
             self._waiting[prompt] = group, full, asyncio.create_task(self._judge_when_full(group, full))
         group, full, rewards = self._waiting[prompt]
-        place = len(group)
+        index = len(group)
         group.append(row)
         if len(group) == self._section.group_size:
             del self._waiting[prompt]
             full.set()
         # Shielded: a client that disconnects must not cancel the group.
-        return (await asyncio.shield(rewards))[place]
+        return (await asyncio.shield(rewards))[index]
 
     async def _judge_when_full(self, group: list[PolicyRow], full: asyncio.Event) -> list[_Reward]:
         """Judge a group once it is full or its time is up."""
@@ -213,7 +213,7 @@ class GroupScorer:
             await asyncio.wait_for(full.wait(), self._section.group_wait_s)
         if not full.is_set():
             del self._waiting[group[0].prompt]
-            _log.warning(
+            _logger.warning(
                 "after score.group_wait_s=%g only %d of %d responses to a prompt are there: judged without the others",
                 *(self._section.group_wait_s, len(group), self._section.group_size),
             )
@@ -231,7 +231,7 @@ class GroupScorer:
         return rewards
 
 
-class Gate:
+class AccessMiddleware:
     """ASGI middleware that refuses requests beyond the limits or without the key as bearer token; /health is open.
 
     Without a key, the server is on loopback and the Host must be this machine: otherwise a web page could resolve its

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from think_as_locals.config.model_schema import LimitsSection
 from think_as_locals.data.languages import culture_code
-from think_as_locals.data.sources.jsonl import UNREAD
+from think_as_locals.data.sources.jsonl import PLACEHOLDERS
 from think_as_locals.types import LABELS, Criterion, DataError, Item, shown
 
 OPENAI_ROOT = "/v1/"
@@ -148,8 +148,8 @@ class JudgeItem(Message):
 
     def item(self, default_id: str) -> Item:
         """Return the `Item`; a `DataError` if two responses are equal or one is blank."""
-        asked = self.model_dump(include={"prompt", "responses", "culture", "language"})
-        return Item(id=self.id or default_id, **UNREAD, **asked)
+        fields = self.model_dump(include={"prompt", "responses", "culture", "language"})
+        return Item(id=self.id or default_id, **PLACEHOLDERS, **fields)
 
 
 class JudgeRequest(Message):

@@ -141,9 +141,9 @@ def add_routes(app: FastAPI, judge: Judge, name: str, limits: LimitsSection, res
     """Add the routes of a listwise judge, as a model with the given name."""
     model = Model(id=name, created=int(time.time()))
 
-    def check_model(asked: str) -> None:
-        if asked != name:
-            raise RequestError(404, "model", shown(asked), f"{name!r}, the only model here")
+    def check_model(requested: str) -> None:
+        if requested != name:
+            raise RequestError(404, "model", shown(requested), f"{name!r}, the only model here")
 
     @app.get(OPENAI_ROOT + "models", responses=responses)
     async def models() -> Models:
@@ -160,10 +160,10 @@ def add_routes(app: FastAPI, judge: Judge, name: str, limits: LimitsSection, res
         for i, message in enumerate(request.messages):
             check_length(f"messages[{i}].content", message.text, limits)
         most = judge.settings.max_completion_length
-        asked = request.max_completion_tokens or request.max_tokens or most
-        if asked > most:
-            raise RequestError(422, "max_tokens", str(asked), f"at most {most}, with which this judge was trained")
-        item, sampling = _item(request.messages), Sampling(max_completion_length=asked)
+        requested = request.max_completion_tokens or request.max_tokens or most
+        if requested > most:
+            raise RequestError(422, "max_tokens", str(requested), f"at most {most}, with which this judge was trained")
+        item, sampling = _item(request.messages), Sampling(max_completion_length=requested)
         if request.temperature:  # greedy requests have the same sampling, and so share batches
             seed = random.randrange(2**31) if request.seed is None else request.seed
             sampling = replace(sampling, temperature=request.temperature, seed=seed)

@@ -17,7 +17,7 @@ from think_as_locals.evaluation.scored import Judgements, grouped, read_scored
 from think_as_locals.evaluation.statistics import paired
 from think_as_locals.evaluation.tables import Cell, Figure, Table, escape_markdown, figure
 from think_as_locals.machine.preflight import packages
-from think_as_locals.runtime.files import probe, read_json, write_json, write_text
+from think_as_locals.runtime.files import check_writable, read_json, write_json, write_text
 from think_as_locals.runtime.output import progress_console
 from think_as_locals.runtime.run_folder import RunFolder, check_resumable, lock_run_dir, make_folder, resumable
 from think_as_locals.sweeps.jobs import (
@@ -78,13 +78,13 @@ def sweep(recipe: str, overrides: Sequence[str]) -> tuple[Path, bool]:
         if len(received) > 1:
             progress.print(f"{folder.name}: its jobs were ended at once: continue it with {again}", markup=False)
             raise SystemExit(128 + received[-1])
-        metric, rows = read_rows(folder, this.combinations, bool(received))
+        metric, rows = read_job_results(folder, this.combinations, bool(received))
         print_results(console, folder, metric, rows)
         if space.variants:
             console.print(write_variants(folder, possible).terminal("variants", _VARIANTS))
             console.print(f"table {RunFolder(folder).variants.with_suffix('.md')}", soft_wrap=True)
         if any(row.state == "failed" for row in rows):
-            probe(folder)  # on a full disk, jobs cannot write why they failed
+            check_writable(folder)  # on a full disk, jobs cannot write why they failed
     if received or any(row.state == "stopped" for row in rows):
         raise RunStoppedError(f"{folder.name} was stopped: continue it with {again}")
     return folder, all(row.state == "done" for row in rows)
@@ -135,7 +135,7 @@ class Sweep:
         self.run(list({job.name: job for job in jobs}.values()))
         if self.received:
             return None
-        _, rows = read_rows(self.folder, self.combinations, stop_requested=False)
+        _, rows = read_job_results(self.folder, self.combinations, stop_requested=False)
         scores = {row.name: row.measured["accuracy"] for row in rows if row.measured and row.state == "done"}
         return [scores.get(job.name) for job in jobs]
 
@@ -174,7 +174,7 @@ class JobResult:
     log: str
 
 
-def read_rows(
+def read_job_results(
     sweep: Path, combinations: Mapping[str, Combination], stop_requested: bool
 ) -> tuple[Metric, list[JobResult]]:
     """Return the metric by which jobs are compared, and a row for each job, best first, failed ones last.
@@ -183,7 +183,7 @@ def read_rows(
     """
     found: dict[str, dict[str, Any]] = {VALIDATION: {}, TEST: {}}
     for name, by_set in product(combinations, found):
-        if paths := list(RunFolder(sweep / name).measured_steps(by_set).values()):
+        if paths := list(RunFolder(sweep / name).evaluated_steps(by_set).values()):
             found[by_set][name] = read_json(paths[-1])
     validated = found[VALIDATION].keys() == found[TEST].keys() and bool(found[TEST])
     chosen = found[VALIDATION] if validated else found[TEST]
@@ -244,22 +244,22 @@ _VARIANTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A measurement of a judge, and the measurements that it is compared with."""
+class EvaluatedVariant:
+    """An evaluation of a judge, and the evaluations that it is compared with."""
 
     name: str
     summary: dict[str, Any]
     judged: Judgements
-    base: Measured | None = None  # the model before its training
-    first: Measured | None = None  # the first variant
+    base: EvaluatedVariant | None = None  # the model before its training
+    first: EvaluatedVariant | None = None  # the first variant
 
 
 def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
-    """Write `variants.json` and `variants.md` about the measured jobs, and return their table."""
+    """Write `variants.json` and `variants.md` about the evaluated jobs, and return their table."""
     # Compared are jobs that differ in their variant alone, and not in the seed, say.
     parts = grouped(jobs, lambda job: job.combination[1:]).values()
-    measured = list(chain.from_iterable(_measured_variants(sweep, part) for part in parts))
-    gains, file = {kind: _gains(measured, kind) for kind in ("base", "first")}, RunFolder(sweep).variants
+    evaluated = list(chain.from_iterable(_evaluated_variants(sweep, part) for part in parts))
+    gains, file = {kind: _gains(evaluated, kind) for kind in ("base", "first")}, RunFolder(sweep).variants
     write_json(
         file,
         {
@@ -270,7 +270,7 @@ def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
                     "parse_failure": m.summary["parse_failure"],
                     **{f"against_{kind}": found.get(m.name) for kind, found in gains.items()},
                 }
-                for m in measured
+                for m in evaluated
             ]
         },
     )
@@ -285,7 +285,7 @@ def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
             str(m.summary["n"]),
             str(m.summary["step"]),
         ]
-        for m in measured
+        for m in evaluated
     ]
     headings = ["variant", "accuracy, %", "verdict-only, %", "flip sets, %", "parse failures, %"]
     table = Table([*headings, "against base", "p", "against the first", "p", "n", "step"], rows)
@@ -293,10 +293,10 @@ def write_variants(sweep: Path, jobs: Sequence[Job]) -> Table:
     return table
 
 
-def _measured_variants(sweep: Path, jobs: Sequence[Job]) -> list[Measured]:
+def _evaluated_variants(sweep: Path, jobs: Sequence[Job]) -> list[EvaluatedVariant]:
     """Return the models before training, each once, then the variants."""
-    bases, known = dict[str, Measured](), dict[str, Item]()
-    found = list[Measured]()
+    bases, known = dict[str, EvaluatedVariant](), dict[str, Item]()
+    found = list[EvaluatedVariant]()
     for job in jobs:
         steps = carb.steps(RunFolder(sweep / job.name))
         variant, *rest = job.combination
@@ -305,10 +305,10 @@ def _measured_variants(sweep: Path, jobs: Sequence[Job]) -> list[Measured]:
         if 0 in steps:
             config = job.config  # what the base depends on: demonstrations name criteria for rubric_quality
             named = "rubric_quality" in config.reward.weighted()
-            asked = repr((config.model, config.prompt, config.sft, config.grpo.max_completion_length, named))
-            base = bases.setdefault(asked, Measured(f"base of {name}", *_read(steps[0], known)))
+            setup = repr((config.model, config.prompt, config.sft, config.grpo.max_completion_length, named))
+            base = bases.setdefault(setup, EvaluatedVariant(f"base of {name}", *_read(steps[0], known)))
         if steps and (last := max(steps)):
-            found.append(Measured(name, *_read(steps[last], known), base, found[0] if found else None))
+            found.append(EvaluatedVariant(name, *_read(steps[last], known), base, found[0] if found else None))
     return [*bases.values(), *found]
 
 
@@ -316,11 +316,11 @@ def _read(path: Path, known: dict[str, Item]) -> tuple[dict[str, Any], Judgement
     return carb.read(path), Judgements(read_scored(path.with_suffix(".parquet"), known))
 
 
-def _gains(measured: Sequence[Measured], kind: str) -> dict[str, dict[str, Any]]:
+def _gains(evaluated: Sequence[EvaluatedVariant], kind: str) -> dict[str, dict[str, Any]]:
     """Return by name how much better each is than its base or the first, where both have the same items."""
     pairs = {}
-    for m in measured:
-        other: Measured | None = getattr(m, kind)
+    for m in evaluated:
+        other: EvaluatedVariant | None = getattr(m, kind)
         if other is not None and other.judged.items == m.judged.items:
             pairs[m.name] = other.judged.by_item("credit"), m.judged.by_item("credit"), m.judged.group
     found = zip(pairs, paired(list(pairs.values())), strict=True)

@@ -94,9 +94,9 @@ def merged_parameters(model: PeftModel, gather: Gather) -> Iterator[tuple[str, T
             layers[name] = module
     inside = {id(parameter) for layer in layers.values() for parameter in layer.parameters()}
     yield from base_parameters(model, gather, inside)
-    for place, layer in layers.items():
+    for layer_name, layer in layers.items():
         with gather(list(layer.parameters())), _merged(layer):
-            for name, parameter in layer.named_parameters(prefix=place):
+            for name, parameter in layer.named_parameters(prefix=layer_name):
                 if kept := _base_name(name, model.prefix):
                     yield kept, parameter.data
 

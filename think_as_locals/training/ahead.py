@@ -77,7 +77,7 @@ class SampledAhead:
         found, staleness = None, 0
         if self._batches:
             batch = self._batches.popleft()
-            found = self._engine.collect(batch.sampled, prompts, lambda everyones: self._check(batch, everyones))
+            found = self._engine.collect(batch.sampled, prompts, lambda all_prompts: self._check(batch, all_prompts))
             staleness = number - batch.weights
         if found is None:  # the first batch of a process, or the server was restarted: it has no weights for the rest
             self._batches.clear()
@@ -95,34 +95,34 @@ class SampledAhead:
 
     def state(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
         """Wait until nothing is in flight; return, on the main process, the rollouts that have not been used yet."""
-        described: list[dict[str, Any]] = []
+        metadata: list[dict[str, Any]] = []
         tensors: dict[str, Tensor] = {}
         if not self._trainer.accelerator.is_main_process:
-            return described, tensors
+            return metadata, tensors
         stops = self._trainer.control.should_training_stop
         until = time.monotonic() + min(self._engine.limit_s, _STOPPING_S if stops else math.inf)  # for all of them
-        for place, batch in enumerate(self._batches):
+        for index, batch in enumerate(self._batches):
             try:
                 sampled = batch.sampled.result(until - time.monotonic())
-            except Exception as error:  # of whatever kind: training itself ends with it, at the next batch
+            except Exception as error:  # any exception: training itself ends with it, at the next batch
                 found = f"{type(error).__name__}: {error}"
                 _logger.warning("a checkpoint without what the server was sampling (%s): it is sampled again", found)
                 break
             if sampled is None:  # the server was restarted, and was reported
                 break
-            places = {"number": batch.number, "weights": batch.weights, "prompts": batch.prompts}
-            described.append({**places, "prefix_cache": sampled.prefix_cache})
-            tensors |= {f"ahead/{place}/{name}": value for name, value in _as_tensors(sampled.completions).items()}
-        return described, tensors
+            numbers = {"number": batch.number, "weights": batch.weights, "prompts": batch.prompts}
+            metadata.append({**numbers, "prefix_cache": sampled.prefix_cache})
+            tensors |= {f"ahead/{index}/{name}": value for name, value in _as_tensors(sampled.completions).items()}
+        return metadata, tensors
 
-    def load_state(self, described: Sequence[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
+    def load_state(self, metadata: Sequence[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
         """Restore the state that each rank has saved; all ranks call this."""
-        [everyones] = broadcast_object_list([list(described)])
-        for place, values in enumerate(everyones):
+        [gathered] = broadcast_object_list([list(metadata)])
+        for index, values in enumerate(gathered):
             prefix_cache = tuple(values.pop("prefix_cache"))
             batch = _Batch(**values)
             if self._trainer.accelerator.is_main_process:
-                prefix = f"ahead/{place}/"
+                prefix = f"ahead/{index}/"
                 own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
                 batch.sampled.set_result(Sampled(_from_tensors(own), prefix_cache))
             self._batches.append(batch)
@@ -135,8 +135,8 @@ class SampledAhead:
         prompts = self._engine.on_main(lambda: [self._tokenized(each) for each in rows])
         futures = self._engine.sample_ahead(prompts)
         self._batches.extend(
-            _Batch(number + 1 + place, number, _digest(each), future)
-            for place, (each, future) in enumerate(zip(prompts, futures, strict=True))
+            _Batch(number + 1 + offset, number, _prompts_digest(each), future)
+            for offset, (each, future) in enumerate(zip(prompts, futures, strict=True))
         )
 
     def _tokenized(self, rows: list[int]) -> Prompts:
@@ -146,9 +146,9 @@ class SampledAhead:
         ids = dict(zip(distinct, self._trainer._tokenize_prompts(conversations)[0], strict=True))
         return [ids[row] for row in rows]
 
-    def _check(self, batch: _Batch, everyones: Prompts) -> None:
+    def _check(self, batch: _Batch, all_prompts: Prompts) -> None:
         """Raise TrainingError unless a batch has the prompts of the data loader."""
-        if _digest(everyones) != batch.prompts:
+        if _prompts_digest(all_prompts) != batch.prompts:
             raise TrainingError(
                 f"generation batch {batch.number} was sampled for other prompts than those that the data loader gives: "
                 "something changes their order; set rollout.ahead=0"
@@ -177,7 +177,7 @@ class SampledAhead:
         return ceil(micro_steps / self._window)
 
 
-def _digest(prompts: Prompts) -> str:
+def _prompts_digest(prompts: Prompts) -> str:
     return hashlib.sha256(repr(prompts).encode()).hexdigest()
 
 

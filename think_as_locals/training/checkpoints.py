@@ -40,7 +40,7 @@ from transformers.integrations import deepspeed
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from think_as_locals.config.schema import ModelSection
-from think_as_locals.runtime.files import explain, file_fault, flush, probe, write_json, write_text
+from think_as_locals.runtime.files import check_writable, explain, file_fault, flush, write_json, write_text
 from think_as_locals.runtime.model_files import reading_model
 from think_as_locals.runtime.processes import STOP_SIGNALS, end_at_next, on_signals
 from think_as_locals.runtime.ranks import uses_deepspeed
@@ -173,7 +173,7 @@ def _reason(error: Exception, folder: Path) -> str:
     """Return why a file could not be written into a folder, and the remedy, as far as that can be found out."""
     try:
         if not (fault := file_fault(error)):
-            probe(folder)
+            check_writable(folder)
     except OSError as found:
         fault = file_fault(found)
     return explain(fault) if fault else f"{type(error).__name__}: {error}"
@@ -389,19 +389,19 @@ class StopSignals(TrainerCallback):
             end_at_next()
             os.kill(os.getpid(), number)
 
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Return whether any rank has received a signal; all ranks call this together."""
         here = torch.tensor([int(self._received > 0)], device=PartialState().device)
         return bool(gather(here).any())
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save and stop if a rank has received a signal; the last step stops anyway."""
-        if self.asked() and state.global_step < state.max_steps:
+        if self.stop_requested() and state.global_step < state.max_steps:
             self.stopped = control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stop if a signal came while CARB was measured: the checkpoint of the step is saved then."""
-        if self.asked() and state.global_step < state.max_steps:
+        """Stop if a signal came during an evaluation: the checkpoint of the step is saved then."""
+        if self.stop_requested() and state.global_step < state.max_steps:
             self.stopped = control.should_training_stop = True
 
 
@@ -425,14 +425,14 @@ def train_stage(
         console.print(f"{stage} continues from step {step}")
     trainer.train_from(checkpoint)
     if signals.stopped:
-        stop_if_asked(run.name, signals, f"step {trainer.state.global_step} of {stage}")
+        stop_if_requested(run.name, signals, f"step {trainer.state.global_step} of {stage}")
 
 
-def stop_if_asked(run: str, signals: StopSignals, place: str) -> None:
+def stop_if_requested(run: str, signals: StopSignals, stage: str) -> None:
     """Raise RunStoppedError if a signal stops the run; all ranks call this together."""
-    if signals.asked():
+    if signals.stop_requested():
         raise RunStoppedError(
-            f"{run} was asked to stop and has saved after {place}: continue it with run.name={run} run.resume=auto"
+            f"{run} was asked to stop and has saved after {stage}: continue it with run.name={run} run.resume=auto"
         )
 
 

@@ -34,7 +34,7 @@ from think_as_locals.training.grpo import adapter_config, trl_arguments
 from think_as_locals.training.shared_prefix import narrow_tiles
 from think_as_locals.types import LABELS, Criterion, Demonstration, Item, Rubric
 
-_ELSEWHERE = "-"  # the origin of a response that is not the best, if the source does not give it
+_UNKNOWN_ORIGIN = "-"  # the origin of a response that is not the best, if the source does not give it
 _TEXTS = tomllib.loads(files(__package__).joinpath("demonstrations.toml").read_text(encoding="utf-8"))
 
 
@@ -53,11 +53,13 @@ class ColdStartTrainer(CheckpointedTrainer, SFTTrainer):
             tokenizer = AutoTokenizer.from_pretrained(model, revision=config.model.revision, trust_remote_code=False)
         arguments = trl_arguments(config, sft, checkpoints.folder)
         chat = Chat(tokenizer, config.model.chat_template_kwargs)
-        shown, end = config.prompt.arguments(), tokenizer.eos_token_id
-        asked = list(dict.fromkeys((d.item, d.presented) for d in demonstrations))  # an item is drawn several times
-        chat.check_texts(dict.fromkeys(item for item, _ in asked))
-        encoded = chat.encode([render_presented(*each, special_tokens=chat.special_tokens, **shown) for each in asked])
-        prompts = dict(zip(asked, encoded, strict=True))
+        prompt_arguments, end = config.prompt.arguments(), tokenizer.eos_token_id
+        pairs = list(dict.fromkeys((d.item, d.presented) for d in demonstrations))  # an item is drawn several times
+        chat.check_texts(dict.fromkeys(item for item, _ in pairs))
+        encoded = chat.encode(
+            [render_presented(*each, special_tokens=chat.special_tokens, **prompt_arguments) for each in pairs]
+        )
+        prompts = dict(zip(pairs, encoded, strict=True))
         completions = tokenizer([d.completion for d in demonstrations], add_special_tokens=False)["input_ids"]
         # Only the completion and its end are trained on, after the prompt that GRPO uses.
         rows = [
@@ -121,7 +123,7 @@ def origins_of(item: Item) -> tuple[str, ...]:
     """Return the culture that each response holds for; if the source does not give it, the best has the item's."""
     if has_origins(item):
         return item.origins
-    return tuple(item.culture or "" if i == item.best else _ELSEWHERE for i in range(len(item.responses)))
+    return tuple(item.culture or "" if i == item.best else _UNKNOWN_ORIGIN for i in range(len(item.responses)))
 
 
 def has_origins(item: Item) -> bool:
@@ -157,7 +159,7 @@ def _completion(format_: Format, presented: Item, beliefs: Sequence[str], verdic
         line.substitute(
             label=label,
             response=response,
-            asked=culture_name(presented.culture),
+            item_culture=culture_name(presented.culture),
             culture=culture_name(belief),
             fits=_TEXTS["yes" if belief == right else "no"],
         )

@@ -84,7 +84,7 @@ class CriteriaGainScorer:
         device = self._trainer.accelerator.device
         ids, mask = torch.cat([before, after], 1).to(device), torch.cat([before_mask, after_mask], 1).to(device)
         log_probs, _, _ = self._trainer._get_per_token_logps_and_entropies(model, ids, mask, after.shape[1])
-        if rollouts := [place for place, (_, kind, _) in enumerate(branches) if kind == "rollout"]:
+        if rollouts := [index for index, (_, kind, _) in enumerate(branches) if kind == "rollout"]:
             self._trainer.add_old_log_probs(log_probs[rollouts])
         labels = log_probs.gather(1, torch.tensor([[len(ids) - 1] for *_, ids in branches], device=log_probs.device))
         found = {(i, kind): value for (i, kind, _), [value] in zip(branches, labels.tolist(), strict=True)}

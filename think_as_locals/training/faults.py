@@ -53,7 +53,7 @@ class RewardGuard:
         self.failed.append(False)
         return breakdown, None
 
-    def settle(self, rows: list[dict[str, Any]], step: int) -> int:
+    def check_failures(self, rows: list[dict[str, Any]], step: int) -> int:
         """Return how many rewards failed in this step on all ranks.
 
         All raise TrainingError if on one of them a reward is not finite, or too many have failed.

@@ -54,7 +54,7 @@ T = TypeVar("T")
 RewardFunction = Callable[..., Sequence[float | None]]
 """Takes TRL's batch by keyword (`prompts`, `completions`, columns of the data set); returns a reward for each row."""
 
-_CHECKED = 20_000  # items whose texts are checked before training, at 0.6 ms each; of a million that takes too long
+_MAX_CHECKED = 20_000  # items whose texts are checked before training, at 0.6 ms each; of a million that takes too long
 
 
 class GroupTrainer(CheckpointedTrainer, SharedPrefixTrainer):
@@ -303,8 +303,8 @@ class BothOrdersSampler(RepeatSampler):
         super().__init__(range(num_rows // 2), mini_repeat_count=num_generations, **settings)
 
     def __iter__(self) -> Iterator[int]:
-        for place, item in enumerate(super().__iter__()):
-            reverse = place % self.mini_repeat_count >= self.mini_repeat_count // 2
+        for index, item in enumerate(super().__iter__()):
+            reverse = index % self.mini_repeat_count >= self.mini_repeat_count // 2
             yield 2 * item + reverse
 
 
@@ -333,24 +333,24 @@ class PromptDataset(Dataset):
     """
 
     def __init__(self, config: RunConfig, items: Sequence[Item], sources: Sequence[str], chat: Chat) -> None:
-        """Look for texts that are read as control tokens in the first `_CHECKED` items; in others when accessed."""
+        """Look for texts that are read as control tokens in the first items; in others when accessed."""
         self._orders = (False, True) if config.reward.both_orders else (False,)
         super().__init__(InMemoryTable.from_pydict({"index": range(len(items) * len(self._orders))}))
         self._items, self._sources, self._chat, self._seed = items, sources, chat, config.seed
         self._settings = {"special_tokens": chat.special_tokens, **config.prompt.arguments()}
-        chat.check_texts(items[:_CHECKED])
+        chat.check_texts(items[:_MAX_CHECKED])
 
     def __getitem__(self, key: Any) -> dict[str, Any]:
         if isinstance(key, int):
             return {name: values[0] for name, values in self[[key]].items()}
         indices = super().__getitem__(key)["index"]
-        places = [divmod(index, len(self._orders)) for index in indices]
-        self._chat.check_texts(self._items[place] for place, _ in places if place >= _CHECKED)
-        presented = [shuffle_responses(self._items[place], self._seed, self._orders[turn]) for place, turn in places]
+        numbers = [divmod(index, len(self._orders)) for index in indices]
+        self._chat.check_texts(self._items[number] for number, _ in numbers if number >= _MAX_CHECKED)
+        presented = [shuffle_responses(self._items[number], self._seed, self._orders[turn]) for number, turn in numbers]
         return {
             "index": indices,
             "presented": presented,
-            "source": [self._sources[place] for place, _ in places],
+            "source": [self._sources[number] for number, _ in numbers],
             "prompt": [self._chat.turns(render_presented(p, p.responses, **self._settings)) for p in presented],
         }
 
@@ -413,7 +413,7 @@ def check_arguments(config: GrpoConfig | ScpoConfig, processes: int | None = Non
                 try_arguments(arguments)
                 if isinstance(config, PolicyConfig):
                     check_groups(arguments)
-            except Exception as error:  # of whatever kind: libraries check their own settings
+            except Exception as error:  # any exception: libraries check their own settings
                 faults.append(f"\n  - {name}.*: {error}" if str(error) else f"\n  - {name}.*: {type(error).__name__}")
     if faults:
         raise ConfigError(f"TRL does not take this configuration:{''.join(faults)}")

@@ -76,8 +76,8 @@ class EvalCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure at the start of training, or what a stopped run had no time for, and log that by itself."""
-        measured = self._file_of(state.global_step).is_file()
-        if self._due(state) and not measured and (metrics := self._evaluate(state.global_step)):
+        is_done = self._file_of(state.global_step).is_file()
+        if self._due(state) and not is_done and (metrics := self._evaluate(state.global_step)):
             # TRL's own `log` would also log what a resumed run averages with the steps to come.
             Trainer.log(self._trainer, metrics)
 
@@ -100,7 +100,7 @@ _METRICS = {  # metric -> label and format
     "rewards/correctness/mean": ("correctness", "{:+.3f}"),
     "rewards/structure/mean": ("structure", "{:.3f}"),
     "rewards/criteria_gain/mean": ("criteria gain", "{:+.3f}"),
-    "reward/idle_share": ("paid for no judging", "{:.1%}"),
+    "reward/idle_share": ("reward without judging", "{:.1%}"),
     "consistent_accuracy": ("both orders right", "{:.1%}"),
     "parse_failure": ("parse failures", "{:.1%}"),
     "frac_reward_zero_std": ("zero-variance groups", "{:.1%}"),
@@ -224,9 +224,9 @@ class WandbTables(TrainerCallback):
             import wandb
 
             tables: dict[str, list[dict[str, Any]]] = {}
-            step = max(self._run.measured_steps())
-            for name in self._run.measured_sets():
-                tables |= _accuracies(name, read_json(self._run.measured(name, step)))
+            step = max(self._run.evaluated_steps())
+            for name in self._run.evaluated_sets():
+                tables |= _accuracies(name, read_json(self._run.evaluation(name, step)))
             if completions := list(self._run.completions_steps().values()):
                 tables["completions"] = [
                     {name: "\n".join(value) if isinstance(value, list) else value for name, value in row.items()}

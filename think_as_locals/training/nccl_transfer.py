@@ -1,4 +1,4 @@
-"""The policy's weights to vLLM servers by NCCL: packed, from the main process's GPU to all workers, past the host.
+"""The policy's weights to vLLM servers by NCCL: packed, from the main process's GPU to all workers, bypassing the host.
 
 vLLM's own transfer engine (`vllm.distributed.weight_transfer`, its documentation: "Weight Transfer") does the work on
 both sides. This module has the weights in the form that it requires, and its control requests to several servers at

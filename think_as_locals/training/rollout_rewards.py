@@ -108,8 +108,8 @@ class Rewards:
             ]
             gains = score_gains(queries)
         verdicts = [(j.verdict, j.verdict == i.best) for j, i in zip(judgements, items, strict=True)]
-        everyones: list[tuple[int | None, bool]] = gather_object(verdicts)
-        partners = self._partners([right for _, right in everyones], len(examples))
+        all_verdicts: list[tuple[int | None, bool]] = gather_object(verdicts)
+        partners = self._partners([right for _, right in all_verdicts], len(examples))
         self._breakdowns, table = [], []
         for item, rollout, judgement, gain, partner in zip(items, rollouts, judgements, gains, partners, strict=True):
             evidence = replace(
@@ -125,12 +125,12 @@ class Rewards:
         tagged = [j.verdict_only == i.best for j, i in zip(judgements, items, strict=True)]
         log("correct/strict", sum(right for _, right in verdicts) / len(verdicts))
         log("correct/verdict_only", sum(tagged) / len(tagged))
-        self._log_verdicts(everyones, log)
+        self._log_verdicts(all_verdicts, log)
         self._log_sources(table, log)
-        log("reward_faults", self.guard.settle(table, step + 1))
+        log("reward_faults", self.guard.check_failures(table, step + 1))
         if self._asks_for_rubric:
             self._log_idle_share(judgements, items, log)
-        share = sum(verdict is None for verdict, _ in everyones) / len(everyones)
+        share = sum(verdict is None for verdict, _ in all_verdicts) / len(all_verdicts)
         self._parse_failures.check(share, judgements, step + 1)
 
     def take_rows(self) -> list[dict[str, Any]]:
@@ -147,8 +147,8 @@ class Rewards:
         if not self._both_orders:
             return [None] * count
         first, half = PartialState().process_index * count, self._group // 2
-        places = range(first, first + count)
-        return [right[place + half if place % self._group < half else place - half] for place in places]
+        indices = range(first, first + count)
+        return [right[index + half if index % self._group < half else index - half] for index in indices]
 
     def _log_verdicts(self, verdicts: list[tuple[int | None, bool]], log: Callable[[str, float], None]) -> None:
         """Log the share of verdicts for each label, and how often both orders of an item are judged right."""
@@ -164,15 +164,15 @@ class Rewards:
         self, judgements: Sequence[Judgement], items: Sequence[Item], log: Callable[[str, float], None]
     ) -> None:
         """Log the share of the positive weighted rewards that goes to rollouts that judge nothing."""
-        paid = [
+        earned = [
             (sum(max(0.0, weight * breakdown.parts[name]) for name, weight in self.weights.items()), judgement, item)
             for breakdown, judgement, item in zip(self._breakdowns, judgements, items, strict=True)
             if breakdown
         ]
-        shares = [(amount, amount > 0 and judges_nothing(judgement, item)) for amount, judgement, item in paid]
-        everyones: list[tuple[float, bool]] = gather_object(shares)
-        total = sum(amount for amount, _ in everyones)
-        log("reward/idle_share", sum(amount for amount, idle in everyones if idle) / total if total else 0.0)
+        shares = [(amount, amount > 0 and judges_nothing(judgement, item)) for amount, judgement, item in earned]
+        all_shares: list[tuple[float, bool]] = gather_object(shares)
+        total = sum(amount for amount, _ in all_shares)
+        log("reward/idle_share", sum(amount for amount, idle in all_shares if idle) / total if total else 0.0)
 
     def _log_sources(self, table: list[dict[str, Any]], log: Callable[[str, float], None]) -> None:
         """Log by source, if there are several, the share of rollouts, the share that is right and the mean reward."""

@@ -26,7 +26,7 @@ from think_as_locals.config.model_schema import GrpoConfig
 from think_as_locals.engines import Chat, Messages, vllm_engine
 from think_as_locals.engines.transformers_engine import padded
 from think_as_locals.engines.vllm_server import SampledTokens
-from think_as_locals.engines.weight_digests import Digest, Request, SentTensors, read
+from think_as_locals.engines.weight_digests import Digest, DigestRequest, SentTensors, read
 from think_as_locals.runtime.run_folder import RunFolder
 from think_as_locals.training.adapters import (
     adapter_tensors,
@@ -46,7 +46,7 @@ CHECK_SAMPLING = {"temperature": 0.0, "max_tokens": _TOKENS, "logprobs": _LIKELI
 
 T = TypeVar("T")
 Parameters = Iterator[tuple[str, torch.Tensor]]
-Counts = tuple[float, float]
+Lookups = tuple[float, float]
 """Hits and queries of a prefix cache, in tokens."""
 
 
@@ -110,7 +110,7 @@ class CheckedGeneration(VLLMGeneration, ABC):
         else:
             self._send_weights()
         self._log("rollout/synced_megabytes", self._sent / 1e6)
-        self._log("rollout/probe_difference", self._compare(self._check_completions()))
+        self._log("rollout/sync_check_difference", self._compare(self._check_completions()))
 
     def generate(self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None) -> Any:
         """Sample as TRL does; log the hit rate of the prefix cache."""
@@ -119,7 +119,7 @@ class CheckedGeneration(VLLMGeneration, ABC):
         self._log_hit_rate(since(before, self._prefix_cache()))
         return found
 
-    def _log_hit_rate(self, counts: Counts) -> None:
+    def _log_hit_rate(self, counts: Lookups) -> None:
         """Log the share of tokens that were found in the prefix cache, over the counts of all ranks."""
         sums = self.accelerator.reduce(torch.tensor(counts, device=self.accelerator.device))
         self._log("rollout/prefix_cache_hit_rate", float(sums[0] / sums[1].clamp(min=1)))
@@ -208,7 +208,7 @@ class CheckedGeneration(VLLMGeneration, ABC):
             _logger.warning(warning)
         self._warned.add(warning)
 
-    def _warn_of_unread(self, tensors: list[str]) -> None:
+    def _warn_unreadable(self, tensors: list[str]) -> None:
         """Warn of tensors that could not be read back from the engine."""
         if tensors:
             named = f"{len(tensors)} tensors ({', '.join(tensors[:3])}"
@@ -231,7 +231,7 @@ class CheckedGeneration(VLLMGeneration, ABC):
         """Return what TRL's `generate` returns, for prompts sorted by prefix."""
 
     @abstractmethod
-    def _prefix_cache(self) -> Counts:
+    def _prefix_cache(self) -> Lookups:
         """Return how many prompt tokens the prefix cache has found so far, and how many were looked up."""
 
 
@@ -279,9 +279,9 @@ class ColocatedGeneration(CheckedGeneration):
         found: list[tuple[SentTensors, dict[str, Digest]]] = gather_object([(sent, self._read(sent.request))])
         for first in range(0, len(found), size := self.tensor_parallel_size):
             workers = [each for _, each in found[first : first + size]]
-            self._warn_of_unread(found[first][0].check(workers, f"vLLM on rank {first}"))
+            self._warn_unreadable(found[first][0].check(workers, f"vLLM on rank {first}"))
 
-    def _read(self, request: Request) -> dict[str, Digest]:
+    def _read(self, request: DigestRequest) -> dict[str, Digest]:
         return read(self.llm.llm_engine.model_executor.driver_worker.model_runner, request)
 
     def _send_adapter(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -310,7 +310,7 @@ class ColocatedGeneration(CheckedGeneration):
         params = SamplingParams(**CHECK_SAMPLING, detokenize=False)
         outputs = [output.outputs[0] for output in self.llm.generate(prompts, params, use_tqdm=False)]
         return [
-            SampledTokens(list(o.token_ids), [], [{t: one.logprob for t, one in place.items()} for place in o.logprobs])
+            SampledTokens(list(o.token_ids), [], [{t: one.logprob for t, one in top.items()} for top in o.logprobs])
             for o in outputs
         ]
 
@@ -319,7 +319,7 @@ class ColocatedGeneration(CheckedGeneration):
             prompts, lambda ordered: VLLMGeneration.generate(self, ordered, None, num_generations, profiler)
         )
 
-    def _prefix_cache(self) -> Counts:
+    def _prefix_cache(self) -> Lookups:
         counts = {metric.name: metric.value for metric in self.llm.get_metrics() if "prefix_cache" in metric.name}
         return counts["vllm:prefix_cache_hits"], counts["vllm:prefix_cache_queries"]
 
@@ -346,7 +346,7 @@ def _ranks() -> tuple[int, ...]:
     return get_args(MaxLoRARanks)
 
 
-def since(before: Counts, now: Counts) -> Counts:
+def since(before: Lookups, now: Lookups) -> Lookups:
     """Return how much counts have grown, which start from 0 in a restarted server."""
     hits, queries = (new - old if new >= old else new for old, new in zip(before, now, strict=True))
     return hits, queries

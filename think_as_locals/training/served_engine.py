@@ -22,7 +22,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
 from think_as_locals.engines.server_pool import VLLMServers
-from think_as_locals.engines.vllm_server import START, OtherWeightsError, SampledTokens, VLLMServer
+from think_as_locals.engines.vllm_server import START_COMMAND, OtherWeightsError, SampledTokens, VLLMServer
 from think_as_locals.engines.weight_digests import SentTensors
 from think_as_locals.runtime.processes import in_background, run_with_timeout
 from think_as_locals.training.adapters import base_parameters, lora_unsupported_reason, save_adapter
@@ -30,7 +30,7 @@ from think_as_locals.training.nccl_transfer import NCCLTransfer, nccl_unsupporte
 from think_as_locals.training.rollouts import (
     CHECK_SAMPLING,
     CheckedGeneration,
-    Counts,
+    Lookups,
     Parameters,
     in_prefix_order,
     since,
@@ -52,7 +52,7 @@ class Sampled:
     """Completions of the prompts of all ranks, and the counts of the prefix cache."""
 
     completions: list[SampledTokens]
-    prefix_cache: Counts
+    prefix_cache: Lookups
 
 
 class ServedGeneration(CheckedGeneration):
@@ -106,10 +106,10 @@ class ServedGeneration(CheckedGeneration):
         self, future: Future[Sampled | None], prompts: Sequence[list[int]], check: Callable[[list[list[int]]], None]
     ) -> list[SampledTokens] | None:
         """Wait for a batch and return this rank's completions; `check` may refuse the prompts of all ranks."""
-        everyones, own = self._gathered(prompts)
+        all_prompts, own = self._gathered(prompts)
 
         def take() -> Sampled | None:
-            check(everyones)
+            check(all_prompts)
             return future.result()
 
         if (sampled := self.on_main(take)) is None:
@@ -124,7 +124,7 @@ class ServedGeneration(CheckedGeneration):
                 if fault is None:
                     future.set_result(self._current(prompts, self._sampling))
                     continue
-            except Exception as error:  # of whatever kind: `collect` raises it
+            except Exception as error:  # any exception: `collect` raises it
                 fault = error
             future.set_exception(fault)
 
@@ -156,7 +156,7 @@ class ServedGeneration(CheckedGeneration):
         for url in self._config.rollout.urls:
             state = VLLMServer(url, self._timeout_s).state()  # waits for each, also of several, that is just starting
             if wrong := {name: state[name] for name, value in expected.items() if state[name] != value}:
-                raise ServerError(f"the vLLM server at {url} has {wrong}, expected {expected}: {START}")
+                raise ServerError(f"the vLLM server at {url} has {wrong}, expected {expected}: {START_COMMAND}")
 
     def _merge_reason(self) -> str | None:
         if reason := super()._merge_reason():
@@ -182,7 +182,7 @@ class ServedGeneration(CheckedGeneration):
 
         def load(server: VLLMServer) -> list[SampledTokens]:
             server.load_adapter(folder)
-            return self._ask_check(server, self._loaded, self._adapter)
+            return self._query_check(server, self._loaded, self._adapter)
 
         self._weights.mkdir(parents=True, exist_ok=True)
         with self._servers.one_limit(), TemporaryDirectory(dir=self._weights, prefix=_SYNC) as folder:
@@ -241,7 +241,7 @@ class ServedGeneration(CheckedGeneration):
             for _ in range(_RESTARTS):
                 with suppress(OtherWeightsError):  # it was restarted since
                     server.load_weights(files, name)
-                    return self._ask_check(server, name, self._tensors)
+                    return self._query_check(server, name, self._tensors)
             raise ServerError(self._restart_message("took new weights"))
 
         with self._servers.one_limit():
@@ -252,12 +252,12 @@ class ServedGeneration(CheckedGeneration):
         fault = None
         try:
             run_with_timeout(self.limit_s, self._nccl.send, name, connect=connect)
-        except Exception as error:  # of whatever kind: the other ranks wait
+        except Exception as error:  # any exception: the other ranks wait
             fault = f"{type(error).__name__}: {error}"
         if faults := [each for each in gather_object([fault]) if each]:
             remedy = "rollout.transfer=folder sends weights through a shared folder"
             raise TrainingError(f"weights could not be sent by NCCL to {self._named} ({faults[0]}); {remedy}")
-        check = partial(self._ask_check, name=name, sent=self._tensors)
+        check = partial(self._query_check, name=name, sent=self._tensors)
         self._answers = self.on_main(lambda: self._answers_of(check))
         self._loaded = name
 
@@ -265,18 +265,18 @@ class ServedGeneration(CheckedGeneration):
         """Return the answers of all servers that are ready then, one server after the other."""
         return list(chain.from_iterable(self._servers.on_ready(ask)))
 
-    def _ask_check(self, server: VLLMServer, name: str, sent: SentTensors) -> list[SampledTokens]:
+    def _query_check(self, server: VLLMServer, name: str, sent: SentTensors) -> list[SampledTokens]:
         """Return a server's answers to the sync check; a TrainingError if its tensors are not those sent."""
         answers = server.complete(self._check_prompts, name, **CHECK_SAMPLING)  # an adapter is applied only then
-        self._warn_of_unread(sent.check(server.read(sent.request, name), f"the vLLM server at {server.url}"))
+        self._warn_unreadable(sent.check(server.read(sent.request, name), f"the vLLM server at {server.url}"))
         return answers
 
     def _check_completions(self) -> list[SampledTokens]:
         return self._answers
 
     def _sample(self, prompts: list[list[int]], num_generations: int, profiler: Any) -> Any:
-        everyones, own = self._gathered(prompts)
-        found = self.complete(everyones, **self._sampling)[own]
+        all_prompts, own = self._gathered(prompts)
+        found = self.complete(all_prompts, **self._sampling)[own]
         return prompts, [c.token_ids for c in found], [[[value] for value in c.log_probs] for c in found], None
 
     @property
@@ -293,7 +293,7 @@ class ServedGeneration(CheckedGeneration):
             **self.generation_kwargs,
         }
 
-    def _prefix_cache(self) -> Counts:
+    def _prefix_cache(self) -> Lookups:
         counts = self.on_main(lambda: self._servers.prefix_cache())
         return counts if self.accelerator.is_main_process else (0.0, 0.0)  # the ranks' are added up
 
@@ -311,7 +311,7 @@ class ServedGeneration(CheckedGeneration):
                 found = run_with_timeout(self.limit_s, work)
             except ThinkAsLocalsError as error:
                 fault = f"{error}"
-            except Exception as error:  # of whatever kind: the other ranks wait
+            except Exception as error:  # any exception: the other ranks wait
                 fault = (
                     f"{type(error).__name__}: {error}: while {self._named} was asked to sample or "
                     f"to load weights from {self._weights}, in {self._timeout_s:g} s (rollout.timeout_s)"

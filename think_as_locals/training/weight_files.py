@@ -35,13 +35,13 @@ class WeightFiles:
 
     def __iter__(self) -> Iterator[Path]:
         """Yield every file once it is written, until `close`."""
-        for place in count():
+        for index in count():
             with self._changed:
-                while not self._closed and place == len(self._files):
+                while not self._closed and index == len(self._files):
                     self._changed.wait()
-            if place == len(self._files):
+            if index == len(self._files):
                 return
-            yield self._files[place].result()
+            yield self._files[index].result()
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Copy a tensor to the host and into the next file."""

@@ -355,7 +355,9 @@ def test_a_file_that_is_no_regions_is_named(tmp_path: Path, tal: Tal) -> None:
         items = read(tmp_path)
     assert items
     done = tal("data", "validate", str(tmp_path))
-    assert "Atlantis_data.json:1: skipped: unread_file: got Atlantis_data.json, expected <Region>_data.json" in done.out
+    assert (
+        "Atlantis_data.json:1: skipped: ignored_file: got Atlantis_data.json, expected <Region>_data.json" in done.out
+    )
     assert done.status == 0
 
 

@@ -15,7 +15,7 @@ from data.tables import a_row, defects, write
 
 from think_as_locals.data import read
 from think_as_locals.data.sources import carb
-from think_as_locals.data.validate import validate
+from think_as_locals.data.validate import validate_rows
 from think_as_locals.judging import render
 from think_as_locals.types import DataError
 
@@ -62,7 +62,7 @@ def test_all_rows_are_items_but_those_that_are_broken(tmp_path: Path, rows: list
     for number in run_on:
         changed[number - 1]["chosen"] = [f"{rows[number - 1]['chosen'][0]}assistant\n\n{rows[0]['prompt']}"]
     path = write(tmp_path / "carb.jsonl", changed)
-    tally = validate(data_section(source="carb", path=str(path)), strict=False, quarantine=None)
+    tally = validate_rows(data_section(source="carb", path=str(path)), strict=False, quarantine=None)
     assert (tally.rows, tally.imported, tally.items) == (1810, 1805, 1805)
     found = {line.removeprefix(f"{path}:").partition(": ")[::2] for line in tally.faults}
     named = {(int(number), ": ".join(rest.split(": ")[:2])) for number, rest in found}

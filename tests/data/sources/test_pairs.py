@@ -17,7 +17,7 @@ from think_as_locals.config.schema import DataSection
 from think_as_locals.data import load, read
 from think_as_locals.data.rows import Row
 from think_as_locals.data.sources import jsonl, pairs, row_outcomes
-from think_as_locals.data.validate import validate
+from think_as_locals.data.validate import validate_rows
 from think_as_locals.judging import render
 from think_as_locals.types import DataError, Item
 
@@ -144,7 +144,7 @@ def test_a_column_that_is_not_read_is_named_once_for_each_file(tmp_path: Path) -
         write(tmp_path / name, [a_pair(i, annotator=f"{name}{i}", score=None, chosen_model="m") for i in range(50)])
     with (tmp_path / "b.jsonl").open("a") as file:
         file.write(json.dumps(a_pair(51, id=1, annotator="x", score=0.5)) + "\n")
-    tally = validate(rows_of(tmp_path), strict=False, quarantine=None)
+    tally = validate_rows(rows_of(tmp_path), strict=False, quarantine=None)
     assert (tally.rows, tally.imported) == (101, 101)
     named = [
         line.removeprefix(f"{tmp_path}/").partition("; known are ")[0] for line in tally.faults if "ignored" in line
@@ -213,7 +213,7 @@ def test_a_setting_that_does_nothing_or_is_misspelt_ends_the_run(
         list(read(spec))
     if spec.source != "culture_cards":
         with pytest.raises(DataError, match=message):
-            validate(spec, strict=False, quarantine=None)
+            validate_rows(spec, strict=False, quarantine=None)
 
 
 def test_pairs_that_share_a_group_are_on_one_side_of_a_split(tmp_path: Path) -> None:

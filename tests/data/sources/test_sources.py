@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from think_as_locals.data import load
 from think_as_locals.data.sources import SOURCES, jsonl, recognise, row_by_row, row_outcomes
-from think_as_locals.data.validate import build, validate
+from think_as_locals.data.validate import build, validate_rows
 from think_as_locals.types import DataSource
 
 COUNTRY = "expected the name of a country or of its people, or an ISO 3166 code"
@@ -54,7 +54,7 @@ def test_the_source_of_the_guide_is_recognised_validated_built_and_loaded(
     data = data_section(source="jsonl", path=str(file)).model_copy(update={"source": "comparisons"})
 
     assert recognise(str(file)) == "comparisons"
-    tally = validate(data, strict=False, quarantine=None)
+    tally = validate_rows(data, strict=False, quarantine=None)
     assert (tally.rows, tally.imported, tally.items) == (13, 10, 10)
     assert [line.removeprefix(f"{file}:") for line in tally.faults] == [
         "11: skipped: tie: picked is 'neither'",

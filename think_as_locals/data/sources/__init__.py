@@ -72,7 +72,7 @@ def row_by_row(outcome: Callable[[Row], Outcome], model: type[RowModel], about: 
         defaults = {name: value for name in model.DEFAULTS if (value := getattr(data, name)) is not None}
         rows = read_rows(path_of(data))
         found = map(outcome, (replace(row, defaults=defaults) for row in rows) if defaults else rows)
-        return found if model.UNREAD is None else name_ignored_columns(found, model.columns())
+        return found if model.IGNORED_COLUMNS is None else name_ignored_columns(found, model.columns())
 
     return Source(about=about, outcomes=outcomes, fields=model.FIELDS, defaults=model.DEFAULTS, **facts)
 

@@ -116,23 +116,23 @@ def read(data: DataSection, seed: int) -> Iterator[Item]:
     `data.path` is a folder with `annotations/<Region>_data.json` and `questions/<Region>_questions.csv`; each of
     `data.languages` is `en` or `own` (the region's language).
     """
-    asked_of, invalid = _questions(data)
+    by_question, invalid = _questions(data)
     yield from valid_items(invalid)
-    if unread := [Path(outcome.row.file).name for outcome in invalid]:
+    if ignored := [Path(outcome.row.file).name for outcome in invalid]:
         warnings.warn(
-            f"{data.path}: not read, since BLEnD has no such region: {', '.join(unread)}", DataWarning, stacklevel=2
+            f"{data.path}: not read, since BLEnD has no such region: {', '.join(ignored)}", DataWarning, stacklevel=2
         )
-    for question, asked in asked_of.items():
-        yield from _items(question, asked, data, seed)
+    for question, regions in by_question.items():
+        yield from _items(question, regions, data, seed)
 
 
 def outcomes(data: DataSection, seed: int) -> Iterator[Outcome]:
     """Yield the outcome of each question of a region: the items in which the region's answer is right, or a fault."""
-    asked_of, invalid = _questions(data)
+    by_question, invalid = _questions(data)
     yield from invalid
-    for question, asked in asked_of.items():
-        items = list(_items(question, asked, data, seed))
-        for region in asked:
+    for question, regions in by_question.items():
+        items = list(_items(question, regions, data, seed))
+        for region in regions:
             if own := tuple(item for item in items if item.culture == region.culture):
                 yield Outcome(region.row, own)
                 continue
@@ -160,23 +160,23 @@ def short_answers(data: DataSection) -> Iterator[tuple[Item, list[tuple[list[str
                     yield region.item(question, language, responses=("a", "b"), best=0), votes
 
 
-def _items(question: str, asked: list[RegionQuestion], data: DataSection, seed: int) -> Iterator[Item]:
+def _items(question: str, regions: list[RegionQuestion], data: DataSection, seed: int) -> Iterator[Item]:
     """Yield the items of one question, given the answers of all regions."""
     size = size_of(data)
-    right = {region.culture: region for region in asked if region.best}
+    right = {region.culture: region for region in regions if region.best}
     best = {culture: str(region.best) for culture, region in right.items()}
     also = {a: [b for b in right if b != a and right[a].means & right[b].answered] for a in right}
     in_sets = tuple(culture for culture in right if right[culture].frequent)
     sets = flip_set_combinations(in_sets, also, size, data.sets_per_group, f"{seed}:{question}", answers=best)
     rows = [(culture, {c: best[c] for c in chosen}) for chosen in sets for culture in chosen]
-    placed = {culture for culture, _ in rows}
+    cultures_in_sets = {culture for culture, _ in rows}
     for culture, region in right.items():
         responses = {culture: best[culture]}
-        for other in asked:
+        for other in regions:
             answer = other.frequent
             if answer and not other.means & region.answered and answer not in responses.values():
                 responses[other.culture] = answer
-        if culture not in placed and len(responses) >= size:
+        if culture not in cultures_in_sets and len(responses) >= size:
             rows.append((culture, dict([*responses.items()][:size])))
     for culture, responses in rows:
         for language in right[culture].prompts:
@@ -217,13 +217,15 @@ def _questions(data: DataSection) -> tuple[dict[str, list[RegionQuestion]], list
         expected = f"no <Region>_data.json of {', '.join(REGIONS)}; data.path is a folder of BLEnD's data"
         raise DataError(f"{path / 'annotations'}: {expected}")
     for file in sorted({*(path / "annotations").glob("[!.]*")}.difference(annotations.values())):
-        fault = Fault(Defect.UNREAD_FILE, f"got {file.name}, expected <Region>_data.json of {', '.join(REGIONS)}")
+        fault = Fault(Defect.IGNORED_FILE, f"got {file.name}, expected <Region>_data.json of {', '.join(REGIONS)}")
         invalid.append(Outcome(Row(str(file), 1, None, ""), faults=(fault,)))
     synonyms = Synonyms([vote.spellings for vote in fields.annotations] for _, _, _, fields in valid)
-    asked_of: dict[str, list[RegionQuestion]] = defaultdict(list)
+    by_question: dict[str, list[RegionQuestion]] = defaultdict(list)
     for region, question, row, fields in valid:
-        asked_of[question].append(_asked(row, question, topics[question], fields, region, languages, synonyms))
-    return asked_of, invalid
+        by_question[question].append(
+            _region_question(row, question, topics[question], fields, region, languages, synonyms)
+        )
+    return by_question, invalid
 
 
 def _topics(file: Path) -> dict[str, str]:
@@ -235,7 +237,7 @@ def _topics(file: Path) -> dict[str, str]:
         raise DataError(f"{file}: expected UTF-8 rows with the columns ID and Topic ({error!r})") from error
 
 
-def _asked(
+def _region_question(
     row: Row, question: str, topic: str, fields: QuestionRow, region: str, languages: list[str], synonyms: Synonyms
 ) -> RegionQuestion:
     """Return a question in one region, with the right answer by its votes."""

@@ -21,7 +21,7 @@ class CrispRow(RowModel):
 
     FIELDS: ClassVar = ("culture", "question", "appropriate", "generic", "opposite")
     DEFAULTS: ClassVar = ("language", "domain")
-    UNREAD: ClassVar = ("norm_type", "chronotope")
+    IGNORED_COLUMNS: ClassVar = ("norm_type", "chronotope")
     prompt: Prompt = Field(validation_alias=AliasChoices("prompt", "question"))
     scenario: Text = ""
     culture: Culture = Field(validation_alias=AliasChoices("country", "culture"))

@@ -121,8 +121,8 @@ def _read_rows(rows: Iterable[Row]) -> Iterator[tuple[OpinionRow, OpinionQuestio
     """Yield each row and its question, without countries for which an earlier row compares the same answers."""
     earlier: _Earlier = defaultdict(list)
     for row in rows:
-        asked = row.value.get("question", "") if isinstance(row.value, Mapping) else ""
-        if asked is None or (isinstance(asked, float) and math.isnan(asked)):  # pandas writes a missing text as NaN
+        raw = row.value.get("question", "") if isinstance(row.value, Mapping) else ""
+        if raw is None or (isinstance(raw, float) and math.isnan(raw)):  # pandas writes a missing text as NaN
             row = replace(row, value=None, fault=Fault(Defect.NO_QUESTION, "question is missing"))
         fields = OpinionRow.read(row)
         question = None
@@ -210,13 +210,13 @@ def others_reference(items: Sequence[Item], questions: Sequence[OpinionQuestion]
 
     Their difference takes the place of r+ - r- of a global RM. A question asked in only one country has none.
     """
-    asked: dict[str, list[OpinionQuestion]] = defaultdict(list)
+    by_id: dict[str, list[OpinionQuestion]] = defaultdict(list)
     for question in questions:
-        asked[question.id].append(question)
+        by_id[question.id].append(question)
     found = {}
     for item in items:
         culture = str(item.culture)
-        question = next(q for q in asked[item.group] if culture in q.shares and {*item.responses} <= {*q.options})
+        question = next(q for q in by_id[item.group] if culture in q.shares and {*item.responses} <= {*q.options})
         if others := others_mean(question, culture):
             logs = {o: math.log(max(share, LEAST_SHARE)) for o, share in zip(question.options, others, strict=True)}
             found[item.id] = (logs[item.responses[item.best]], logs[item.responses[1 - item.best]])

@@ -17,7 +17,7 @@ from think_as_locals.types import ITEM_FIELDS, DataError, Item, shown
 REQUIRED = tuple(field.name for field in dataclasses.fields(Item) if field.default is dataclasses.MISSING)
 
 
-UNREAD: dict[str, Any] = {"best": 0, "domain": "any", "group": "any", "source": "any"}
+PLACEHOLDERS: dict[str, Any] = {"best": 0, "domain": "any", "group": "any", "source": "any"}
 """Values for the fields of an item that no reward model sees, for rows that are only judged."""
 
 
@@ -44,12 +44,12 @@ def read(path: Path) -> Iterator[Item]:
     return valid_items(mark_repeats(map(outcome, read_rows(str(path)))))
 
 
-def asked(row: Row) -> Outcome:
+def query_outcome(row: Row) -> Outcome:
     """Read a row to be judged as an item: only prompt, responses and culture are required."""
     if not isinstance(row.value, Mapping):
         return outcome(row)
     given = {name: value for name, value in row.value.items() if value is not None or name == "culture"}
-    needed = {"id": row.name, "language": "und", **UNREAD, **row.defaults}
+    needed = {"id": row.name, "language": "und", **PLACEHOLDERS, **row.defaults}
     return outcome(dataclasses.replace(row, value=needed | given))
 
 

@@ -64,7 +64,7 @@ class PairRow(_OwnRow):
     """
 
     FIELDS: ClassVar = ("prompt", "chosen", "rejected")
-    UNREAD: ClassVar = ("chosen_model", "rejected_model")
+    IGNORED_COLUMNS: ClassVar = ("chosen_model", "rejected_model")
     chosen: Response
     rejected: Response
 
@@ -108,7 +108,7 @@ class PreferenceRow(_OwnRow):
     """
 
     FIELDS: ClassVar = ("prompt", "response_a", "response_b")
-    UNREAD: ClassVar = ("model_a", "model_b")
+    IGNORED_COLUMNS: ClassVar = ("model_a", "model_b")
     response_a: Response
     response_b: Response
     preference: Annotated[str, field(_check_preference, "")] = Field(
@@ -133,7 +133,7 @@ class MRewardBenchRow(RowModel):
 
     FIELDS: ClassVar = ("id", "prompt", "chosen", "rejected", "source", "category")
     DEFAULTS: ClassVar = ("culture",)
-    UNREAD: ClassVar = ("chosen_model", "rejected_model")
+    IGNORED_COLUMNS: ClassVar = ("chosen_model", "rejected_model")
     id: Identifier
     prompt: Prompt
     chosen: Response

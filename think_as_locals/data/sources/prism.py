@@ -13,7 +13,7 @@ from pydantic import Field
 
 from think_as_locals.data.fields import Identifier, Prompt, RowModel, Text, check_text, field
 from think_as_locals.data.languages import culture_code
-from think_as_locals.data.rows import SUFFIXES, Defect, Fault, Outcome, Row, hub_id, read_rows, unpack, warn_unread
+from think_as_locals.data.rows import SUFFIXES, Defect, Fault, Outcome, Row, hub_id, read_rows, unpack, warn_ignored
 from think_as_locals.data.sources.care import RatedRow, pair, rating_up_to
 from think_as_locals.types import DataError
 
@@ -73,7 +73,7 @@ def outcomes(path: str) -> Iterator[Outcome]:
     survey, utterances = (_read_table(path, table) for table in _TABLES)
     if (folder := Path(path).expanduser()).is_dir():
         files = (folder / f"{table}{suffix}" for table in _TABLES for suffix in SUFFIXES)
-        warn_unread(folder, files, "PRISM is read from survey and utterances")
+        warn_ignored(folder, files, "PRISM is read from survey and utterances")
     countries: dict[str, str | None] = {}
     for row in survey:
         yield _add_person(row, countries)
